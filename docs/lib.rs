@@ -1,9 +1,9 @@
-//! The Rust blocks of the book and of the README, as doctests: `cargo test --doc -p candle-gpt2-book`.
+//! Doctests of the Rust blocks in README, the book and `docs/dev`.
 //!
-//! A page is listed in `pages!` once. Each becomes the documentation of a private module, which exists for doctests only; a test
-//! says which page of the book is missing there.
+//! Run them with `cargo test --doc -p candle-gpt2-book`. `pages!` lists each page once and includes it as the
+//! documentation of a private module. A test names the pages that are missing.
 
-/// Makes each page the documentation of a module, and lists the pages.
+/// Includes each page as the documentation of a module, and lists the pages.
 macro_rules! pages {
     ($($name:ident: $path:literal,)*) => {
         $(
@@ -34,17 +34,21 @@ pages! {
     sampling: "src/learn/sampling.md",
     learning: "src/learn/learning.md",
     questions: "src/learn/questions.md",
+    code_tour: "src/learn/code-tour.md",
+    references: "src/learn/references.md",
+    faq: "src/faq.md",
     run: "src/guides/run.md",
     load: "src/guides/load.md",
     generate: "src/guides/generate.md",
     serve: "src/guides/serve.md",
-    deploy: "src/guides/deploy.md",
     evaluate: "src/guides/evaluate.md",
     library: "src/guides/library.md",
     candle: "src/guides/candle.md",
     train: "src/guides/train.md",
     fine_tune: "src/guides/fine-tune.md",
     look: "src/guides/look.md",
+    circuits: "src/guides/circuits.md",
+    graphs: "src/guides/graphs.md",
     dictionaries: "src/guides/dictionaries.md",
     compress: "src/guides/compress.md",
     python: "src/guides/python.md",
@@ -55,27 +59,33 @@ pages! {
     notebook_steering: "src/notebooks/steering.md",
     notebook_transcoders: "src/notebooks/transcoders.md",
     notebook_circuit: "src/notebooks/circuit.md",
-    ray: "src/guides/ray.md",
-    distributed: "src/guides/distributed.md",
+    notebook_feature_circuit: "src/notebooks/feature-circuit.md",
+    scale: "src/guides/scale.md",
     browser: "src/guides/browser.md",
     gpu: "src/guides/gpu.md",
     mistakes: "src/guides/mistakes.md",
     glossary: "src/reference/glossary.md",
+    hook_points: "src/reference/hook-points.md",
     exactness: "src/reference/exactness.md",
     arithmetic: "src/reference/arithmetic.md",
     precisions: "src/reference/precisions.md",
     speed: "src/reference/speed.md",
-    generation_options: "src/reference/generation-options.md",
     options: "src/reference/options.md",
     formats: "src/reference/formats.md",
     protocols: "src/reference/protocols.md",
-    platforms: "src/reference/platforms.md",
-    architecture: "src/reference/architecture.md",
-    add_a_format: "src/reference/add-a-format.md",
-    add_an_instruction_set: "src/reference/add-an-instruction-set.md",
-    add_a_protocol: "src/reference/add-a-protocol.md",
-    add_a_sampler: "src/reference/add-a-sampler.md",
-    add_a_site: "src/reference/add-a-site.md",
+    dev: "dev/README.md",
+    dev_compression: "dev/compression.md",
+    dev_exactness: "dev/exactness.md",
+    dev_gpu: "dev/gpu.md",
+    dev_looking_inside: "dev/looking-inside.md",
+    speed_log: "dev/speed.md",
+    platforms: "dev/platforms.md",
+    architecture: "dev/architecture.md",
+    add_a_format: "dev/add-a-format.md",
+    add_an_instruction_set: "dev/add-an-instruction-set.md",
+    add_a_protocol: "dev/add-a-protocol.md",
+    add_a_sampler: "dev/add-a-sampler.md",
+    add_a_site: "dev/add-a-site.md",
 }
 
 #[cfg(test)]
@@ -84,13 +94,13 @@ mod tests {
 
     use super::PAGES;
 
-    /// mdBook's table of contents, which holds no text.
+    /// Table of contents for mdBook.
     const CONTENTS: &str = "src/SUMMARY.md";
 
     #[test]
-    fn every_page_of_the_book_is_listed() {
+    fn every_page_is_listed() {
         let book = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let mut folders = vec![book.join("src")];
+        let mut folders = vec![book.join("src"), book.join("dev")];
         let mut missing = Vec::new();
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).unwrap() {

@@ -1,8 +1,8 @@
-"""Many texts on Ray: the ready-made job, and `Rows` in a pipeline of one's own.
+"""Bulk generation and scoring on Ray: ready-made jobs, and `Rows` in a custom pipeline.
 
 usage: python examples/bulk_on_ray.py [MODEL] [--address HOST:PORT]
 
-Needs `pip install '.[ray]'` in a clone. Without an address Ray is started on this machine.
+Needs `pip install '.[ray]'` in a clone. Without an address, Ray starts on this machine.
 """
 
 import argparse
@@ -27,18 +27,18 @@ def main():
 
 
 def jobs(folder, model):
-    """Files in and files out; on a cluster `folder` is one that all machines share."""
+    """Runs jobs from files to files. On a cluster, all machines must share `folder`."""
     prompts = folder / "prompts.jsonl"
     names = ["Mia", "Tom", "Ann", "Ben"]
     rows = [{"id": f"{name}-{take}", "prompt": f"One day, {name}"} for name in names for take in range(8)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    # Interrupt it and call it again: it resumes from the checkpoint. The command for the same:
+    # After an interruption, the same call resumes from the checkpoint. The equivalent command:
     #   gpt2-ray generate prompts.jsonl texts.jsonl --checkpoint kept --max-new-tokens 24 --temperature 0.8 --seed 7
     made = generate_dataset(
         prompts, folder / "texts.jsonl", model, checkpoint=folder / "kept", max_new_tokens=24, temperature=0.8, seed=7
     )
-    print(f"{made.rows} rows, {made.errors} with an error, {made.actors} actors of {made.threads} threads, {made.seconds:.1f} s")
+    print(f"{made.rows} rows, {made.errors} with errors, {made.actors} actors with {made.threads} threads, {made.seconds:.1f} s")
     for line in (folder / "texts.jsonl").read_text().splitlines()[:2]:
         print(line)
 
@@ -47,14 +47,14 @@ def jobs(folder, model):
 
 
 def pipeline(model):
-    """`Rows` takes batches of columns and gives them back with more columns: Spark and Dask can call it as Ray Data does."""
+    """Uses `Rows`, which adds columns to batches, with Ray Data. Spark and Dask can use it too."""
     dataset = ray.data.from_items([{"id": row, "prompt": f"Day {row}."} for row in range(16)])
     dataset = dataset.map_batches(
         Rows,
         fn_constructor_kwargs={"model": model, "max_new_tokens": 8, "seed": 7},
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=1),
-        # As many threads; a CPU is left for what reads and writes.
+        # Also the number of threads. Other CPUs remain for reading and writing.
         num_cpus=1,
     )
     for row in dataset.take(2):

@@ -1,8 +1,8 @@
-"""Benchmarks from Python: what a model makes of data, by protocols whose names say what is scored and divided by what.
+"""Benchmarks from Python by named protocols, which fix data, scoring and normalization.
 
-usage: python examples/evaluate.py [MODEL]     a folder, a file or a name on the Hub; without one the model inside the package
+usage: python examples/evaluate.py [MODEL]     folder, file or name on the Hub [default: the built-in model]
 
-A notebook as a plain script: editors that know `# %%` show its parts as cells. It needs no network: the data are a few lines of its own.
+A notebook as a plain script: editors that support `# %%` show its parts as cells. It works offline with a few lines of data.
 """
 
 import json
@@ -19,7 +19,7 @@ folder = Path(tempfile.mkdtemp())
 
 
 def show(report: dict) -> None:
-    """The figures of a report, with what others published of a model of this size."""
+    """Prints the metrics of a report, with published values for models of this size."""
     dataset = report["dataset"]
     print(f"{report['protocol']}: {dataset['items']} items, {report['tokens_read']} tokens in {report['seconds']:.1f} s")
     for metric in report["metrics"]:
@@ -28,11 +28,11 @@ def show(report: dict) -> None:
         print(f"  {metric['name']:20} {metric['value']:9.3f}{spread}", *published)
 
 
-# %% Which protocols there are, and where their data come from.
+# %% List the protocols.
 for protocol in candle_gpt2.protocols()[:3]:
     print(protocol["protocol"], "-", protocol["about"])
 
-# %% The last word of a passage, as LAMBADA asks for it. Without data it would be the published file, from the Hub.
+# %% Predict the last word of a passage, as in LAMBADA. The default data is the published file on the Hub.
 passages = folder / "passages.jsonl"
 texts = [
     "Tom had a red ball. Mia took the red ball",
@@ -42,18 +42,18 @@ texts = [
 passages.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 show(model.evaluate("lambada:lm-eval", passages))
 
-# %% Any text: bits per byte do not depend on the tokenizer.
+# %% Compute bits per byte of any text. They do not depend on the tokenizer.
 text = folder / "text.txt"
 text.write_text("One day, Mia went to the park with her friend Tom. Tom had a red ball.\n" * 8)
 show(model.evaluate("text:bits", text))
 
-# %% What rounding the weights costs: the model in q4 beside the model that is here.
+# %% Measure the cost of quantization: compare the model in q4 with the model above.
 rounded = Model.from_pretrained(name, dtype="q4")
 report = rounded.evaluate("kl", text, base=model)
 found = {metric["name"]: metric["value"] for metric in report["metrics"]}
-print(f"q4 beside {report['base']['dtype']}: KL {found['kl']:.4f} nats, the same top token {found['same_top']:.1%}")
+print(f"q4 versus {report['base']['dtype']}: KL {found['kl']:.4f} nats, the same top token {found['same_top']:.1%}")
 
-# %% The result for each item is kept line by line; another run resumes it, or is compared with it item by item.
+# %% Log the result of each item. Another run can resume from the log, or compare itself with it item by item.
 items = folder / "items.jsonl"
 model.evaluate("lambada:lm-eval", passages, limit=1, items=items)
 model.evaluate("lambada:lm-eval", passages, items=items, resume=True)
@@ -61,4 +61,4 @@ for line in items.read_text().splitlines():
     item = json.loads(line)
     print(f"item {item['index']}: log-probability of the last word {item['choices'][0]['logprob']:.2f}")
 against = rounded.evaluate("lambada:lm-eval", passages, against=items)["against"]
-print(f"in q4 {against['answers'][0]['changed']} of {against['items']} answers are others")
+print(f"in q4 {against['answers'][0]['changed']} of {against['items']} answers differ")

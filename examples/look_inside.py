@@ -1,8 +1,8 @@
-"""Looking inside from Python: activations, hooks that replace them, the looks of `gpt2 look`, steering, and a cache that is forked.
+"""Interpretability from Python: activations, hooks, analyses, steering, and forked KV caches.
 
-usage: python examples/look_inside.py [MODEL]     a folder, a file or a name on the Hub; without one the model inside the package
+usage: python examples/look_inside.py [MODEL]     folder, file or name on the Hub [default: the built-in model]
 
-A notebook as a plain script: editors that know `# %%` show its parts as cells, and there the pictures show themselves.
+A notebook as a plain script: editors that support `# %%` show its parts as cells, and display the pictures.
 """
 
 import sys
@@ -15,14 +15,14 @@ text = "A red ball and a blue cup, a red"
 ids = model.encode(text)
 tokens = model.str_tokens(text)
 
-# %% Every place has a name, TransformerLens'; names may hold `*`.
-print(len(model.hook_names), "places, such as", model.hook_names[:3])
+# %% Hook points have TransformerLens' names, which may contain `*`.
+print(len(model.hook_names), "hook points, such as", model.hook_names[:3])
 logits, cache = model.run_with_cache(text, names=["blocks.*.attn.hook_pattern", "blocks.*.hook_resid_post"])
 print("logits", logits.shape)
 for name, values in list(cache.items())[:2]:
     print(name, values.shape)
 
-# %% Which head looks most at the token before?
+# %% Find the head that attends most to the previous token.
 patterns = {name: value for name, value in cache.items() if name.endswith("hook_pattern")}
 previous = {
     (layer, head): float(np.diagonal(pattern[0, head], offset=-1).mean())
@@ -30,22 +30,22 @@ previous = {
     for head in range(pattern.shape[1])
 }
 head = max(previous, key=previous.get)
-print(f"head {head[0]}.{head[1]} gives {previous[head]:.2f} to the token before")
+print(f"head {head[0]}.{head[1]} attends to the previous token with weight {previous[head]:.2f}")
 
 
-# %% A hook replaces what is at a place: here a head's output is left out.
-def leave_out(z, name):
+# %% Replace an activation with a hook, here to ablate a head.
+def ablate(z, name):
     z = z.copy()
     z[0, :, head[1]] = 0
     return z
 
 
-without = model.logits(ids, hooks=[(f"blocks.{head[0]}.attn.hook_z", leave_out)])
+without = model.logits(ids, hooks=[(f"blocks.{head[0]}.attn.hook_z", ablate)])
 with_it = model.logits(ids)
 best = int(with_it.argmax())
 print(f"the logit of {model.decode([best])!r}, the best next token: {with_it[best]:.3f}, without the head {without[best]:.3f}")
 
-# %% What each layer would predict if it were the last; a notebook shows the picture, and `save` writes it.
+# %% Logit lens: predictions of each layer as if it were the last. Notebooks display the picture, and `save` writes it.
 lens = model.logit_lens(text)
 lens
 
@@ -54,10 +54,10 @@ top = np.asarray(lens.details["top_ids"])
 for layer in range(top.shape[0]):
     print(f"layer {layer}: after {tokens[-1]!r} comes {model.decode([int(top[layer, -1, 0])])!r}")
 
-# %% Where heads attend.
+# %% Attention patterns.
 model.attention(text, layers=[head[0]])
 
-# %% Which parts of the model make the next token, and what it becomes without each head.
+# %% Attribute the prediction to components, and ablate each head.
 parts = model.attribute(text, answer=best)
 strongest = int(np.abs(parts.values).argmax())
 print(f"{parts.axes['part'][strongest]} adds {parts.values[strongest]:.2f} of {parts.details['total']:.2f}")
@@ -66,22 +66,22 @@ layer, number = np.unravel_index(np.abs(without.values).argmax(), without.values
 print(f"without head {layer}.{number} the logit changes by {without.values[layer, number]:.2f}")
 without
 
-# %% Which tokens it depends on.
+# %% Saliency of the input tokens.
 weights = model.saliency(text, answer=best)
-print("of most weight:", repr(tokens[int(weights.values.argmax())]))
+print("most important token:", repr(tokens[int(weights.values.argmax())]))
 
-# %% What carries a prediction from one text over to another of as many tokens.
+# %% Patch activations of one text into a run of another text with the same number of tokens.
 other = [*ids[:3], ids[-1], *ids[4:]]
 patched = model.patch(ids, other, answer=best)
-print("as much as these tokens of the input:", dict(zip(tokens, patched.values[0].round(2).tolist(), strict=True)))
+print("fraction restored by each input token:", dict(zip(tokens, patched.values[0].round(2).tolist(), strict=True)))
 patched
 
-# %% Steering: a direction is added to the residual stream of whatever the model writes.
+# %% Steer the model: add a direction to the residual stream.
 steering = model.steering((" happy", " sad"), layer=len(patterns) // 2, scale=4)
 for hooks in (None, [steering]):
-    print(repr(model.generate("One day, Mia was", hooks=hooks, do_sample=False, max_new_tokens=12)))
+    print(repr(model.generate("Tom lost his ball. He was", hooks=hooks, do_sample=False, max_new_tokens=12)))
 
-# %% A prefix is read once: each fork continues it.
+# %% Compute a prefix once, and continue it in forks of its KV cache.
 prefix = model.cache()
 model.logits(ids, cache=prefix)
 for name in (" ball", " cup"):

@@ -1,11 +1,11 @@
-"""One training on the workers of Ray Train, which starts them, and starts them again where one is lost.
+"""Data-parallel training on Ray Train, which starts the workers and restarts them after failures.
 
 usage: python examples/train_on_ray.py DATA OUT [--workers N] [--threads N] [--init MODEL | --config FILE] [--steps N]
            [--batch-size B] [--lr LR] [--device DEVICE] [--restarts N] [--address HOST:PORT | --cpus N]
 
-Needs `pip install 'ray[train]' torch`. Without an address Ray is started on this machine. B windows are one batch of all workers
-together. DATA must be where every worker sees it; OUT is written by the first one, and where it is on a shared folder, any
-of them can be the first one after a restart.
+Needs `pip install 'ray[train]' torch`. Without an address, Ray starts on this machine. B is the batch size of all workers together.
+Every worker must have access to DATA. The first worker writes OUT; put it in a shared folder if another worker may be first after a
+restart.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def train(settings):
-    """What each worker does: Ray has made the process group."""
+    """Trains in a worker. Ray has created the process group."""
     import candle_gpt2
     from candle_gpt2 import distributed
 
     candle_gpt2.set_threads(settings["threads"])
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    # A restarted worker resumes from the last saved state; a new one finds none.
+    # A restarted worker resumes from the last saved state. A new worker finds no state.
     trainer = candle_gpt2.Trainer(
         settings["data"], settings["out"], rank=rank, world_size=world_size, resume=True, **settings["options"]
     )
@@ -48,11 +48,11 @@ def main():
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--address")
-    parser.add_argument("--cpus", type=int, help="that Ray is to count, where it is started here [default: the machine's]")
+    parser.add_argument("--cpus", type=int, help="number of CPUs for Ray, if it starts on this machine [default: all]")
     options = vars(parser.parse_args())
     if options["init"] is None and options["config"] is None:
         options["init"] = "built-in"
-    # Workers have folders of their own.
+    # Workers have other working directories.
     data, out = (str(Path(options.pop(name)).resolve()) for name in ("data", "out"))
     workers, threads, restarts = (options.pop(name) for name in ("workers", "threads", "restarts"))
 
@@ -62,7 +62,7 @@ def main():
         train,
         train_loop_config=settings,
         torch_config=TorchConfig(backend="gloo"),
-        # Each worker sees a GPU of its own, where it is to have one.
+        # With CUDA, each worker sees its own GPU.
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers, use_gpu=options["device"].startswith("cuda"), resources_per_worker={"CPU": threads}
         ),
@@ -71,8 +71,8 @@ def main():
     try:
         trainer.fit()
     except Exception as error:
-        sys.exit(f"the training has ended early; start it again to resume from its last saved state: {error}")
-    print(f"written to {out}")
+        sys.exit(f"training stopped early; run the same command again to resume from the last saved state: {error}")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

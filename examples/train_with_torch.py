@@ -1,10 +1,10 @@
-"""One training on several processes or machines; torch.distributed adds their gradients up.
+"""Data-parallel training on several processes or machines with torch.distributed.
 
 usage: OMP_NUM_THREADS=8 torchrun --nproc-per-node 4 examples/train_with_torch.py DATA OUT [--init MODEL | --config FILE]
            [--steps N] [--batch-size B] [--lr LR] [--device DEVICE] [--resume]
 
-Needs PyTorch. B windows are one batch of all processes together. OUT is written by the process of rank 0; after a process or a machine
-was lost, the same call with --resume continues from the last state in it. On two machines, on each with its --node-rank:
+Needs PyTorch. B is the batch size of all processes together. The process with rank 0 writes OUT. After a process or machine fails,
+the same command with --resume continues from the last saved state in OUT. On two machines, run on each with its --node-rank:
     torchrun --nnodes 2 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 4 …
 """
 
@@ -31,26 +31,26 @@ def main():
     parser.add_argument("--dropout", type=float)
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds after which a silent process counts as gone")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds after which an unresponsive process counts as dead")
     arguments = vars(parser.parse_args())
     if arguments["device"] == "cuda":
-        # Each process of a machine takes a GPU of its own.
+        # Each process of a machine uses its own GPU.
         arguments["device"] = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     timeout = datetime.timedelta(seconds=arguments.pop("timeout"))
     data, out = arguments.pop("data"), arguments.pop("out")
     if arguments["init"] is None and arguments["config"] is None:
         arguments["init"] = "built-in"
 
-    # Addresses and ranks are in the environment, where torchrun has put them.
+    # torchrun sets addresses and ranks in the environment.
     torch.distributed.init_process_group("gloo", timeout=timeout)
     if not train(data, out, arguments):
-        # What is left of the group would wait for the process that has gone.
+        # A regular exit would wait for the dead process.
         os._exit(1)
     torch.distributed.destroy_process_group()
 
 
 def train(data, out, options):
-    """Whether it came to its end."""
+    """Trains, and returns whether training completed."""
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     try:
         trainer = candle_gpt2.Trainer(data, out, rank=rank, world_size=world_size, **options)

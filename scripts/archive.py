@@ -1,6 +1,9 @@
-"""Packs a folder so that the same files give the same bytes: sorted, of one owner and one time. usage: archive.py FOLDER ARCHIVE
+"""Packs a folder into a reproducible archive: sorted entries, fixed owner and fixed time.
 
-ARCHIVE ends with .tar.gz or .zip, and holds the folder itself. The time is that of SOURCE_DATE_EPOCH.
+usage: archive.py FOLDER ARCHIVE
+
+The suffix of ARCHIVE selects the format: .tar.gz or .zip. The archive contains the folder itself. Entries
+carry the time in SOURCE_DATE_EPOCH.
 """
 
 import gzip
@@ -17,7 +20,7 @@ files = sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def described(path):
-    """Name within the archive, and mode: users may run what its owner may run."""
+    """Returns the name within the archive and the mode; files executable by their owner become 0755."""
     mode = 0o755 if os.access(path, os.X_OK) else 0o644
     return path.relative_to(folder.parent).as_posix(), mode
 
@@ -27,12 +30,12 @@ if archive.suffix == ".zip":
         for path in files:
             name, mode = described(path)
             entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
-            entry.create_system = 3  # Unix, whatever the system is: it says what the mode means
+            entry.create_system = 3  # Unix on every system, so that unzip reads the mode below
             entry.external_attr = mode << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             packed.writestr(entry, path.read_bytes())
 else:
-    # Neither the name nor the time of the file goes into gzip's head.
+    # The gzip header omits the file's name and time.
     with archive.open("wb") as out, gzip.GzipFile("", "wb", 9, out, mtime=0) as zipped:
         with tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as packed:
             for path in files:

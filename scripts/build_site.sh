@@ -1,18 +1,25 @@
 #!/usr/bin/env bash
-# Puts the book, rustdoc, the page in the browser and the notebooks into one folder that opens from a file, offline, with search.
-# usage: scripts/build_site.sh [FOLDER]     target/site by default; what is in it is replaced
-# It needs mdbook and Python. For the page it calls scripts/build_web.sh, unless GPT2_SITE_PAGE names a gpt2.html that is built already.
+# Collects the book, rustdoc, the web page and the notebooks in one folder that works offline from files, with
+# search.
+# usage: scripts/build_site.sh [--book] [FOLDER]     (default: target/site; its contents are replaced)
+# Needs mdbook and Python. Builds the page with scripts/build_web.sh, unless GPT2_SITE_PAGE names an existing
+# gpt2.html. --book builds only the book, with the engine of its figures.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install --locked mdbook" >&2; exit 1; }
 command -v python3 >/dev/null || { echo "python3 is missing: apt-get install python3" >&2; exit 1; }
 page=${GPT2_SITE_PAGE:-}
+book_only=
+[ "${1:-}" != --book ] || { book_only=1; shift; }
 if [ -z "$page" ]; then
   scripts/build_web.sh --tools
   page=web/dist/gpt2.html
   scripts/build_web.sh
 fi
+# From the same build as the page.
+engine=$(dirname "$page")/book/engine.js
 [ -f "$page" ] || { echo "GPT2_SITE_PAGE=$page is no file: scripts/build_web.sh makes web/dist/gpt2.html" >&2; exit 1; }
+[ -f "$engine" ] || { echo "$engine is missing: build the page again with scripts/build_web.sh" >&2; exit 1; }
 
 site=${1:-target/site}
 [ ! -e "$site" ] || [ -z "$(ls -A "$site")" ] || [ -f "$site/.site" ] || { echo "$site has other files in it; choose another folder" >&2; exit 1; }
@@ -21,12 +28,15 @@ mkdir -p "$site/page"
 touch "$site/.site"
 site=$(cd "$site" && pwd)
 
-# As deep as the sources, so that links from its pages into the code lead to the copies of these files.
+# At the same depth as the sources, so that relative links from the book into the code reach the copies.
 mdbook build docs --dest-dir "$site/docs/book"
-rm -f "$site/docs/book/404.html" # for a server
+rm -f "$site/docs/book/404.html" # useful only on a server
+cp "$engine" "$site/docs/book/engine.js"
+python3 scripts/site.py --book "$site/docs/book"
+[ -z "$book_only" ] || { echo "$site/docs/book/index.html"; exit; }
 cargo doc --workspace --no-deps --locked
 cp -r "${CARGO_TARGET_DIR:-target}/doc" "$site/rust"
-rm -f "$site"/rust/*.json # of scripts/check_examples.py
+rm -f "$site"/rust/*.json # from scripts/check_examples.py
 cp "$page" "$site/page/gpt2.html"
 python3 scripts/site.py "$site"
 echo "$site/index.html"

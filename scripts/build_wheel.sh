@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds wheels of the Python package, and checks each: its tag, its files, its size, that no path of this machine is inside.
+# Builds wheels of the Python package and checks each: tag, files, size, no paths of this machine inside.
 # usage: scripts/build_wheel.sh [--target TARGET]… [FOLDER]
-#   --target   a system: {x86_64,aarch64}-unknown-linux-{gnu,musl}, x86_64-pc-windows-gnu, aarch64-apple-darwin; by default this machine's
-# One module is for all interpreters from 3.11 on. The wheels go to FOLDER, by default target/wheels. It needs maturin
-# (pip install 'maturin>=1.9.4,<2'), and for other Linux systems, older ones too, zig (pip install ziglang).
+#   --target   a system: {x86_64,aarch64}-unknown-linux-{gnu,musl}, x86_64-pc-windows-gnu, aarch64-apple-darwin (default: this machine)
+# A wheel works with all interpreters from 3.11 on. FOLDER defaults to target/wheels. Needs maturin
+# (pip install 'maturin>=1.9.4,<2'), and for other or older Linux systems zig (pip install ziglang).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/steps.sh
@@ -23,7 +23,8 @@ done
 has maturin || { echo "maturin is missing: pip install 'maturin>=1.9.4,<2'" >&2; exit 1; }
 has_zig() { has zig || python3 -c 'import ziglang' 2>/dev/null; }
 
-# What maturin is asked for, or nothing, and why not; and the end of the wheel's name.
+# Sets maturin's options, the module's file name and the wheel's tag; empty options if this target cannot be
+# built here.
 plan() {
   local target=$1 what="the wheel for $1" processor=${1%%-*}
   options=() module=_native.abi3.so
@@ -32,7 +33,8 @@ plan() {
     return
   fi
   case $target in
-    # Of 2014: older than which no system has an interpreter from 3.11 on. Maturin also names it manylinux2014, before or after this.
+    # manylinux2014: no older system has an interpreter from 3.11 on. Maturin adds the alias manylinux2014
+    # before or after the tag.
     *-linux-gnu) tag="*manylinux_2_17_$processor*" options=(--zig --compatibility manylinux2014) ;;
     *-linux-musl) tag=musllinux_1_2_$processor options=(--zig --compatibility musllinux_1_2) ;;
     *-windows-*) tag=win_amd64 module=_native.pyd options=(--compatibility pypi) ;;
@@ -41,7 +43,7 @@ plan() {
   esac
   if [[ $target = *-linux-* ]] && ! has_zig; then
     if [ "$target" = "$host" ]; then
-      # Of this system's age.
+      # Compatible with this system's glibc.
       tag="*linux_*_$processor" options=(--compatibility pypi)
     else
       leave_out "$what" "zig" "pip install ziglang"
@@ -95,12 +97,13 @@ if surplus := [name for name in names if "/tests/" in name or name.endswith(".py
 PYTHON
   holds_no_path "$inside/candle_gpt2/$module"
   if [[ $wheel = *musllinux* ]]; then
-    # Auditwheel knows musl by Alpine's name alone, and stumbles over glibc's file of this name; musl's loader takes each of its names.
+    # auditwheel recognizes only Alpine's name of musl and fails on glibc's file of this name; musl's loader
+    # accepts each of its names.
     needed=$(LC_ALL=C readelf -d "$inside/candle_gpt2/$module" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
     [ "$needed" = libc.so ] || { echo "$wheel: asks for ${needed:-no library}, expected libc.so alone" >&2; return 1; }
   fi
   rm -r "$inside"
-  # What the tag promises, read from the module.
+  # Verifies the promises of the tag against the module.
   if has abi3audit; then abi3audit --strict --assume-minimum-abi3 3.11 "$wheel"; else
     leave_out "the check that only the stable interface is used" "abi3audit" "pip install abi3audit"
   fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the CUDA kernels on the CPU, thread by thread, against plain loops; needs g++ and no GPU. usage: scripts/check_cuda_kernels.sh
-# With nvcc in the path (scripts/cuda_toolchain.sh), also compiles them for the oldest and for a current architecture.
+# Runs the CUDA kernels on the CPU, thread by thread, and compares them with plain loops. Needs g++ and no
+# GPU. usage: scripts/check_cuda_kernels.sh With nvcc on the PATH (scripts/cuda_toolchain.sh), also compiles
+# them for the oldest and for a current architecture.
 set -euo pipefail
 cd "$(dirname "$0")/../crates/kernels"
 build=$(mktemp -d)

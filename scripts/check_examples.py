@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Is everything that the libraries export shown to its reader?
+"""Checks that every exported item of the libraries is shown in an example.
 
-An item (structure, enumeration, trait, function, macro, constant, type) is shown if
- 1. it, or one of its methods, fields or variants, has a code block in its documentation,
- 2. its name is in a code block of the crate's documentation or in one of the crate's examples, or
- 3. its documentation links to an item that is shown so: "Made by [`Model::generate`]", which is a reason to have no example.
-Prints one line for each item that is not, and fails then. Rustdoc says what is exported and where links lead; its JSON is not
-stable, so the script names the versions of it that it knows.
+An item (struct, enum, trait, function, macro, constant, type) is shown if
+  1. it, or one of its methods, fields or variants, has a code block in its documentation,
+  2. its name occurs in a code block of the crate's documentation or in one of the crate's examples, or
+  3. its documentation links to an item shown in this way, as in "Made by [`Model::generate`]".
+Prints one line for each item that is not shown, and fails if there are any. Rustdoc's JSON lists exported
+items and link targets. The format is unstable, so the script accepts only the versions it knows.
 
-usage: scripts/check_examples.py [CRATE…]      (folders of crates, as `kernels`, or names of packages; all without any)
+usage: scripts/check_examples.py [CRATE…]      (crate folders such as `kernels`, or package names; default: all)
 """
 
 import json
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 KNOWN_FORMATS = range(45, 60)
 EXPORTED = {"struct", "enum", "union", "trait", "function", "macro", "proc_macro", "constant", "static", "type_alias"}
-# The words in a fence's info string under which rustdoc takes a block for Rust and compiles it.
+# Words in a fence's info string that make rustdoc compile the block as Rust.
 RUST_FENCE = re.compile(r"^(rust|no_run|should_panic|compile_fail|edition\d+|E\d+)$")
 
 
@@ -47,7 +47,7 @@ def main():
 
 
 def libraries(names):
-    """The packages of the workspace that are published and have a library, or those named."""
+    """Returns the published library packages of the workspace, or the named ones."""
     metadata = json.loads(
         subprocess.check_output(["cargo", "metadata", "--no-deps", "--locked", "--format-version", "1"], cwd=ROOT)
     )
@@ -67,9 +67,9 @@ def libraries(names):
 
 
 def document(crates):
-    """One run of cargo writes what rustdoc knows of each crate to `target/doc/*.json`."""
-    # The format is offered by nightly compilers, and is only read here. RUSTC_BOOTSTRAP is for rustdoc alone: build scripts of
-    # dependencies look at it, so that all of them would be compiled anew.
+    """Runs cargo once to write rustdoc's JSON of each crate to `target/doc/*.json`."""
+    # Only nightly compilers offer the format. RUSTC_BOOTSTRAP is set for rustdoc alone: build scripts of
+    # dependencies read it, so setting it globally would recompile all of them.
     rustdoc = TARGET / "rustdoc_with_json.sh"
     rustdoc.parent.mkdir(parents=True, exist_ok=True)
     rustdoc.write_text('#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc "$@"\n')
@@ -83,7 +83,7 @@ def document(crates):
 
 
 def rust_code(docs):
-    """The code of the Rust blocks in Markdown, or None where there is none."""
+    """Returns the code of the Rust blocks in Markdown, or None if there are none."""
     blocks, fence, is_rust = [], None, False
     for line in (docs or "").splitlines():
         stripped = line.strip()
@@ -103,7 +103,7 @@ def rust_code(docs):
 
 
 class Crate:
-    """What rustdoc wrote of one crate."""
+    """Rustdoc's output for one crate."""
 
     def __init__(self, package):
         self.package, self.folder = package["name"], package["folder"]
@@ -115,7 +115,7 @@ class Crate:
             print(f"rustdoc's JSON is of version {data['format_version']}, which this script may misread", file=sys.stderr)
         self.index, self.paths = data["index"], data["paths"]
         self.external = {str(id): one["name"] for id, one in data["external_crates"].items()}
-        self.owner = {}  # a method, field or variant -> the item whose page it stands on
+        self.owner = {}  # a method, field or variant -> the item that documents it
         self.members = {}
         self.exported, self.path = [], {}
         code = []
@@ -125,7 +125,7 @@ class Crate:
         self.words = set(re.findall(r"\w+", "\n".join(code)))
 
     def walk(self, module, path, code):
-        """Lists what a module exports; what it takes over from another crate is listed there."""
+        """Lists a module's exports; other crates list the items re-exported from them."""
         code.append(rust_code(self.index[module]["docs"]) or "")
         for child in self.index[module]["inner"]["module"]["items"]:
             item = self.index[str(child)]
@@ -174,7 +174,7 @@ class Crate:
         return any(rust_code(self.index[one]["docs"]) is not None for one in [id, *self.members[id]])
 
     def has_reason(self, id, crates):
-        """A link to an item with an example. A crate that is not looked at now is believed."""
+        """Reports whether the docs link to an item with an example; crates outside this run are trusted."""
         for link in self.index[id]["links"].values():
             link = str(link)
             target = self.owner.get(link, link)

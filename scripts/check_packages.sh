@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Packs every crate that is published, builds the program in an empty folder from the packed files alone, and compares its text
-# with that of the repository's program. Only our own crates are compiled, where the others are in the target folder already.
-# usage: scripts/check_packages.sh [--allow-dirty]   (which packs files that are not committed, too)
+# Packages every published crate, builds the program in an empty folder from the packages alone, and compares
+# its output with the repository's program. Compiles only our own crates if the dependencies are already in
+# the target folder.
+# usage: scripts/check_packages.sh [--allow-dirty]   (also packages uncommitted files)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-largest=10000000 # bytes that crates.io takes of one crate
+largest=10000000 # size limit of crates.io for one crate
 target=${CARGO_TARGET_DIR:-$PWD/target}
 folder=$target/packed
 prompt=(generate "One day" --max-new-tokens 5)
@@ -14,7 +15,7 @@ for manifest in crates/*/Cargo.toml models/*/Cargo.toml web/Cargo.toml; do
   grep -q '^publish = false' "$manifest" || packages+=("$(awk -F'"' '/^name = / { print $2; exit }' "$manifest")")
 done
 version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
-# Cargo says of each crate which tests it leaves out; that is asked for by `include`.
+# Hides cargo's warnings about excluded tests and benchmarks; `include` excludes them on purpose.
 cargo package --no-verify --locked --quiet "$@" "${packages[@]/#/--package=}" 2> >(grep -vE 'warning: ignoring (test|benchmark) ' >&2)
 
 rm -rf "$folder"
@@ -25,8 +26,8 @@ mkdir -p "$folder"
     echo "$package = { path = \"$package-$version\" }"
   done
   printf '\n'
-  # The same profile, so that the compiled dependencies are those of the repository. Our own crates are not optimised: they compile
-  # sooner, and a few tokens do not need it.
+  # Same profile as the repository, so that compiled dependencies are shared. Our own crates are not
+  # optimized: they compile faster, and a few tokens need no speed.
   awk '/^\[/ { is_profile = /^\[profile[.]dev/ && !/candle-gpt2/ } is_profile' Cargo.toml | sed 's/^opt-level = 1$/opt-level = 0/'
 } >"$folder/Cargo.toml"
 cp Cargo.lock "$folder"
@@ -36,7 +37,7 @@ for package in "${packages[@]}"; do
   bytes=$(wc -c <"$archive")
   printf '%9d bytes  %s\n' "$bytes" "$package"
   [ "$bytes" -lt "$largest" ] || { echo "$package is larger than crates.io takes" >&2; exit 1; }
-  # The archives' times are all the same, and cargo compiles what is newer than it was.
+  # All files in an archive have the same time, and cargo recompiles by modification time.
   tar --extract --gzip --touch --file "$archive" --directory "$folder"
   for file in README.md LICENSE-MIT LICENSE-APACHE; do
     [ -s "$folder/$package-$version/$file" ] || { echo "$package is packed without $file" >&2; exit 1; }
@@ -45,12 +46,12 @@ done
 strays=$(find "$folder" -type l -o -name tests -o -name fixtures)
 [ -z "$strays" ] || { echo "packed, and should not be: $strays" >&2; exit 1; }
 
-# Compiled dependencies are shared with the repository; the program is not put where the repository's stands.
+# Shares compiled dependencies with the repository, but puts the program elsewhere.
 (cd "$folder" && CARGO_BUILD_BUILD_DIR=$target cargo build --offline --package candle-gpt2-cli --target-dir "$folder/target")
 empty=$(mktemp -d)
 trap 'rm -rf "$empty"' EXIT
 packed=$(cd "$empty" && "$folder/target/debug/gpt2" "${prompt[@]}" 2>/dev/null)
-# With the features that it has beside the tests, which built it so.
+# Built with the same features as for the tests, which have already compiled it.
 cargo build --workspace --bins --examples --locked --quiet
 ours=$("$target/debug/gpt2" "${prompt[@]}" 2>/dev/null)
 if [ -z "$packed" ] || [ "$packed" != "$ours" ]; then

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What is checked, as jobs. scripts/check.sh runs those of the gate; the workflows in .github run each on a machine of its own.
+# All checks, as jobs. scripts/check.sh runs the jobs of the gate; the workflows in .github run each job on
+# its own machine.
 # usage: scripts/ci.sh JOB…     scripts/ci.sh --list
-# What needs a tool, a toolchain or a target that is not installed is left out, and named where it stands and at the end. Nothing
-# is installed here. A run in which everything is left out fails.
+# Checks whose tool, toolchain or target is not installed are skipped and listed at the end. The script
+# installs nothing. A run that skips everything fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,13 +12,14 @@ cd "$(dirname "$0")/.."
 has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
 
 program=${CARGO_TARGET_DIR:-$PWD/target}/debug/gpt2
-# Program and examples with the features that they have beside the tests: where the tests ran, nothing is compiled.
+# Program and examples with the same features as for the tests, so that nothing is compiled again after them.
 built=(cargo build --workspace --bins --examples --locked)
 
-# From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
+# The crates from the kernels to the engine, which also build for other machines and browsers. Excludes the
+# program itself.
 portable=(candle-gpt2-arithmetic candle-gpt2-kernels candle-gpt2-attention candle-gpt2 candle-gpt2-weights candle-gpt2-generation candle-gpt2-interpret candle-gpt2-web candle-gpt2-pictures candle-gpt2-engine candle-gpt2-look candle-gpt2-browser)
 
-# The program, without the Hub.
+# The program without the Hub.
 program_alone=(--package candle-gpt2-cli --features serve)
 
 # Format, lints, documentation, dependencies, spelling, scripts.
@@ -36,10 +38,10 @@ job-check() {
   step workflows_are_sound
   step commit_subjects_are_sound
   if has cargo-deny; then
-    # Without advisories, which come by the network: they are a job of their own.
+    # Advisories need the network and have their own job.
     step cargo deny --locked check licenses bans sources
   else
-    leave_out "the check of licences and sources" "cargo-deny" "cargo install --locked cargo-deny"
+    leave_out "the check of licenses and sources" "cargo-deny" "cargo install --locked cargo-deny"
   fi
   step cargo clippy --workspace --all-targets --locked -- -D warnings
   step cargo clippy --package candle-gpt2-cli --no-default-features --locked -- -D warnings
@@ -57,7 +59,7 @@ job-check() {
   fi
 }
 
-# Every workflow parses, and calls jobs that exist; every job is called.
+# Checks that every workflow parses and that workflows and jobs match.
 workflows_are_sound() {
   local called known
   known=$(list)
@@ -72,7 +74,7 @@ workflows_are_sound() {
   fi
 }
 
-# Subjects of the commits since this one: `area: change`, at most 72 characters. Merges are exempt.
+# Checks the commit subjects since this commit: `area: change`, at most 72 characters. Merges are exempt.
 subjects_are_checked_since=1f696f5fd55bbba5888a138f6fd6300202c0aec1
 commit_subjects_are_sound() {
   local commits commit subject count=0 failed=0
@@ -91,7 +93,7 @@ commit_subjects_are_sound() {
   return $failed
 }
 
-# The plain program stays light, and what `serve` and `grammar` add is counted.
+# Checks that the minimal program stays light, and limits the crates that `serve` adds.
 crates_of() { cargo tree --package candle-gpt2-cli --edges normal --prefix none --locked "$@" | awk '{print $1}' | sort -u; }
 light_program() {
   local plain served
@@ -104,10 +106,10 @@ light_program() {
   local more
   more=$(comm -13 <(echo "$plain") <(echo "$served") | grep -cv '^candle-gpt2')
   echo "the server adds $more crates"
-  [ "$more" -le 32 ] # of which 7 are the log's: tracing, and its lines of text and JSON
+  [ "$more" -le 32 ] # including 7 for the log: tracing, and its text and JSON formats
 }
 
-# Known vulnerabilities of what we depend on; asks the network.
+# Checks for known vulnerabilities in dependencies; uses the network.
 job-advisories() {
   if has cargo-deny; then
     step cargo deny --locked check advisories
@@ -116,14 +118,14 @@ job-advisories() {
   fi
 }
 
-# The libraries compile for ARM and for browsers.
+# Checks that the libraries compile for ARM and for browsers.
 job-portable() {
-  # Without the Hub, whose encryption is C and would want a compiler for that machine.
+  # Without the Hub, because its TLS library is in C and would need a cross compiler.
   compiles_for aarch64-unknown-linux-gnu "${portable[@]/#/--package=}" --features candle-gpt2-engine/built-in,candle-gpt2-weights/mmap,candle-gpt2-weights/pytorch
   compiles_for wasm32-unknown-unknown "${portable[@]/#/--package=}"
 }
 
-# compiles_for TARGET OPTION…: it is checked, without building a program.
+# compiles_for TARGET OPTION…: checks without building a program.
 compiles_for() {
   if has_target "$1"; then
     step cargo check --target "$1" --no-default-features --locked "${@:2}"
@@ -132,8 +134,9 @@ compiles_for() {
   fi
 }
 
-# 64-bit ARM, in an emulator where the machine is another one: the tests of the whole workspace, but for the Python module, which needs an
-# interpreter for that machine, and in an emulator the program's, which start it: the system itself does not emulate.
+# Tests the whole workspace on 64-bit ARM, in an emulator on other machines. Excludes the Python module, which
+# needs an ARM interpreter. In an emulator, also excludes the program's tests, because they start the program
+# and only the tests are emulated.
 job-aarch64() {
   local target=aarch64-unknown-linux-gnu run=() skipped=() excluded=(--exclude candle-gpt2-python)
   if ! has_target $target; then
@@ -148,24 +151,25 @@ job-aarch64() {
     run=(env CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
       CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu")
     excluded+=(--exclude candle-gpt2-cli)
-    # An emulator has no forks of a process with threads, and takes minutes for each test that tries thousands of shapes, and many for those
-    # that compress long files.
-    skipped=(--skip a_fork --skip attention_equals_the_reference --skip packed::tests::a_row_has_the_same_bits --skip packed::tests::products_equal_the_reference
-      --skip round_trips::a_file_is_as_large_as_the_models_entropy --skip round_trips::long_inputs_come_back_in_several_streams)
+    # The emulator does not support fork in a process with threads. Tests of thousands of shapes or of long
+    # compressed files would take minutes each.
+    skipped=(--skip forked_process_starts --skip fork_during_another --skip attention_equals_the_reference --skip packed::tests::row_bits --skip packed::tests::products_equal_the_reference
+      --skip round_trips::file_size_is_close_to_the_cross_entropy --skip round_trips::long_inputs_round_trip_in_several_streams)
   fi
   step "${run[@]}" cargo test --target $target --workspace "${excluded[@]}" --locked --no-fail-fast --lib --bins --tests -- "${skipped[@]}"
 }
 
-# What files, threads and processes do differently elsewhere: the crates whose tests run on other systems too.
+# Crates with files, threads and processes, which behave differently on other systems; their tests run there
+# too.
 systems=(candle-gpt2-weights candle-gpt2-jobs candle-gpt2-engine candle-gpt2-server candle-gpt2-cli)
-# tests_on TARGET COMMAND…: the kernels' tests, those of the bits, and those of files, jobs, server and program, but for those in `skipped`.
+# tests_on TARGET COMMAND…: tests the kernels and the crates in `systems`, except for `skipped`.
 tests_on() {
   local target=$1 run=("${@:2}")
   step "${run[@]}" cargo test --target "$target" --package candle-gpt2-arithmetic --lib --locked
   step "${run[@]}" cargo test --target "$target" "${systems[@]/#/--package=}" --locked --no-fail-fast --lib --tests -- "${skipped[@]}"
 }
 
-# Static programs for every Linux.
+# Tests the static program for Linux.
 job-musl() {
   local target=x86_64-unknown-linux-musl skipped=()
   if has_target $target && has musl-gcc; then
@@ -175,9 +179,10 @@ job-musl() {
   fi
 }
 
-# Windows: compiled by mingw and run in Wine; for Microsoft's tools it is checked only, without the Hub, whose C they compile.
+# Tests on Windows: compiled with mingw and run in Wine. The MSVC target is only checked, without the Hub,
+# because its C code needs Microsoft's compiler.
 job-windows() {
-  # In Wine without the Hub's: version 8 says that it has made a link, and makes none.
+  # Skips the Hub's tests: Wine 8 reports success for symbolic links without creating them.
   local target=x86_64-pc-windows-gnu skipped=(--skip hub::)
   compiles_for x86_64-pc-windows-msvc "${program_alone[@]}"
   if has_target $target && has x86_64-w64-mingw32-gcc && has wine; then
@@ -187,25 +192,27 @@ job-windows() {
   fi
 }
 
-# Apple's linker is not to be had elsewhere.
+# Only checks, because Apple's linker exists only on Macs.
 job-apple() { compiles_for aarch64-apple-darwin "${program_alone[@]}"; }
 
-# WebAssembly under Node.
+# Tests WebAssembly under Node.
 job-wasm32() {
-  # The kernels, the engine's arithmetic and the loader, in memory that need not grow: that is where Node crashes.
+  # The kernels, the engine's arithmetic and the loader, with memory that need not grow, because Node crashes
+  # when it grows.
   if has_target wasm32-wasip1 && has node; then
     local in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs"
       CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128 -C link-arg=--initial-memory=$((1 << 30))"
       cargo test --target wasm32-wasip1 --locked)
     step "${in_wasm[@]}" --package candle-gpt2-arithmetic --lib
     step "${in_wasm[@]}" --package candle-gpt2-engine --no-default-features --features built-in --test fingerprints
-    step "${in_wasm[@]}" --package candle-gpt2-weights --no-default-features --features pytorch --test suite -- formats:: given::
+    step "${in_wasm[@]}" --package candle-gpt2-weights --no-default-features --features pytorch --test suite -- formats:: supplied_files::
   else
     leave_out "the tests of kernels and loader as WebAssembly" "a target, and node from 20 on" "rustup target add wasm32-wasip1, apt-get install nodejs"
   fi
 }
 
-# The oldest Rust that the manifests promise: one for the workspace, an older one for the crate that needs no candle.
+# Checks the minimum Rust versions in the manifests: one for the workspace, an older one for the crate without
+# candle.
 job-oldest-rust() {
   builds_with_oldest Cargo.toml --workspace
   builds_with_oldest crates/arithmetic/Cargo.toml --package candle-gpt2-arithmetic
@@ -221,7 +228,7 @@ builds_with_oldest() {
   fi
 }
 
-# CUDA kernels on the CPU, and compiled where there is a toolkit.
+# Runs the CUDA kernels on the CPU, and compiles them if a toolkit is installed.
 job-cuda-check() {
   if has g++; then
     step scripts/check_cuda_kernels.sh
@@ -235,7 +242,7 @@ job-cuda-check() {
   fi
 }
 
-# The fuzzer is C++. Its crate is a workspace of its own.
+# Checks the fuzz targets, a separate workspace; the fuzzer itself is C++.
 job-fuzz-build() {
   if has g++; then
     step cargo check --manifest-path crates/fuzz/Cargo.toml --locked --target-dir target/fuzz
@@ -244,7 +251,7 @@ job-fuzz-build() {
   fi
 }
 
-# What makes the built-in model: a workspace of its own.
+# Checks the tools that train the built-in model, a separate workspace.
 job-workshop() {
   local workshop=(--manifest-path models/stories/workshop/Cargo.toml)
   local workspace=("${workshop[@]}" --workspace --locked --target-dir "${CARGO_TARGET_DIR:-target}")
@@ -254,13 +261,13 @@ job-workshop() {
   step cargo test "${workspace[@]}"
 }
 
-# Half an hour: 10,000 inputs are compressed, and restored with other threads and instructions.
+# Takes half an hour: compresses 10,000 inputs and restores them with other threads and instructions.
 job-round-trips() {
   step cargo build --release --locked
   step python3 scripts/round_trips.py
 }
 
-# Some minutes: every target for this many seconds.
+# Takes some minutes: runs every fuzz target for this number of seconds.
 job-fuzz() {
   if has g++; then
     step scripts/fuzz.sh 20
@@ -269,20 +276,21 @@ job-fuzz() {
   fi
 }
 
-# What shares memory between threads, and packing. Without the tests of thousands of regions: Miri interprets. The pool's threads
-# live as long as the program, which Miri would call a leak.
+# Checks code that shares memory between threads, and packing. Skips tests of thousands of regions, because
+# Miri interprets. The pool's threads live as long as the program, which Miri would report as a leak.
 job-miri() {
   if has_miri; then
     step env MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test --package candle-gpt2-arithmetic --lib --locked \
       --target-dir target/miri -- pool:: parts:: packed::tests::packing_reads \
       attention::tests::copies attention::heads:: \
-      --skip regions_of_several_callers --skip sleeping_threads
+      --skip threads_do_not_leak_into_the_next_region --skip sleeping_threads
   else
     leave_out "the check of the pool's memory" "Miri" "rustup +nightly component add miri rust-src"
   fi
 }
 
-# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints, GPT2_JSON_SCHEMA_TESTS=FOLDER the JSON Schema test suite.
+# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints, GPT2_JSON_SCHEMA_TESTS=FOLDER the JSON
+# Schema test suite.
 job-test() {
   if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
     leave_out "the tests on third-party checkpoints" "GPT2_CHECKPOINTS" "a folder with them"
@@ -292,11 +300,12 @@ job-test() {
   fi
   step cargo test --workspace --locked
   step cargo test --package candle-gpt2-evaluation --features parquet --locked --test suite data::
-  # The tests built it; `cargo run` would compile everything again with the features of the program alone.
+  # The tests have built the program; `cargo run` would recompile everything with the program's features
+  # alone.
   step "$program" generate "One day" --max-new-tokens 20
 }
 
-# Every crate's examples run by themselves, and show what the crate exports.
+# Runs every crate's examples, and checks that they cover the exported items.
 job-examples() {
   step "${built[@]}"
   local example empty
@@ -314,7 +323,7 @@ job-examples() {
 }
 run_in() { (cd "$1" && "${@:2}" >/dev/null); }
 
-# The book as pages. Its blocks are run by the tests.
+# Builds the book's pages. The tests run its code blocks.
 job-book() {
   if has mdbook; then
     step mdbook build docs --dest-dir "$PWD/target/book"
@@ -323,7 +332,8 @@ job-book() {
   fi
 }
 
-# Book, page, notebooks and rustdoc as one folder, in which every link leads somewhere. The page is that of job-browser where it ran.
+# Builds book, page, notebooks and rustdoc in one folder and checks every link. Reuses the page of job-browser
+# if it exists.
 job-site() {
   local tools page=$PWD/web/dist/gpt2.html
   if ! has mdbook; then
@@ -337,16 +347,22 @@ job-site() {
   fi
 }
 
-# Of the files as they are, committed or not, as everything else is checked.
+# Uses the working tree, committed or not, like all other checks.
 job-packages() { step scripts/check_packages.sh --allow-dirty; }
 
-# The page in the browser. Its own script says which tool it lacks.
+# Tests the page in the browser. Its build script reports missing tools.
 job-browser() {
-  local tools projects=(--project=server)
+  local tools projects=(--project=server) live=$PWD/target/live-book
   if tools=$(scripts/build_web.sh --tools 2>&1); then
     step scripts/build_web.sh
     step node --test web/package/test.mjs
     projects+=(--project=file)
+    if has mdbook; then
+      step env GPT2_SITE_PAGE="$PWD/web/dist/gpt2.html" scripts/build_site.sh --book "$live"
+      projects+=(--project=book)
+    else
+      leave_out "the figures of the book" "mdbook" "cargo install --locked mdbook"
+    fi
     if has firefox-esr || has firefox; then
       projects+=(--project=firefox)
     else
@@ -355,27 +371,27 @@ job-browser() {
   else
     leave_out "the engine in the browser" "its tools" "$tools"
   fi
-  # The same tests on both pages: the server's needs no build of its own.
+  # The same tests cover both pages; the server's page needs no separate build.
   if ! has node || ! (has chromium || has chromium-browser || has google-chrome); then
     leave_out "the pages in a browser" "chromium, and node from 20 on" "apt-get install chromium nodejs"
   elif [ -d web/tests/node_modules ] || npm install --prefix web/tests --no-package-lock --ignore-scripts --silent; then
     step "${built[@]}"
     step npm run types --prefix web/tests
-    step env GPT2_PROGRAM="$program" npm test --prefix web/tests -- "${projects[@]}"
+    step env GPT2_PROGRAM="$program" GPT2_BOOK="$live/docs/book" npm test --prefix web/tests -- "${projects[@]}"
   else
     leave_out "the pages in a browser" "Playwright from its registry" "npm install --prefix web/tests --no-package-lock"
   fi
 }
 
-# The Python package, in a virtual environment of its own, whose packages come from the registry once.
+# Tests the Python package in a virtual environment, whose packages are downloaded once.
 environment=$PWD/target/python
-# environment_of FOLDER PYTHON PACKAGE…: makes the environment, unless it is there.
+# environment_of FOLDER PYTHON PACKAGE…: creates the environment if it is missing.
 environment_of() {
   [ -x "$1/bin/pytest" ] && return
   "$2" -m venv "$1" && "$1/bin/python" -m pip install --quiet --disable-pip-version-check numpy pytest pytest-timeout "${@:3}"
 }
 version_of() { "$1" -c 'import sys; assert sys.version_info >= (3, 11); print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
-# Another Python than that of the environment, the newest.
+# Prints the newest Python that differs from the environment's.
 second_python() {
   local python version
   for python in python3.1{4,3,2,1} "$HOME"/.pyenv/versions/3.1{4,3,2,1}.*/bin/python; do
@@ -383,7 +399,7 @@ second_python() {
   done
   return 1
 }
-# python_tests OTHER: all tests, and at the same time those that take no more than seconds on another Python, if there is one.
+# python_tests OTHER: runs all tests, and concurrently the fast tests on another Python, if given.
 python_tests() {
   local log failed=0
   if [ -n "$1" ]; then
@@ -407,7 +423,7 @@ job-python() {
       leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
     fi
     step "${built[@]}"
-    # The same module, which is for every Python from 3.11 on, so a second one runs beside the first.
+    # The same module works with every Python from 3.11 on, so a second one tests it concurrently.
     if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
       other=$environment-$(version_of "$other")/bin/python
     else
@@ -421,10 +437,12 @@ job-python() {
   fi
 }
 
-# The program as it is handed out, for the targets that this machine can link, installed from its archive and run.
+# Builds the program as released, for all targets that this machine can link, installs it from its archive and
+# runs it.
 job-release() { step scripts/release.sh --rehearse; }
 
-# Wheels for all systems that can be linked here. This machine's is installed in a fresh environment and used, with no compiler in reach.
+# Builds wheels for all systems that this machine can link. Installs its own wheel in a fresh environment and
+# uses it, without a compiler on the PATH.
 job-wheels() {
   if ! has maturin; then
     leave_out "the wheels" "maturin" "pip install 'maturin>=1.9.4,<2'"

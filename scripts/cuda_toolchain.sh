@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A CUDA 13.0 compiler and what a program links with, from the Python registry: for machines without a toolkit or a GPU.
+# Installs a CUDA 13.0 compiler and the libraries for linking from the Python registry, for machines without a
+# toolkit or a GPU.
 # usage: scripts/cuda_toolchain.sh [DIR]   (default: target/cuda-toolchain; safe to run twice)
 # then:  . DIR/env && cargo build --release --features cuda
 set -euo pipefail
@@ -27,13 +28,13 @@ for library in "$root"/lib/lib*.so.*; do
 done
 ln -sfn lib "$root/lib64"
 
-# The driver's library is no part of the registry, and a program linked with it would not start where there is no driver.
-# So libcuda is an archive here: every function of the headers jumps to that of libcuda.so.1, which is opened when the
-# program starts; where there is none, all of them return CUDA_ERROR_STUB_LIBRARY.
+# The registry lacks the driver's library, and a program linked with it would not start without a driver. Here
+# libcuda is a static archive instead: every function of the headers jumps to the one in libcuda.so.1, which
+# is loaded at startup. Without a driver, all functions return CUDA_ERROR_STUB_LIBRARY.
 mkdir -p "$dir/driver"
 {
   grep -oE '\bcu[A-Z][A-Za-z0-9]+(_v[0-9]+)?(_pt[ds][sz])?\b' "$root/include/cuda.h"
-  printf '%s\n' cuProfilerInitialize cuProfilerStart cuProfilerStop # their header is in no package
+  printf '%s\n' cuProfilerInitialize cuProfilerStart cuProfilerStop # no package contains their header
 } | sort -u >"$dir/driver/functions"
 {
   cat <<'C'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers of untrusted files, one target after the other, from the fixtures as seeds; needs a C++ compiler.
+# Fuzzes the parsers of untrusted files, one target after another, with the fixtures as seeds. Needs a C++
+# compiler.
 # usage: scripts/fuzz.sh [SECONDS [TARGET…]]   (default: 60 seconds for every target of crates/fuzz)
-# Corpora, and inputs that break a target, stay in target/fuzz.
+# Corpora and failing inputs stay in target/fuzz.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
@@ -9,12 +10,12 @@ fixtures=$PWD/crates/testing/fixtures
 manifest=crates/fuzz/Cargo.toml
 host=$(rustc -vV | sed -n 's/^host: //p')
 
-# Coverage as libFuzzer reads it. A target is named so that build scripts are built without it.
+# Coverage instrumentation for libFuzzer. An explicit --target keeps it out of build scripts.
 RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table" \
   cargo build --release --locked --manifest-path "$manifest" --target "$host" --target-dir target/fuzz
 
-# seeds TARGET FILE…: puts files into the target's corpus, numbered, since many have the same name.
+# seeds TARGET FILE…: copies files into the target's corpus, numbered, because many share a name.
 seeds() {
   local corpus=target/fuzz/corpus/$1 number=0 file
   mkdir -p "$corpus"
@@ -33,7 +34,7 @@ seeds pytorch_zip "$fixtures"/formats/pytorch-zip/pytorch_model.bin "$fixtures"/
 seeds tokenizer_json "$fixtures"/tiny-checkpoint/tokenizer.json
 seeds generation_config "$fixtures"/tiny-checkpoint/generation_config.json
 seeds completion_request crates/api/tests/bodies/*.json
-# These targets put bytes before or after the input themselves.
+# These targets add a prefix or suffix to the input themselves.
 seeds pickle
 tail -c +138 "$fixtures"/formats/pytorch-legacy/pytorch_model.bin >target/fuzz/corpus/pickle/seed-1
 seeds tensorflow_index
@@ -43,7 +44,7 @@ seeds vocabulary
 { cat "$fixtures"/tiny-checkpoint/vocab.json; printf '\0'; cat "$fixtures"/tiny-checkpoint/merges.txt; } \
   >target/fuzz/corpus/vocabulary/seed-1
 
-# The first byte says what the rest is.
+# The first byte selects the kind of grammar.
 mkdir -p target/fuzz/corpus/grammar
 # shellcheck disable=SC2059
 grammar_seed() { printf "\\$2%s" "$3" >"target/fuzz/corpus/grammar/seed-$1"; }
@@ -74,14 +75,14 @@ done
 seeds task_file "$fixtures"/evaluation/tasks/*.yaml
 printf 'a: &x [1, {b: "c\\n"}]\n? - |2-\n    d\n: >+\n  e\n\n--- # f\n- *x\n' >target/fuzz/corpus/task_file/seed-syntax
 
-# The first byte says what the rest is: a whole file, a header, a group.
+# The first byte selects the kind of input: a whole file, a header, a group.
 mkdir -p target/fuzz/corpus/compressed
 printf '\0\217g2z\1\1\2q8\3f16\60\30abcdefgh\0\0\0\0\4tiny\0\0\0\0\0' >target/fuzz/corpus/compressed/seed-1
 printf '\1\217g2z\1\1\2q8\3f16\60\30abcdefgh\0\0\0\0\4tiny\0' >target/fuzz/corpus/compressed/seed-2
 printf '\2\50\40\0\0\0\0abcdefghijklmnop' >target/fuzz/corpus/compressed/seed-3
 printf '\2\4\11\21\315\202\355abcd' >target/fuzz/corpus/compressed/seed-4
 
-# The answers of a Hub, separated by the byte 0xFF: the list of files, and each file with its headers.
+# Responses of the Hub, separated by the byte 0xFF: the list of files, and each file with its headers.
 mkdir -p target/fuzz/corpus/hub_response
 hub_list='200\n\n{"sha":"0123abcd","siblings":[{"rfilename":"config.json"},{"rfilename":"model.safetensors"}]}'
 hub_file='200\nx-repo-commit: 0123abcd\netag: "e1"\ncontent-length: 2\n\n{}'

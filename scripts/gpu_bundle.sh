@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Packs what it takes to check and measure this project on a GPU into one archive of at most 60 MiB, and prints its path: the
-# program with CUDA, the tests that run on any device, their fixtures, and gpu_run.sh, which runs all of it in under nine minutes.
+# Packs everything for checking and measuring this project on a GPU into one archive of at most 60 MiB, and
+# prints its path. The archive contains the program with CUDA, the tests that run on any device, their
+# fixtures, and gpu_run.sh, which runs all of it in under nine minutes.
 # usage: scripts/gpu_bundle.sh [FILE]   (default: target/gpt2-gpu.tar.xz)
 #
-# Where it is to run, with an NVIDIA driver from 580 on, and PyTorch and transformers, and nothing else:
+# The target machine needs only an NVIDIA driver from 580 on, PyTorch and transformers:
 #   tar -xJf gpt2-gpu.tar.xz -C /tmp && /tmp/gpt2-gpu/gpu_run.sh --out report
 # (or, without xz: python3 -c 'import tarfile; tarfile.open("gpt2-gpu.tar.xz").extractall("/tmp")'.)
 #
-# Without a toolkit in the path scripts/cuda_toolchain.sh fetches one. CUDA's libraries are not packed: the program takes those that
-# came with PyTorch, which must be of CUDA 13 (PyTorch 2.11 from the Python registry brings 13.0). The first build takes about
-# 20 minutes on two cores, almost all of it candle's own kernels.
+# Without a toolkit on the PATH, scripts/cuda_toolchain.sh downloads one. CUDA's libraries are not included:
+# the program uses PyTorch's, which must be of CUDA 13 (PyTorch 2.11 from the Python registry has 13.0). The
+# first build takes about 20 minutes on two cores, almost all of it for candle's own kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-target/gpt2-gpu.tar.xz}")
@@ -20,7 +21,8 @@ if ! command -v nvcc >/dev/null; then
   . target/cuda-toolchain/env
 fi
 
-# Tests look for their fixtures where they were compiled, so that is a place that every machine can have.
+# Tests look for their fixtures at the path where they were compiled, so compile at a path that every machine
+# can provide.
 compiled_at=/tmp/gpt2-gpu
 if [ -e "$compiled_at" ] && [ ! -L "$compiled_at" ]; then
   echo "$compiled_at is in the way: it must be free, or a link" >&2
@@ -29,8 +31,8 @@ fi
 ln -sfn "$PWD" "$compiled_at"
 build=(--release --locked --manifest-path "$compiled_at/Cargo.toml")
 cargo build "${build[@]}" --package candle-gpt2-cli --features cuda
-# The program's package is named once more: without it dependencies would have other features, and candle's kernels be compiled
-# anew.
+# The program's package is named again: without it, dependencies would have other features, and candle's
+# kernels would be recompiled.
 tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnostics \
   --package candle-gpt2-cli --package candle-gpt2 --package candle-gpt2-generation --package candle-gpt2-kernels --package candle-gpt2-training \
   --features candle-gpt2-cli/cuda,candle-gpt2/cuda,candle-gpt2-generation/cuda,candle-gpt2-kernels/cuda --test suite --bench step)
@@ -55,7 +57,7 @@ for line in sys.stdin:
         print("bench-" + artifact["target"]["name"], executable)
 ' <<<"$tests")
 cp -r crates/testing/fixtures "$bundle/crates/testing/"
-rm -r "$bundle"/crates/testing/fixtures/formats # no test of these reads them
+rm -r "$bundle"/crates/testing/fixtures/formats # none of these tests reads them
 cp -r models/stories "$bundle/models/"
 cp scripts/gpu_run.sh scripts/gpu_run.py "$bundle/"
 mkdir "$bundle/bench"
@@ -68,9 +70,9 @@ echo "$compiled_at" >"$bundle/compiled_at"
 } >"$bundle/build.txt"
 
 mkdir -p "$(dirname "$out")"
-# The binaries are much alike: with a dictionary that spans several of them, and one thread, half is left of what xz -9 makes. It takes
-# 4 GB here, and a tenth of that to unpack.
-# It takes minutes, and appears whole or not at all.
+# The binaries are similar: a dictionary that spans several of them, with a single thread, halves the output
+# of xz -9. Compression takes 4 GB of memory and some minutes; unpacking takes a tenth of the memory. The
+# final rename makes the archive appear atomically.
 tar -C "$work" --owner=0 --group=0 -cf - gpt2-gpu | xz --lzma2=preset=6,dict=384MiB --threads=1 >"$out.part"
 mv "$out.part" "$out"
 size=$(stat -c %s "$out")

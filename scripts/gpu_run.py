@@ -1,21 +1,24 @@
-"""Checks and measures the build of gpt2 that lies beside this file, and prints one report. `gpu_run.sh` starts it.
+"""Checks and benchmarks the gpt2 build next to this file and writes a report; `gpu_run.sh` starts it.
 
 usage: ./gpu_run.sh [--device cuda:0|cpu] [--out DIR] [--limit SECONDS] [--only STEP,…]
 
-Steps, each with a time limit of its own; one that fails or hangs costs the others nothing:
+Steps, each with its own time limit; a step that fails or hangs does not affect the others:
   environment  the driver, PyTorch, and whether the program finds its libraries and the GPU
-  parity       the tests of layers, models, caches and greedy text on the device, in f32, f16 and bf16
-  texts        greedy text and log-probabilities beside transformers, on random weights of every preset up to XL, which
-               transformers makes here under seed 0, and on the trained model of the repository
-  commands     sampling, beams, grammars, drafts, scoring, looking inside and a server of the built-in model, in f32 beside the CPU
-  training     losses of whole trainings beside the CPU's and PyTorch's; the speed of a step beside PyTorch's, in f32, and in bf16 with
-               weights in f32 (bench/training.py)
-  speed        tokens per second beside PyTorch, eager and compiled (bench/cuda.py), and of the largest preset if time is left
+  parity       tests of layers, models, caches and greedy text on the device, in f32, f16 and bf16
+  texts        greedy text and log-probabilities compared with transformers, on random weights of every preset up to XL,
+               initialized here by transformers with seed 0, and on the trained model of the repository
+  commands     sampling, beams, grammars, drafts, scoring, interpretability and a server of the built-in model, in f32,
+               compared with the CPU
+  training     losses of whole training runs compared with the CPU and PyTorch; the speed of a step compared with PyTorch,
+               in f32, and in bf16 with f32 weights (bench/training.py)
+  speed        tokens per second compared with PyTorch, eager and compiled (bench/cuda.py), and of the largest preset if
+               time is left
 
-A text may leave that of transformers only where transformers' own two best logits lie within the tolerance of the type. While
-the tests run, the references are made and PyTorch's compiler fills its cache; nothing else runs beside the measurements.
-`--device cpu` does the same at a tiny scale, to try the script itself. DIR (default: report) gets report.txt, report.json and
-the whole output of what failed. Exit code 1 if a step failed.
+A text may differ from that of transformers only if transformers' own two best logits are within the tolerance
+of the dtype. While the tests run, transformers creates the references and PyTorch's compiler fills its cache;
+nothing else runs during the measurements. `--device cpu` runs the same steps at a tiny scale, to test the
+script. DIR (default: report) receives report.txt, report.json and the complete output of failures. Exits with
+code 1 if a step failed.
 """
 
 import argparse
@@ -34,23 +37,25 @@ import time
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Of `bench`, beside this file.
+# Makes `bench`, next to this file, importable in child processes.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 DTYPES = ("f32", "f16", "bf16")
-# Modules of a crate's tests and the types they are for: the greedy texts are those of f32.
+# Test modules of crates and their dtypes; greedy texts are compared in f32 only.
 TESTS = {
     ("kernels", "devices"): DTYPES,
     ("gpt2", "parity"): DTYPES,
     ("gpt2", "laws"): DTYPES,
     ("generation", "parity"): ("f32",),
 }
-# These choose their types.
+# These tests choose their dtypes themselves.
 TRAINING_TESTS = {("training", "devices"): ("f32",), ("training", "pytorch"): ("f32",)}
-# What logits and log-probabilities may differ by, times the largest logit where that is above 1: as in the tests.
+# Tolerances of logits and log-probabilities, times the largest logit if that exceeds 1; the same as in the
+# tests.
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "bf16": 4e-2}
-# Width, blocks, heads.
+# Hidden size, blocks, heads.
 PRESETS = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25)}
-# What the built-in model is told to do on both devices; PAIRS is a file with prompts of two kinds, GRAMMAR one with a rule.
+# Commands for the built-in model on both devices. PAIRS is a file of prompt pairs, GRAMMAR a file with one
+# rule.
 TWO_TEXTS = "--clean 'Mia and Tom went to the park, Tom gave a ball to' --corrupt 'Mia and Tom went to the park, Mia gave a ball to' " \
     "--answer ' Mia' --against ' Tom' --json"
 COMMANDS = (
@@ -69,7 +74,7 @@ COMMANDS = (
     f"look path --to final {TWO_TEXTS}",
     "look circuit --data PAIRS --json",
 )
-# Of numbers that these print, times the number where that is above 1; ids and words are equal.
+# Tolerance of the printed numbers, times the number if that exceeds 1; ids and words must be equal.
 PRINTED_TOLERANCE = 1e-4
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 REQUESTS, PORT = 16, 18077
@@ -78,25 +83,25 @@ SCORED_TOKENS = 200
 
 
 class Scale:
-    """How much is done: all of it on a GPU, and on a CPU as little as reaches every line."""
+    """Amount of work: everything on a GPU; on a CPU, the minimum that reaches every line."""
 
     def __init__(self, device):
         is_full = device.startswith("cuda")
         self.presets = PRESETS if is_full else {name: (16 * heads, 2, heads) for name, (_, _, heads) in PRESETS.items()}
         self.prompts = (5, 200, 900) if is_full else (5, 70)
         self.new_tokens = 32 if is_full else 6
-        # Of the CPU, ours has no bf16.
+        # Our CPU backend has no bf16.
         self.dtypes = DTYPES if is_full else ("f32",)
         self.trained = "gpt2-1024" if is_full else "small"
         self.compute_dtypes = ("f32", "bf16") if is_full else ("f32",)
         self.tokens_scale = 1.0 if is_full else 0.02
 
 
-# What runs in processes of its own, with PyTorch.
+# Code that runs with PyTorch in separate processes.
 
 
 def make_references(folder, device):
-    """Makes the checkpoints, and prints for each and each type what transformers generates, as JSON lines."""
+    """Creates the checkpoints and prints transformers' results for each dtype as JSON lines."""
     import torch
     import transformers
 
@@ -114,13 +119,13 @@ def make_references(folder, device):
             torch.manual_seed(0)
             with torch.device(device):
                 config = transformers.GPT2Config(n_embd=width, n_layer=blocks, n_head=heads)
-                # Rounded to f16, which halves what is written and read.
+                # Rounded to f16, which halves the data to write and read.
                 model = transformers.GPT2LMHeadModel(config).half()
             model.save_pretrained(path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
         model.eval()
         for dtype in scale.dtypes:
-            # Of f16 numbers, so f32 and f16 are exact; bf16 comes last.
+            # The weights are f16 numbers, exact in f32 and f16; the lossy bf16 comes last.
             model.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype])
             reference = reference_of(model, scale)
             made = {"model": name, "path": str(path), "dtype": dtype, "seconds": time.monotonic() - start}
@@ -157,11 +162,11 @@ def pattern(length, vocab_size):
 
 
 class Failed(Exception):
-    """Why a step failed."""
+    """A step failed."""
 
 
 class Skipped(Exception):
-    """Why a step was left out."""
+    """A step was skipped."""
 
 
 class Run:
@@ -173,7 +178,7 @@ class Run:
         self.step_end = self.end
         self.out.mkdir(parents=True, exist_ok=True)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpt2-gpu-"))
-        # What the compiler makes is found again by the processes that are measured.
+        # The measured processes reuse the compiler's cache.
         self.environment = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(self.folder / "inductor"))
         self.environment |= {"TRITON_CACHE_DIR": str(self.folder / "triton"), "HF_HUB_OFFLINE": "1"}
 
@@ -185,7 +190,7 @@ class Run:
         return min(self.step_end, self.end) - time.monotonic()
 
     def step(self, name, limit, work, *arguments):
-        """Runs one step, for at most `limit` seconds and what is left of all, and reports on it."""
+        """Runs one step for at most `limit` seconds, within the total limit, and reports the result."""
         if self.only and name.split()[0] not in self.only:
             return
         start = time.monotonic()
@@ -202,7 +207,7 @@ class Run:
             result |= {"status": "failed", "reason": str(reason)}
         except subprocess.TimeoutExpired as error:
             result |= {"status": "failed", "reason": f"stopped after {error.timeout:.0f} s: {command_line(error.cmd)}"}
-        except Exception as error:  # The others shall run.
+        except Exception as error:  # the other steps must still run
             result |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
         result |= {"seconds": round(time.monotonic() - start, 1)} | details
         self.steps.append(result)
@@ -214,13 +219,16 @@ class Run:
         return {status: sum(step["status"] == status for step in self.steps) for status in ("passed", "failed", "skipped")}
 
     def write(self):
-        """Writes the report as far as it goes, so that it is there whatever ends the script."""
+        """Writes the report so far, so that it exists even if the script is killed."""
         report = {"device": self.device, "counts": self.counts(), "steps": self.steps}
         (self.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (self.out / "report.txt").write_text("\n".join(self.lines) + "\n")
 
     def outcome(self, command, limit=None, **environment):
-        """The exit code of a process and what it printed. It has to the end of the step's time, and what it has started too."""
+        """Returns the exit code and the output of a process.
+
+        The process and its children are killed at the step's time limit.
+        """
         limit = min(limit or self.left(), self.left())
         if limit <= 0:
             raise Skipped("no time was left")
@@ -237,7 +245,7 @@ class Run:
         return process.returncode, output, errors
 
     def call(self, command, limit=None):
-        """What a process printed, which must succeed."""
+        """Returns the output of a process, which must succeed."""
         code, output, errors = self.outcome(command, limit)
         if code:
             self.keep(command, output + errors)
@@ -246,7 +254,7 @@ class Run:
         return output
 
     def keep(self, command, output):
-        """Puts the output of what failed beside the report."""
+        """Saves the output of a failure next to the report."""
         with (self.out / "failures.txt").open("a") as file:
             file.write(f"$ {command_line(command)}\n{output}\n")
 
@@ -295,7 +303,7 @@ def environment(run):
     if missing:
         has = run.environment.get("LD_LIBRARY_PATH", "")
         raise Failed(f"the program's libraries are missing: {', '.join(missing)}; they were looked for in {has}")
-    # The model inside the program.
+    # The built-in model.
     run.call([HERE / "bin" / "gpt2", "generate", "One day", "--device", run.device, "--greedy", "--max-new-tokens", "8"], 60)
     return details
 
@@ -331,7 +339,7 @@ def parity(run, dtype, tests, limit):
 
 
 def reference(run, name, dtype):
-    """What transformers generates, once its process has said so."""
+    """Returns transformers' results, waiting for the process that computes them."""
     if not run.has_torch:
         raise Skipped("there is no PyTorch")
     while run.left() > 1:
@@ -357,7 +365,7 @@ def texts(run, name):
         prompts.write_text("".join(json.dumps({"ids": prompt}) + "\n" for prompt in expected["prompts"]))
         flags_of_text = ["--greedy", "--max-new-tokens", run.scale.new_tokens, "--prompts-file", prompts]
         equal, ties, differing = 0, 0, []
-        # Alone, and side by side.
+        # One sequence at a time, then all in one batch.
         for batch_size in (1, len(expected["prompts"])):
             output = run.call([HERE / "bin" / "gpt2", "generate", *flags, *flags_of_text, "--batch-size", batch_size])
             found = [json.loads(line)["ids"] for line in output.splitlines()]
@@ -385,14 +393,14 @@ def texts(run, name):
 
 
 def compared(ours, theirs, tolerance):
-    """`theirs`: for each step the best ids with their logits."""
+    """Compares ids with `theirs`, which holds the best ids and their logits for each step."""
     for place, (id, step) in enumerate(zip(ours, theirs)):
         logits = dict(zip(step["ids"], step["logits"]))
         best = step["logits"][0]
         if id != step["ids"][0]:
             distance = best - logits.get(id, float("-inf"))
             return "tie" if distance <= tolerance * max(1.0, abs(best)) else f"id {place} is {id}, {distance:.2e} below the best"
-    # An end token ends a text.
+    # An end token ends a completion.
     return "equal" if ours else "no ids"
 
 
@@ -422,7 +430,7 @@ def commands(run):
 
 
 def served(run, program, device):
-    """The texts that a server gives to requests that come at the same time, each with a seed of its own."""
+    """Returns a server's completions for concurrent requests, each with its own seed."""
 
     def ask(seed):
         body = {"prompt": ("One day", "Tom saw")[seed % 2], "max_tokens": 48, "seed": seed, "temperature": 0.8}
@@ -458,7 +466,7 @@ def speed(run, name, options):
     details = {"figures": figures, "summary": f"{len(figures)} figures"}
     if not figures:
         raise Failed(f"nothing was measured: {' '.join(table[-1:])}")
-    # What the time cut off is named in the table; what broke is a failure.
+    # The table names figures cut off by the time limit; other missing figures are failures.
     broken = [line for line in table if line.startswith("missing") and "exit code" in line]
     if broken or code not in (0, 1):
         run.keep(command, output + errors)
@@ -495,7 +503,7 @@ def main():
         return
     run = Run(arguments)
     (run.out / "failures.txt").unlink(missing_ok=True)
-    run.has_torch = True  # until the environment says otherwise
+    run.has_torch = True  # until the environment step finds otherwise
     began = time.monotonic()
     try:
         steps(run)
@@ -522,18 +530,18 @@ def steps(run):
         run.step(f"parity {dtype}", 75, parity, run, dtype, TESTS, 45)
     run.step("commands", 90, commands, run)
     run.step("training losses", 90, parity, run, "f32", TRAINING_TESTS, 75)
-    # The trained model comes last from transformers, and costs nothing.
+    # transformers handles the trained model last, and it is small.
     for name in [*run.scale.presets, TRAINED]:
         run.step(f"texts {name}", 75, texts, run, name)
     if wants("speed") and run.background:
-        # Whatever still compiles now would be in the way.
+        # Anything still compiling would disturb the measurements.
         waited = time.monotonic() + (60 if wants("texts") else 200)
         while time.monotonic() < min(waited, run.end) and any(process.poll() is None for process in run.background):
             time.sleep(0.2)
     run.stop_background()
     for dtype in run.scale.compute_dtypes:
         run.step(f"training {dtype}", 60 if run.device.startswith("cuda") else 180, training, run, dtype)
-    # Ours and eager first: compiled takes what is left.
+    # Measures ours and eager first; compiled gets the remaining time.
     dtypes = ["--dtype", ",".join(run.scale.dtypes)]
     run.step("speed gpt2", max(30, run.end - time.monotonic() - 45), speed, run, "gpt2", ["--engine-limit", "75", *dtypes])
     largest = ["--engine-limit", "30", "--engines", "ours,eager", "--dtype", "bf16" if len(run.scale.dtypes) > 1 else "f32"]
@@ -541,7 +549,7 @@ def steps(run):
 
 
 def warm_compiler(run):
-    """Lets PyTorch compile what will be measured, for each type at once, as soon as there is a checkpoint."""
+    """Lets PyTorch compile the measured functions, all dtypes concurrently, once a checkpoint exists."""
     checkpoint = run.folder / "gpt2"
     command = f"while [ ! -e {shlex.quote(str(checkpoint))} ]; do sleep 0.2; done; exec "
     for dtype in run.scale.dtypes:

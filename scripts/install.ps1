@@ -1,15 +1,15 @@
-# Installs the program gpt2 for Windows: takes the archive from a release, checks it, and puts the program in its place.
+# Installs the program gpt2 for Windows: downloads the archive of a release, verifies its checksum and installs the program.
 # usage: install.ps1 [-Version VERSION] [-To FOLDER] [-From FOLDER|URL]
-#   -Version   a release; by default the newest
-#   -To        where the program goes; by default %LOCALAPPDATA%\Programs\gpt2
-#   -From      where the archives and SHA256SUMS are, if not at the project's releases
+#   -Version   a release (default: the newest)
+#   -To        the installation folder (default: %LOCALAPPDATA%\Programs\gpt2)
+#   -From      the source of the archives and SHA256SUMS (default: the project's releases)
 param(
     [string]$Version = '',
     [string]$To = (Join-Path $env:LOCALAPPDATA 'Programs\gpt2'),
     [string]$From = ''
 )
 $ErrorActionPreference = 'Stop'
-$ProgressPreference = 'SilentlyContinue' # the bar makes downloads many times slower
+$ProgressPreference = 'SilentlyContinue' # the progress bar slows downloads down many times
 [Net.ServicePointManager]::SecurityProtocol = [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
 
 $releases = 'https://github.com/candle-gpt2/candle-gpt2/releases'
@@ -17,7 +17,7 @@ $Version = $Version -replace '^v', ''
 if (-not $From) {
     $From = if ($Version) { "$releases/download/v$Version" } else { "$releases/latest/download" }
 }
-# Windows on ARM runs the program for x86-64.
+# Windows on ARM runs x86-64 programs.
 if (-not [Environment]::Is64BitOperatingSystem) {
     throw 'there is no archive for 32-bit Windows'
 }

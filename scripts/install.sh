@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs the program gpt2 for this machine: takes the archive from a release, checks it, and puts the program in its place.
+# Installs the program gpt2 for this machine: downloads the archive of a release, verifies its checksum and installs the program.
 # usage: install.sh [--version VERSION] [--to FOLDER] [--from FOLDER|URL]
-#   --version   a release; by default the newest
-#   --to        where the program goes; by default ~/.local/bin
-#   --from      where the archives and SHA256SUMS are, if not at the project's releases
+#   --version   a release (default: the newest)
+#   --to        the installation folder (default: ~/.local/bin)
+#   --from      the source of the archives and SHA256SUMS (default: the project's releases)
 set -eu
 
 releases=https://github.com/candle-gpt2/candle-gpt2/releases
@@ -51,11 +51,11 @@ case $processor in
   aarch64 | arm64) processor=aarch64 ;;
   *) fail "there is no archive for the processor $processor: build gpt2 with cargo, see README.md" ;;
 esac
-# A shell that Rosetta translates calls Apple's processor Intel's.
+# A shell under Rosetta reports Apple's processor as Intel.
 if [ "$system" = apple-darwin ] && [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" = 1 ]; then processor=aarch64; fi
 target=$processor-$system
 
-# get NAME: the file of this name, into the folder $work.
+# get NAME: downloads or copies the file of this name to the folder $work.
 get() {
   case $from in
     https://* | http://*)
@@ -85,7 +85,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
 get SHA256SUMS
-# Two spaces, or a space and the star of a binary file, before the name.
+# Two spaces, or a space and the star of a binary file, precede the name.
 line=$(grep -E "^[0-9a-f]{64} [ *]gpt2-${version:-[^ ]*}-$target\.tar\.gz$" "$work/SHA256SUMS") ||
   fail "$from/SHA256SUMS lists no archive gpt2-${version:-VERSION}-$target.tar.gz"
 [ "$(echo "$line" | wc -l)" -eq 1 ] || fail "$from/SHA256SUMS lists several versions: choose one with --version"
@@ -98,7 +98,7 @@ found=$(checksum "$work/$archive")
 name=${archive%.tar.gz}
 tar -xzf "$work/$archive" -C "$work" "$name/gpt2" || fail "cannot unpack $archive"
 mkdir -p "$to" || fail "cannot make the folder $to"
-# Under another name first, so that a program that runs is replaced as a whole.
+# Renames the new file into place, so that a running program is replaced atomically.
 new=$to/.gpt2.$$
 trap 'rm -rf "$work" "$new"' EXIT
 { cp "$work/$name/gpt2" "$new" && chmod 755 "$new"; } || fail "cannot write to $to: choose another folder with --to"

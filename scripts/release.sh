@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Makes the files of a release in dist/: an archive of the program for each target that this machine can link, its bill of materials,
+# Builds the files of a release in dist/: a program archive for each target that this machine can link, bills of materials,
 # checksums, and the manifests of package managers.
 # usage: scripts/release.sh [--rehearse] [--twice] [--allow-dirty] [--target TARGET]…
 #        scripts/release.sh --describe | --publish TAG
-#   --rehearse   installs from those files alone into an empty folder, and runs what was installed
+#   --rehearse   installs from those files alone into an empty folder, and runs the installed program
 #   --twice      builds again in a clone elsewhere, and compares the checksums
-#   --describe   builds nothing: checksums and manifests of the archives that are in dist/
-#   --publish    makes the release of this tag on GitHub, with what is in dist/ and this version's part of the changelog
-# One commit, one Rust and one linker give the same bytes in every folder. What is missing here is named and left out; nothing is
-# installed. The profile is `dist`; some minutes for each target.
+#   --describe   builds nothing: writes checksums and manifests for the archives in dist/
+#   --publish    creates the release of this tag on GitHub, with the files in dist/ and this version's part of the changelog
+# Output is reproducible: the same commit, Rust and linker yield the same bytes in every folder. Targets that cannot be built
+# here are listed and skipped; nothing is installed. The profile is `dist`; each target takes some minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/steps.sh
 
-# The systems of a release. On Linux the program is static, so that it runs on all of them.
+# Targets of a release. On Linux the program is static, so that it runs on all distributions.
 targets=(x86_64-unknown-linux-musl aarch64-unknown-linux-musl x86_64-pc-windows-gnu aarch64-apple-darwin x86_64-apple-darwin)
 most_megabytes=31 # 29.5 today, of which 6.3 are the model and 17 machine code
 
@@ -34,7 +34,7 @@ done
 
 version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
 repository=$(awk -F'"' '/^repository = / { print $2; exit }' Cargo.toml)
-# The time of everything in an archive.
+# Timestamp of all entries in an archive.
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
 export SOURCE_DATE_EPOCH
 
@@ -42,7 +42,7 @@ name_of() { echo "gpt2-$version-$1"; }
 archive_of() { case $1 in *windows*) echo "dist/$(name_of "$1").zip" ;; *) echo "dist/$(name_of "$1").tar.gz" ;; esac; }
 program_of() { case $1 in *windows*) echo "$build/$1/dist/gpt2.exe" ;; *) echo "$build/$1/dist/gpt2" ;; esac; }
 
-# The command of cargo that links for a target here, or nothing, and why not.
+# Sets the cargo command that builds and links the target here; empty if that is impossible.
 cargo_for() {
   local target=$1 what="the program for $1"
   builder=()
@@ -72,7 +72,7 @@ cargo_for() {
 
 build_program() {
   local target=$1 command=(cargo)
-  # The list of crates goes into the program, where `cargo audit bin` reads it.
+  # Embeds the list of crates in the program, for `cargo audit bin`.
   if has cargo-auditable; then command+=(auditable); else
     leave_out "the list of crates inside the program for $target" "cargo-auditable" "cargo install --locked cargo-auditable"
   fi
@@ -80,7 +80,8 @@ build_program() {
   cargo fetch --locked --target "$target"
   local flags=()
   [[ $target != *-linux-musl ]] || flags+=(-C target-feature=+crt-static)
-  # A program that can be loaded anywhere holds a list of its own addresses: here eight bytes stand for many of them.
+  # A position-independent program contains a list of its own addresses; packed, eight bytes represent many of
+  # them.
   [[ $target != x86_64-unknown-linux-musl || ${builder[0]} != build ]] || flags+=(-C 'link-arg=-Wl,-z,pack-relative-relocs')
   (set_flags "$target" "${flags[@]}" && "${command[@]}")
   local program bytes
@@ -91,7 +92,8 @@ build_program() {
   holds_no_path "$program"
 }
 
-# bill_of_materials TARGET: what the program is made of, in CycloneDX. Paths of our crates begin at the repository.
+# bill_of_materials TARGET: writes the program's components in CycloneDX format. Paths of our crates start at
+# the repository.
 bill_of_materials() {
   local target=$1 name
   name=$(name_of "$target").cdx
@@ -101,7 +103,8 @@ bill_of_materials() {
   find crates docs models web -name "$name.json" -not -path '*/target/*' -delete
 }
 
-# pages PROGRAM: manual pages and completions, of a program that runs here; they are the same for all.
+# pages PROGRAM: writes manual pages and completions with a program that runs here; they are the same for all
+# targets.
 pages() {
   local shell
   mkdir -p "$build/pages/man" "$build/pages/completions"
@@ -121,11 +124,11 @@ pack() {
   python3 scripts/archive.py "$folder" "$(archive_of "$target")"
 }
 
-# The checksum of an archive in dist/, or nothing if there is none.
+# Prints the checksum of an archive in dist/, or nothing if it is missing.
 checksum_of() { awk -v name="$(basename "$(archive_of "$1")")" '$2 == name { print $1 }' dist/SHA256SUMS; }
 address_of() { echo "$repository/releases/download/v$version/$(basename "$(archive_of "$1")")"; }
 
-# Checksums, and what package managers read, of the archives in dist/.
+# Writes checksums and package manager manifests for the archives in dist/.
 describe() {
   (cd dist && checksum gpt2-"$version"-* >SHA256SUMS)
   rm -rf dist/homebrew dist/scoop dist/winget
@@ -253,13 +256,13 @@ ManifestVersion: $schema
 YAML
 }
 
-# Installs from dist/ as a user would, with nothing but its files, and runs what was installed.
+# Installs from dist/ like a user, with no other files, and runs the installed program.
 try_installed() {
   local place
   place=$(mktemp -d)
   scripts/install.sh --from dist --to "$place/bin"
   (cd "$place" && env -i PATH=/usr/bin:/bin bin/gpt2 generate "One day" --max-new-tokens 8)
-  # A changed archive is refused, and what is installed stays.
+  # The installer must reject a modified archive and keep the installed program.
   cp -r dist "$place/damaged"
   local archive
   for archive in "$place"/damaged/*.tar.gz; do printf x >>"$archive"; done
@@ -271,8 +274,8 @@ try_installed() {
   rm -rf "$place"
 }
 
-# What examples/deploy/Containerfile makes, as far as there is no need of an image: the program alone on a read-only root, of another
-# user, serves, says that it is ready, and ends when it is told to.
+# Tests the setup of examples/deploy/Containerfile without building an image: the program alone on a read-only
+# root, as another user, serves, reports readiness, and stops on SIGTERM.
 try_image() {
   local root namespaces=(--mount) user=(--userspec=65532:65532)
   if [ "$(id -u)" != 0 ]; then namespaces+=(--map-root-user) user=(); fi
@@ -300,7 +303,7 @@ try_image() {
   rm -rf "$root"
 }
 
-# Builds the same targets in a clone elsewhere, whose path is longer, and compares.
+# Builds the same targets in a clone with a longer path, and compares the checksums.
 build_again() {
   local other target options=()
   other=$(mktemp -d)/another/folder

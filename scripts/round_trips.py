@@ -1,10 +1,11 @@
-"""Compresses random inputs and restores them with another instruction set and another number of threads.
+"""Compresses random inputs and restores them with another instruction set and number of threads.
 
 usage: python scripts/round_trips.py [--count 10000] [--seed 1] [--program target/release/gpt2] [--model DIR] [--dtype q8] [--sets NAME,NAME]
 
-Inputs are bytes, words, markup and mixtures, of every length from 0 to 5,000 in turn. Each is compressed and restored by processes of
-their own; instruction sets and numbers of threads from 1 to 7 differ between the two. The model is the small one of the tests. It stops
-at the first input that does not come back, and leaves it in the folder that it names.
+Inputs are bytes, words, markup and mixtures, cycling through every length from 0 to 5,000. Separate processes
+compress and restore each input; they differ in instruction set and number of threads (1 to 7). The model is
+the small one of the tests. Stops at the first input that is not restored, and keeps it in the folder that it
+prints.
 """
 
 import argparse
@@ -23,7 +24,7 @@ MARKUP = ["<p>", "</p>\r\n", "<|endoftext|>", ' class="a"', "&amp;", '{"key": [1
 
 
 def made(chosen, length):
-    """An input of this length."""
+    """Returns an input of this length."""
     kind, data = chosen.randrange(4), bytearray()
     while len(data) < length:
         match kind if kind < 3 else chosen.randrange(3):
@@ -37,9 +38,9 @@ def made(chosen, length):
 
 
 def sets_of(program):
-    """The instruction sets of this processor."""
+    """Returns the instruction sets of this processor."""
     run = subprocess.run([program, "score", "a"], env=os.environ | {"GPT2_INSTRUCTION_SET": "none"}, capture_output=True, text=True)
-    return run.stderr.split("processor's, ")[1].split(", found")[0].split(", ")
+    return run.stderr.split("processor (")[1].split("), found")[0].split(", ")
 
 
 def main():

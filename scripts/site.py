@@ -1,9 +1,13 @@
-"""What makes one site of a folder with the book, rustdoc and the page: a front page, the files that the book links to, links back, and a
-check that every link leads somewhere.
+"""Combines a folder with the book, rustdoc and the web page into one site.
 
-usage: python3 scripts/site.py FOLDER     as scripts/build_site.sh calls it
+usage: python3 scripts/site.py FOLDER     (scripts/build_site.sh calls it)
+       python3 scripts/site.py --book FOLDER    adds the engine's address to the book's pages with live figures
+
+Adds a front page, the files that the book links to, and links back to the front page. Fails if a link leads
+nowhere.
 """
 
+import hashlib
 import html
 import json
 import re
@@ -45,7 +49,7 @@ FRONT = """<!doctype html>
 
 
 def crates(site: Path) -> list[str]:
-    """A line for each crate whose documentation is there."""
+    """Returns a line for each crate with documentation in the site."""
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--locked"]
     packages = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["packages"]
     found = []
@@ -58,7 +62,7 @@ def crates(site: Path) -> list[str]:
 
 
 def notebooks(site: Path) -> list[str]:
-    """A line for each notebook's page, with the file to run."""
+    """Returns a line for each notebook's page, with the file to run."""
     found = []
     for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
         title = json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"][0].removeprefix("# ").strip()
@@ -68,13 +72,13 @@ def notebooks(site: Path) -> list[str]:
 
 
 def targets(page: Path) -> list[Path]:
-    """The files and folders that the links of a page lead to."""
+    """Returns the files and folders that the links of a page lead to."""
     links = [urlsplit(html.unescape(link)) for link in LINK.findall(page.read_text(encoding="utf-8"))]
     return [(page.parent / unquote(link.path)).resolve() for link in links if link.path and not (link.scheme or link.netloc)]
 
 
 def copy(site: Path, target: Path) -> None:
-    """A file or folder of the repository to its place in the site; of a folder what git knows, or would."""
+    """Copies a file or folder of the repository into the site, except files that git ignores."""
     name = target.relative_to(site)
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "--", name], cwd=ROOT, check=True, capture_output=True, text=True)
     for file in listed.stdout.splitlines():
@@ -83,7 +87,21 @@ def copy(site: Path, target: Path) -> None:
             shutil.copyfile(ROOT / file, site / file)
 
 
+def connect(book: Path) -> None:
+    """Adds the engine's address to each page with a live figure; the hash makes browsers fetch a new engine."""
+    version = hashlib.sha256((book / "engine.js").read_bytes()).hexdigest()[:16]
+    for page in book.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        if 'class="live"' in text:
+            up = "../" * len(page.relative_to(book).parent.parts)
+            meta = f'<meta name="gpt2-engine" content="{up}engine.js?{version}">'
+            page.write_text(text.replace("<head>", f"<head>\n        {meta}", 1), encoding="utf-8")
+
+
 def main() -> None:
+    if sys.argv[1] == "--book":
+        connect(Path(sys.argv[2]).resolve())
+        return
     site = Path(sys.argv[1]).resolve()
     lists = {"notebooks": "\n  ".join(notebooks(site)), "crates": "\n  ".join(crates(site))}
     (site / "index.html").write_text(FRONT.format(**lists), encoding="utf-8")
@@ -92,7 +110,7 @@ def main() -> None:
         for target in targets(page):
             if site in target.parents and not target.exists():
                 copy(site, target)
-    # Links back: the book's title, and a line above each crate.
+    # Adds links back: the book's title, and a line above each crate.
     for page in book:
         up = "../" * len(page.relative_to(site).parent.parts)
         text = page.read_text(encoding="utf-8")

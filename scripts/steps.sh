@@ -1,5 +1,5 @@
-# What the scripts of checks and releases share: steps that are timed, what is left out by name, and builds without a path of this machine.
-# To be sourced.
+# Shared functions of the check and release scripts: timed steps, a list of skipped ones, and builds without
+# local paths. Must be sourced.
 # shellcheck shell=bash
 
 took=()
@@ -11,12 +11,12 @@ step() {
 }
 
 left_out=()
-# leave_out WHAT MISSING HOW: says what is not done here, what it needs, and how to get that.
+# leave_out WHAT MISSING HOW: reports a skipped step, its requirement, and how to install that.
 leave_out() {
   left_out+=("left out: $1 needs $2 ($3)")
   printf '\n== %s\n' "${left_out[-1]}"
 }
-# What took its time, and what was left out. A run in which everything is left out fails.
+# Prints the slow steps and the skipped ones. A run that skips everything fails.
 steps_done() {
   [ ${#took[@]} -gt 0 ] || { echo "everything was left out" >&2; return 1; }
   printf '\n'
@@ -25,18 +25,19 @@ steps_done() {
   [ ${#left_out[@]} -eq 0 ] || printf '%s\n' "${left_out[@]}"
 }
 
-# Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
+# These query the installed targets and programs and never download. (grep without -q reads to the end, since
+# a broken pipe would be a failure.)
 has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
 has() { command -v "$1" >/dev/null; }
 
-# Linux and Windows' bash have the one, macOS has the other.
+# Linux and bash on Windows have sha256sum, macOS has shasum.
 checksum() { if has sha256sum; then sha256sum "$@"; else shasum -a 256 "$@"; fi; }
 
-# Where cargo builds.
+# The build folder of cargo.
 build=${CARGO_TARGET_DIR:-$PWD/target}
 
-# set_flags TARGET FLAG…: rustc gets these flags, and no folder of this machine goes into what is built: sources, dependencies and the
-# standard library have names of their own.
+# set_flags TARGET FLAG…: passes flags to rustc and removes local paths from the output: sources, dependencies
+# and the standard library get fixed names.
 set_flags() {
   local target=$1 sysroot registry maps=("$build=/target" "$PWD=/gpt2")
   sysroot=$(rustc --print sysroot)
@@ -46,14 +47,14 @@ set_flags() {
   done
   local flags=("${maps[@]/#/--remap-path-prefix=}" "${@:2}")
   case $target in
-    *-windows-gnu) flags+=(-C "link-arg=-Wl,--no-insert-timestamp") ;; # a date in the program's head
+    *-windows-gnu) flags+=(-C "link-arg=-Wl,--no-insert-timestamp") ;; # no timestamp in the program's header
   esac
   CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
   CFLAGS="${maps[*]/#/-ffile-prefix-map=}"
   export CARGO_ENCODED_RUSTFLAGS CFLAGS CARGO_INCREMENTAL=0
 }
 
-# holds_no_path FILE…: fails if there is a path of this machine in one of them.
+# holds_no_path FILE…: fails if a file contains a local path.
 holds_no_path() {
   local path
   for path in "$PWD" "$build" "$HOME/" "${CARGO_HOME:-$HOME/.cargo}"; do

@@ -1,17 +1,19 @@
-// Runs a program for wasm32-wasip1 under Node: how cargo runs tests and examples of that target.
+// Runs a wasm32-wasip1 program under Node, for tests and examples of that target.
 // usage: CARGO_TARGET_WASM32_WASIP1_RUNNER="node SCRIPTS/wasi.mjs" cargo test --target wasm32-wasip1 …
 //
-// The program gets the arguments and the environment, the folder it is started in as its own, and by their full names this
-// repository, the system's folder for temporary files and GPT2_CHECKPOINTS, if it is set; the exit code is the program's. There are no threads, and a panic
-// ends the program with code 101. Node 20 and 22 crash where a program's memory grows (SIGSEGV, SIGTRAP), mostly while they optimise its
-// functions: so these are optimised before they run, and after a crash the program is started once more, which is said. Give it memory
-// enough to begin with, as scripts/ci.sh does.
+// The program receives the arguments, the environment and the current folder. It can also access, by absolute
+// path, this repository, the system's temporary folder and GPT2_CHECKPOINTS, if set. The exit code is the
+// program's; a panic exits with code 101. Threads are not supported.
+//
+// Node 20 and 22 crash when a program's memory grows (SIGSEGV, SIGTRAP), mostly while they optimize its
+// functions. The functions are therefore optimized before they run, and after a crash the program is
+// restarted once, with a message. Start it with enough memory, as scripts/ci.sh does.
 import { spawnSync } from "node:child_process";
 import { readFile, realpath } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { fileURLToPath } from "node:url";
 
-// Node says with each start that WASI may change.
+// Node prints a warning at each start that WASI may change.
 process.removeAllListeners("warning");
 const { WASI } = await import("node:wasi");
 
@@ -35,14 +37,14 @@ const repository = await realpath(fileURLToPath(new URL("..", import.meta.url)))
 const folders = [repository, tmpdir()];
 const env = { ...process.env, TMPDIR: tmpdir() };
 if (env.GPT2_CHECKPOINTS) {
-  // A program may not go up from a folder that it was given, so the path must have no "..".
+  // WASI programs cannot leave a preopened folder, so the path must not contain "..".
   env.GPT2_CHECKPOINTS = await realpath(env.GPT2_CHECKPOINTS);
   folders.push(env.GPT2_CHECKPOINTS);
 }
 const wasi = new WASI({
   version: "preview1",
   args: [program, ...args],
-  // What tests print is not held back: a panic would end the program before it is shown.
+  // Tests print immediately, because a panic would discard captured output.
   env: { RUST_TEST_NOCAPTURE: "1", ...env },
   preopens: { ".": process.cwd(), ...Object.fromEntries(folders.map((folder) => [folder, folder])) },
 });
@@ -52,7 +54,7 @@ try {
   process.exitCode = wasi.start(instance);
 } catch (error) {
   if (!(error instanceof WebAssembly.RuntimeError)) throw error;
-  // The program has said what happened; this says where.
+  // The program has already printed the message; this adds the location.
   console.error(error.stack);
   process.exitCode = 101;
 }

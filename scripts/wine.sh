@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs a program for Windows in Wine, in a Windows of its own under target/wine. usage: scripts/wine.sh PROGRAM.exe [ARGUMENT…]
-# Wine before 8.13 (Debian 12 has 8.0) lacks a function that every Rust program for Windows imports; it is made here with mingw.
+# Runs a Windows program in Wine, with a separate prefix under target/wine. usage: scripts/wine.sh PROGRAM.exe
+# [ARGUMENT…] Wine before 8.13 (Debian 12 has 8.0) lacks a function that every Rust program for Windows
+# imports; this script builds it with mingw.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)/target/wine
 library=$root/library/bcryptprimitives.dll
 export WINEPREFIX=$root/prefix WINEDEBUG=${WINEDEBUG:--all}
-# Without the parts that it would ask to download.
+# Disables the components that Wine would offer to download.
 export WINEDLLOVERRIDES='mscoree,mshtml='
 
 if [ ! -e "$library" ]; then
@@ -27,7 +28,7 @@ C
   fi
   flock -u 9
 fi
-# Windows looks for libraries next to the program; tests are next to the folder of the program that they start.
+# Windows looks for libraries next to the program; tests are in a subfolder of the program that they start.
 for folder in "$(dirname "$1")" "$(dirname "$1")/.."; do
   [ -e "$folder/bcryptprimitives.dll" ] || cp "$library" "$folder"
 done

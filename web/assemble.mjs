@@ -1,9 +1,12 @@
-// Puts the page and the npm package together from what scripts/build_web.sh has built: web/dist/gpt2.html, the page as one file;
-// web/dist/, the same for a static host; web/dist/npm/, the package. usage: node web/assemble.mjs
+// Assembles the page and the npm package from the output of scripts/build_web.sh. usage: node
+// web/assemble.mjs
+//
+// Writes web/dist/gpt2.html, the page as a single file; web/dist/, the page for a static host; web/dist/npm/,
+// the package; web/dist/book/engine.js, the engine for the figures of the book.
 
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
-import { basename, dirname, join } from "node:path";
+import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
@@ -11,14 +14,15 @@ const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const MOST_BYTES = 15_000_000;
 
 const MODEL_FOLDER = "models/stories";
-const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `${MODEL_FOLDER}/${name}`);
-// Transcoders of its MLPs, by their names beside the page, as the transport asks for them.
+const MODEL = ["config.json", "generation_config.json", "tokenizer.json", "model.gguf"];
+// Transcoders of the model's MLPs, by their names next to the page, which the transport requests.
 const TRANSCODERS = readdirSync(join(ROOT, MODEL_FOLDER, "transcoders")).sort()
   .flatMap((layer) => ["cfg.json", "sae_weights.safetensors"].map((name) => `transcoders/${layer}/${name}`));
-// What it could do at each of its checkpoints.
-const HISTORY = `${MODEL_FOLDER}/history.json`;
+// Abilities of the model at each of its checkpoints.
+const HISTORY = "history.json";
 
-// What a page may do: nothing that leaves it. From a file its scripts are inside it, from a host next to it.
+// Content security policies that forbid all outside requests. In a file the scripts are inline; on a host
+// they are separate files.
 const NOTHING_ELSE = "img-src data:; base-uri 'none'; form-action 'none'";
 const FILE_POLICY =
   `default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; worker-src blob:; ${NOTHING_ELSE}`;
@@ -29,10 +33,10 @@ const bytes = (path) => readFileSync(join(ROOT, path));
 const text = (path) => bytes(path).toString("utf8");
 const ofModel = (name) => bytes(`${MODEL_FOLDER}/${name}`);
 
-// A script inside a page, where HTML must not find its end, nor the beginning of a comment.
+// Escapes a script for a page, where HTML must not find its end tag or the start of a comment.
 const inside = (script) => script.replaceAll("</script", "<\\/script").replaceAll("<!--", "<\\!--");
 
-// A text with other texts in the places between pairs of `@@`.
+// Replaces the names between pairs of `@@` in a template.
 function filled(template, places) {
   const pieces = template.split("@@");
   return pieces.map((piece, index) => {
@@ -42,20 +46,36 @@ function filled(template, places) {
   }).join("");
 }
 
-// All lower bytes of 16-bit numbers, then all upper ones, which are alike: packed they are smaller by a twelfth.
+// Encodes bytes in base 85, which is 6% shorter than base 64; `fromBase85` of worker.js decodes it.
+function base85(bytes) {
+  const letters = Buffer.alloc(5 * Math.ceil(bytes.length / 4)), padded = Buffer.concat([bytes, Buffer.alloc(3)]);
+  for (let start = 0, group = 0; start < bytes.length; start += 4, group += 5) {
+    let value = padded.readUInt32BE(start);
+    for (let n = group + 4; n >= group; n--) {
+      const code = value % 85 + 35;
+      letters[n] = code === 60 ? 126 : code === 92 ? 125 : code;
+      value = Math.floor(value / 85);
+    }
+  }
+  return letters.toString("latin1", 0, bytes.length + Math.ceil(bytes.length / 4));
+}
+
+// Puts the lower bytes of 16-bit numbers first, then the upper ones, which are similar; gzip saves another
+// twelfth.
 const split = (data) => Buffer.concat([0, 1].map((half) => data.filter((_, place) => place % 2 === half)));
-const packed = (data) => gzipSync(data, { level: 9 }).toString("base64");
+const packed = (data) => base85(gzipSync(data, { level: 9 }));
 const data = (id, content, kind = "") => `<script type="text/plain" id="${id}"${kind}>${content}</script>\n`;
+const plain = (id, content) => data(id, packed(content));
 const numbers = (id, content) => data(id, packed(split(content)), " data-split");
 
 const index = text("web/index.html");
 const own = (name) => text(`web/${name}`);
 const ENTRY = "file-page.js";
 
-// A statement that imports names of another module, on a line of its own, and a declaration that exports one.
+// An import statement of another module on its own line, and a declaration that exports one name.
 const IMPORT = /^import (?:(\{.*\}) from )?"\.\/(.*)";$/gm, EXPORT = /^export (?:async )?(?:function|class|const) (\w+)/gm;
 
-// The paths of a module and of those that it imports, each after its own imports.
+// Returns the paths of a module and of its imports, dependencies first.
 function collected(path, paths = []) {
   if (paths.includes(path)) return paths;
   for (const [, , from] of own(path).matchAll(IMPORT)) collected(join(dirname(path), from), paths);
@@ -63,11 +83,11 @@ function collected(path, paths = []) {
   return paths;
 }
 
-// A module without types and without comments that take a line.
+// Removes types and whole-line comments from a module.
 const withoutComments = (text) => text.replace(/\/\*\*[^]*?\*\//g, "").replace(/^\s*\/\/.*$/gm, "").replace(/^\s*\n/gm, "");
 
-// A module and those that it imports as one classic script, because a page in a file cannot load modules. `script` of the crate
-// candle-gpt2-web makes the same.
+// Bundles a module and its imports into one classic script, because a page in a file cannot load modules.
+// `script` of the crate candle-gpt2-web does the same.
 function script(entry) {
   const wrapped = (path) => {
     const names = [...own(path).matchAll(EXPORT)].map(([, name]) => name);
@@ -91,26 +111,31 @@ const page = (html, policy, data) => {
 };
 
 function oneFile() {
-  const [weights, config, tokenizer] = MODEL.map(bytes);
   const whole = index
     .replace(LINK, (_, name) => `<style>${own(name)}</style>`)
     .replace(SCRIPT, () => `<script>${inside(script(ENTRY))}</script>`);
-  const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) + numbers("weights", weights) +
-    data("config", packed(config)) + data("tokenizer", packed(tokenizer)) +
-    TRANSCODERS.map((name) => (name.endsWith(".json") ? data(name, packed(ofModel(name))) : numbers(name, ofModel(name)))).join("") +
-    data("history", text(HISTORY).replaceAll("<", "\\u003c"));
+  const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) +
+    [...MODEL, ...TRANSCODERS].map((name) => (name.endsWith(".safetensors") ? numbers : plain)(name, ofModel(name))).join("") +
+    data("history", ofModel(HISTORY).toString("utf8").replaceAll("<", "\\u003c"));
   return page(whole, FILE_POLICY, packs);
 }
 
-// The files for a static host, by their names.
+// Returns the files for a static host, by name.
 function hosted() {
   const files = [["index.html", page(index, HOST_POLICY, "")], ...loaded, ["worker.js", worker], ["gpt2.wasm", wasm]];
-  files.push(...[...MODEL, HISTORY].map((path) => [basename(path), bytes(path)]), ...TRANSCODERS.map((name) => [name, ofModel(name)]));
+  files.push(...[...MODEL, HISTORY, ...TRANSCODERS].map((name) => [name, ofModel(name)]));
   const hash = createHash("sha256");
   for (const [name, content] of files) hash.update(name).update("\0").update(content).update("\0");
   const names = files.map(([name]) => (name === "index.html" ? "./" : name));
   const places = { version: hash.digest("hex").slice(0, 16), files: JSON.stringify(names) };
   return [...files, ["service-worker.js", filled(text("web/service-worker.js"), places)]];
+}
+
+// Returns the engine and its model as a classic script, the only kind of file that a page from a file can load.
+function bookEngine() {
+  const files = MODEL.map((file) => ({ file, packed: packed(ofModel(file)) }));
+  const parts = { worker, wasm: { packed: packed(wasm) }, files, history: JSON.parse(ofModel(HISTORY)), tokenizer: JSON.parse(ofModel("tokenizer.json")) };
+  return `window.gpt2Engine = ${JSON.stringify(parts)};\n`;
 }
 
 function npmPackage() {
@@ -144,6 +169,7 @@ const file = Buffer.from(oneFile());
 const [host, npm] = [hosted(), npmPackage()];
 write(dist, [...host, ["gpt2.html", file]]);
 write(join(dist, "npm"), npm);
+write(join(dist, "book"), [["engine.js", bookEngine()]]);
 console.log(`gpt2_bg.wasm: ${sizes([["", wasm]])}`);
 console.log(`web/dist/gpt2.html: ${file.length} bytes`);
 console.log(`web/dist/: ${host.length} files, ${sizes(host)}`);

@@ -1,5 +1,5 @@
 // @ts-check
-// Models that are kept in the browser, in IndexedDB: their files, under the name of their source.
+// Models stored in the browser's IndexedDB: their files, keyed by the name of their source.
 
 /** @typedef {{ name: string, bytes: number, source: import("./types").Source }} Kept */
 
@@ -11,7 +11,13 @@ const opened = () => new Promise((resolve, reject) => {
   request.onerror = () => reject(request.error);
 });
 
-/** One request to the store. @template T @param {IDBTransactionMode} mode @param {(store: IDBObjectStore) => IDBRequest<T>} ask @returns {Promise<T>} */
+/**
+ * Runs one request against the store.
+ * @template T
+ * @param {IDBTransactionMode} mode
+ * @param {(store: IDBObjectStore) => IDBRequest<T>} ask
+ * @returns {Promise<T>}
+ */
 async function asked(mode, ask) {
   const database = await opened();
   try {
@@ -25,13 +31,16 @@ async function asked(mode, ask) {
   }
 }
 
-/** The models that are kept; none where the browser keeps nothing, as in a private window. @returns {Promise<Kept[]>} */
+/**
+ * Returns the stored models; empty if the browser has no storage, as in a private window.
+ * @returns {Promise<Kept[]>}
+ */
 export const keptModels = () => asked("readonly", store => store.getAll()).catch(() => []);
 
-/** Keeps the files of a source. @param {string} name @param {import("./types").Source} source */
+/** Stores the files of a source. @param {string} name @param {import("./types").Source} source */
 export async function keepModel(name, source) {
   const { folder, files = [], tokenizer, dtype } = source;
-  // Copied: a file that was chosen cannot be read any more after it has changed.
+  // Copies the files, because a chosen file becomes unreadable once it changes.
   const copies = await Promise.all(files.map(async ({ file, blob }) => ({ file, blob: new Blob([await blob.arrayBuffer()]) })));
   const bytes = copies.reduce((sum, one) => sum + one.blob.size, 0);
   await asked("readwrite", store => store.put({ name, bytes, source: { folder, files: copies, tokenizer, dtype } }));

@@ -1,20 +1,27 @@
 // @ts-check
-// The same text as a command of the program, and as a request to a server.
+// Reproduces a completion as a command of the program or as a request to a server.
 import { sourceName } from "./model.js";
 
 /** @typedef {Record<string, any>} Body */
 
-/** One word of a POSIX shell. @param {string} text */
+/** Quotes one word for a POSIX shell. @param {string} text */
 const quoted = text => /^[A-Za-z0-9_./:@%+=,-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
-/** JSON of a body. A text area may hold halves of characters, which JSON cannot. @param {any} body @returns {string} */
+/**
+ * Serializes a body. A text area may contain lone surrogates, which JSON cannot represent.
+ * @param {any} body
+ * @returns {string}
+ */
 export const json = body => JSON.stringify(body, (_, value) => typeof value === "string" ? /** @type {any} */ (value).toWellFormed?.() ?? value : value);
 
-// Values that change nothing: the command has them only if a checkpoint may have others of its own.
+// Neutral values; the command includes them only if a checkpoint may have other defaults.
 /** @type {Record<string, number>} */
 const NEUTRAL = { top_p: 1, min_p: 0, repetition_penalty: 1 };
 
-/** `gpt2 generate` for a checked request as the page sends it. @type {(body: Body, model: import("./types").Model) => string} */
+/**
+ * Returns the `gpt2 generate` command for a checked request.
+ * @type {(body: Body, model: import("./types").Model) => string}
+ */
 export function asProgram(body, { config, source, inspection }) {
   const words = ["gpt2", "generate"];
   const give = (/** @type {string} */ flag, /** @type {any} */ value) => words.push(flag, quoted(String(value)));
@@ -31,32 +38,38 @@ export function asProgram(body, { config, source, inspection }) {
   } else {
     if (body.seed !== undefined) give("--seed", BigInt.asUintN(64, BigInt(body.seed)));
     give("--temperature", body.temperature);
-    // The program samples from 50 tokens by default.
+    // The program defaults to top-k 50.
     give("--top-k", body.top_k || config.vocab_size);
     giveField("top_p");
     giveField("min_p");
   }
   for (const field of ["repetition_penalty", "presence_penalty", "frequency_penalty"]) giveField(field);
-  // In one word, for a text that begins with a hyphen.
+  // One word, because the text may begin with a hyphen.
   for (const stop of body.stop ?? []) words.push(`--stop=${quoted(stop)}`);
-  // What follows `--` is a text, also if it begins with a hyphen.
+  // Words after `--` are text even if they begin with a hyphen.
   if (body.prompt.startsWith("-")) words.push("--");
   words.push(quoted(body.prompt));
   return words.join(" ");
 }
 
-/** `curl` for a request to the server at an address. The key is never in it. @type {(body: Body, address: string, hasKey?: boolean) => string} */
+/**
+ * Returns the `curl` command for a request to the server at an address. The key is never included.
+ * @type {(body: Body, address: string, hasKey?: boolean) => string}
+ */
 export function asCurl(body, address, hasKey) {
   const authorization = hasKey ? ` \\\n  -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
   return `curl -N '${address}/completions' \\\n  -H 'Content-Type: application/json'${authorization} \\\n  -d '${json(body).replaceAll("'", "'\\''")}'`;
 }
 
-// What openai-python has no arguments for.
+// Fields without an argument in openai-python.
 const EXTRA = ["top_k", "min_p", "repetition_penalty"];
 
-/** The same request as a program with openai-python. @type {(body: Body, address: string, hasKey?: boolean) => string} */
+/**
+ * Returns a Python program with openai-python for the same request.
+ * @type {(body: Body, address: string, hasKey?: boolean) => string}
+ */
 export function asPython(body, address, hasKey) {
-  // A JSON text is a Python text; of the other values only these differ.
+  // JSON strings are valid Python strings; of the other values only these differ.
   const literal = (/** @type {any} */ value) => value === true ? "True" : value === null ? "None" : json(value);
   const own = Object.entries(body).filter(([name]) => !EXTRA.includes(name)).map(([name, value]) => `    ${name}=${literal(value)},`);
   const extra = Object.entries(body).filter(([name]) => EXTRA.includes(name)).map(([name, value]) => `"${name}": ${literal(value)}`);

@@ -1,11 +1,12 @@
 // @ts-check
-// The box for compression: the cost of each token of a text, a file of it, and a file of `gpt2 compress` as text again.
+// The compression box: shows the cost of each token of a text, compresses it, and opens files of
+// `gpt2 compress`.
 import { short } from "./parts/colors.js";
 import { element, find } from "./parts/dom.js";
 import { bitsText, shown, tint } from "./parts/tokens.js";
 
 const SUFFIX = ".gpt2z";
-// Every element of a token takes time: longer texts have sizes for their beginning.
+// Every element of a token takes time to render, so longer texts show the sizes of their beginning only.
 const MOST_TOKENS = 5000;
 
 const grouped = (/** @type {number} */ count) => count.toLocaleString("en");
@@ -17,7 +18,7 @@ function sizesInWords(bytes, compressed) {
   return `${rate}${grouped(bytes)} bytes become ${grouped(compressed)}`;
 }
 
-/** The bytes of a token as text; those of a part of a character in hex. @param {number[]} bytes */
+/** Decodes a token's bytes as text; incomplete characters become hex escapes. @param {number[]} bytes */
 function textOfBytes(bytes) {
   try {
     return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
@@ -36,7 +37,10 @@ export function startCompression(engine) {
     find("stop-compressing").disabled = !isBusy;
   }
 
-  /** Does one thing at a time, and reports what went wrong. @type {(what: string, work: (say: (done: number, total: number) => void) => Promise<string>) => Promise<void>} */
+  /**
+   * Runs one task at a time and reports errors.
+   * @type {(what: string, work: (say: (done: number, total: number) => void) => Promise<string>) => Promise<void>}
+   */
   async function doing(what, work) {
     if (isBusy) return;
     isBusy = true;
@@ -69,7 +73,7 @@ export function startCompression(engine) {
     sizes.hidden = false;
   }
 
-  /** A link that saves bytes. @type {(bytes: Uint8Array, name: string) => void} */
+  /** Offers a link that saves bytes. @type {(bytes: Uint8Array, name: string) => void} */
   function offer(bytes, name) {
     URL.revokeObjectURL(result.href);
     Object.assign(result, { href: URL.createObjectURL(new Blob([/** @type {any} */ (bytes)])), download: name, textContent: `Save ${name}`, hidden: false });
@@ -99,7 +103,7 @@ export function startCompression(engine) {
         plain.value = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
       } catch {
         plain.value = "";
-        return `${sizesInWords(bytes.length, compressed.length)}; they are not text`;
+        return `${sizesInWords(bytes.length, compressed.length)}; the content is not text`;
       }
       return sizesInWords(bytes.length, compressed.length);
     }).finally(() => { find("compressed-file").value = ""; });

@@ -1,9 +1,10 @@
 // @ts-check
-// The transport to the engine in a worker of this page. The page asks it what it would ask a server, by the same paths and bodies, and
-// gets the same answers; see server.js. Only this one loads other models.
+// Transport to the engine in a worker of this page. It serves the same paths and bodies as the server (see
+// server.js) with the same answers. Only this transport can load other models.
 //
-// Each model has a worker of its own: memory that WebAssembly has taken is given back only with its worker, and the model before
-// writes on until the next one is ready. A worker that broke (a panic, no memory) is replaced by another with the same model.
+// Each model has its own worker, because WebAssembly memory is freed only with its worker. The previous model
+// keeps generating until the next one is ready. A worker that crashes (a panic, out of memory) is replaced by
+// a new one with the same model.
 import { json } from "./command.js";
 import { Failure } from "./failure.js";
 import { sizeInWords, sizeText, sourceName } from "./model.js";
@@ -11,16 +12,20 @@ import { sizeInWords, sizeText, sourceName } from "./model.js";
 /** @typedef {import("./types").Source} Source */
 /** @typedef {import("./types").Model} Model */
 
-const PARTS = { weights: "model.safetensors", config: "config.json", tokenizer: "tokenizer.json" };
+const FILES = ["config.json", "generation_config.json", "tokenizer.json", "model.gguf"];
 const BUILT_IN = { folder: "built-in", isBuiltIn: true };
-// What needs the transcoders of the built-in model, which are read when the first of these is asked for.
+// Paths that need the transcoders of the built-in model, which are loaded on first use.
 const TRANSCODED = ["look/features", "look/feature", "look/graph"];
 const NEEDED = {
   Worker: "web workers", WebAssembly: "WebAssembly", BigInt64Array: "64-bit integers", DecompressionStream: "DecompressionStream",
 };
-const VERSIONS = "Chrome 97, Firefox 119 and Safari 16.4 or newer run this page";
+const VERSIONS = "use Chrome 97, Firefox 119, Safari 16.4 or a later version";
 
-/** A part of the page inside its one file, or next to it on a host. @param {string} id @param {string} url */
+/**
+ * Returns a part of the page: inside the single file, or next to the page on a host.
+ * @param {string} id
+ * @param {string} url
+ */
 const part = (id, url) => {
   const inside = document.getElementById(id);
   return inside ? { packed: inside.textContent, isSplit: inside.dataset.split !== undefined } : { url };
@@ -31,15 +36,15 @@ function newWorker() {
   if (!inside) return new Worker("worker.js");
   const url = URL.createObjectURL(new Blob([inside.textContent], { type: "text/javascript" }));
   const worker = new Worker(url);
-  // Firefox reads it later than the constructor returns.
+  // Firefox reads the URL after the constructor has returned.
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
   return worker;
 }
 
-/** Compiled once, for all workers. @type {WebAssembly.Module | undefined} */
+/** The engine module, compiled once for all workers. @type {WebAssembly.Module | undefined} */
 let compiled;
 
-/** One worker, and what it was asked. */
+/** A worker and its pending messages. */
 class Host {
   /** @type {Map<number, { resolve: (value: any) => void, reject: (error: Error) => void, take?: (part: any) => void }>} */
   #pending = new Map();
@@ -63,10 +68,16 @@ class Host {
       const why = event.message ? `the engine stopped: ${event.message}` : "the engine's worker could not be started";
       this.end(new Failure(why, { broke: true }));
     };
-    this.worker.onmessageerror = () => this.end(new Failure("an answer of the engine could not be read", { broke: true }));
+    this.worker.onmessageerror = () => this.end(new Failure("could not read the engine's answer", { broke: true }));
   }
 
-  /** The answer to one message; `take` gets what comes before it. @param {string} call @param {any} [more] @param {(part: any) => void} [take] @returns {Promise<any>} */
+  /**
+   * Sends one message and returns its answer; `take` receives the parts that precede it.
+   * @param {string} call
+   * @param {any} [more]
+   * @param {(part: any) => void} [take]
+   * @returns {Promise<any>}
+   */
   call(call, more, take) {
     if (this.ended) return Promise.reject(this.ended);
     const id = ++this.#last;
@@ -101,18 +112,21 @@ class Host {
     if (reason.broke) this.onbreak(reason);
   }
 
-  /** Starts the engine and opens the files of a checkpoint: its inspection, and the memory it needs by precision. @param {Source} source */
+  /**
+   * Starts the engine and opens a checkpoint; returns its inspection and memory needs by precision.
+   * @param {Source} source
+   */
   async open(source) {
     const starting = this.call("start", compiled ? { module: compiled } : { wasm: part("wasm", "gpt2.wasm") });
-    const files = source.isBuiltIn ? Object.entries(PARTS).map(([id, file]) => ({ file, ...part(id, file) })) : source.files;
-    // Both at once: the files are unpacked while the engine is compiled.
+    const files = source.isBuiltIn ? FILES.map(file => ({ file, ...part(file, file) })) : source.files;
+    // Runs both concurrently: the files are unpacked while the engine is compiled.
     const opening = this.call("open", { name: source.folder ?? "", files });
     const [started, about] = await Promise.all([starting, opening]);
     compiled ??= started.module;
     return this.about = about;
   }
 
-  /** Gives the built-in model its transcoders, once. */
+  /** Loads the transcoders of the built-in model, once. */
   async transcode() {
     const files = (/** @type {string} */ name) => Array.from({ length: this.model.config.n_layer ?? 0 }, (_, layer) => `transcoders/layer_${layer}/${name}`).map(path => part(path, path));
     this.transcoding ??= this.call("transcode", { configs: files("cfg.json"), weights: files("sae_weights.safetensors") });
@@ -130,31 +144,31 @@ class Host {
   }
 }
 
-/** A model in one line. @param {Source} source @param {any} about */
+/** Describes a model in one line. @param {Source} source @param {any} about */
 function inWords(source, { inspection, memory }) {
   const name = source.isBuiltIn ? "A small model of short stories, inside this page" : sourceName(source, inspection);
   const size = `${sizeText(memory[source.dtype ?? ""] ?? 0)} of memory`;
   return [name, sizeInWords(inspection), size, source.dtype, "nothing leaves this page"].filter(Boolean).join(" · ");
 }
 
-/** The worker that answers. @type {Host | null} */
+/** The worker that answers requests. @type {Host | null} */
 let current = null;
-/** The promise of its model: the next question waits for it. @type {Promise<Model> | null} */
+/** Promise of the current model; requests wait for it. @type {Promise<Model> | null} */
 let ready = null;
-/** The worker of a model that is being loaded. @type {Host | null} */
+/** The worker of the model being loaded. @type {Host | null} */
 let next = null;
 /** @type {(model: Model | null, reason: Error) => void} */
 let tell = () => {};
-/** The worker that answers once the model is there. */
+/** Returns the active worker once its model is ready. */
 async function host() {
   await ready;
   return /** @type {Host} */ (current);
 }
 
-/** The features that this browser lacks, in a sentence. */
+/** Names the features that this browser lacks, in a sentence. */
 function lacking() {
   const missing = Object.entries(NEEDED).filter(([name]) => !(name in globalThis)).map(([, words]) => words);
-  return missing.length ? `this browser has no ${missing.join(" and no ")}; ${VERSIONS}` : "";
+  return missing.length ? `this browser lacks ${missing.join(" and ")}; ${VERSIONS}` : "";
 }
 
 /** @param {Host} host */
@@ -164,7 +178,7 @@ function take(host) {
   host.onbreak = reason => again(host.model.source, reason);
 }
 
-/** Begins with a model, in place of one that is gone. @param {Source} source */
+/** Loads a model into a new worker and makes it the current one. @param {Source} source */
 async function begin(source) {
   const host = new Host();
   await host.open(source);
@@ -173,7 +187,11 @@ async function begin(source) {
   return host.model;
 }
 
-/** After a break: the same model once more, or else the built-in one. @param {Source} source @param {Error} reason */
+/**
+ * Recovers from a crash: reloads the same model, or else the built-in one.
+ * @param {Source} source
+ * @param {Error} reason
+ */
 function again(source, { message }) {
   const reason = (/** @type {string} */ words) => new Failure(`${message}; the engine ${words}`);
   current = null;
@@ -185,7 +203,8 @@ function again(source, { message }) {
   ready.then(model => tell(model, reason("was restarted")), error => tell(null, reason(`could not be restarted: ${error.message}`)));
 }
 
-// What compresses: a worker with the present model in the precision of the file, so that the page writes on meanwhile.
+// Compression runs in its own worker with the current model, in the precision of the file format, so that the
+// page can keep generating.
 const COMPRESSING = { dtype: "q8", kvDtype: "f16" };
 /** @type {Host | null} */
 let compressing = null;
@@ -203,7 +222,7 @@ async function compressor(types) {
   return other;
 }
 
-// On a static host: after the first visit it works without the host.
+// On a static host, the page works offline after the first visit.
 const isHosted = !document.getElementById("worker") && location.protocol.startsWith("http");
 if (isHosted && "serviceWorker" in navigator) navigator.serviceWorker.register("service-worker.js").catch(() => {});
 
@@ -214,7 +233,7 @@ export const engine = {
     const inside = document.getElementById("history");
     return inside ? JSON.parse(inside.textContent ?? "") : (await fetch("history.json")).json();
   },
-  // That of `gpt2 serve`, for the requests that are shown.
+  // The default address of `gpt2 serve`, for the displayed requests.
   address: () => "http://127.0.0.1:8080/v1",
 
   start(source, heard) {

@@ -1,6 +1,11 @@
 // @ts-check
 
-/** An error in a sentence, with the status of an answer, or `stopped` if the page itself ended it, or `broke` if the worker is gone. */
+/**
+ * An error with a message for the user.
+ *
+ * It carries the `status` of a response, `stopped` if the page itself ended the request, or `broke` if the
+ * worker crashed.
+ */
 export class Failure extends Error {
   /** @param {string} message @param {Record<string, any>} [more] */
   constructor(message, more) {

@@ -1,5 +1,5 @@
 // @ts-check
-// The page with the engine inside: it compresses too, and shows how its model learned.
+// Entry point of the page with the engine inside; it also compresses and shows how its model learned.
 import { startCompression } from "./compression.js";
 import { engine } from "./engine.js";
 import { startLearning } from "./learning.js";

@@ -1,5 +1,5 @@
 // @ts-check
-// Writes texts: from the prompt, after the text, several next to each other.
+// Generates completions: after the prompt, after the text, or several in parallel.
 import { announce, newSeed } from "./parts/controls.js";
 import { element, find } from "./parts/dom.js";
 import { short } from "./parts/colors.js";
@@ -11,27 +11,30 @@ import { clearError, fail, rest, say } from "./status.js";
 import { put, record } from "./undo.js";
 
 /** @typedef {import("./types").Written} Written */
-/** One text of a run. @typedef {{ tokens: Tokens, added: string, ids: number[], finish?: string }} One */
+/**
+ * One completion of a run.
+ * @typedef {{ tokens: Tokens, added: string, ids: number[], finish?: string }} One
+ */
 /** @typedef {import("./types").Run & { from: Written, texts: One[], promptIds: number[], cards: any[], begun: number, first: number, last: number, frame: number }} Writing */
 
-/** Ends what runs on the page. @param {any} [failure] */
+/** Ends the current run on the page. @param {any} [failure] */
 export function settle(failure) {
   page.running = null;
   if (failure && !failure.stopped) fail(failure);
   else rest();
 }
 
-/** Stops what runs; what it has written stays. */
+/** Stops the current run and keeps its output. */
 export function halt() {
   if (!page.running) return;
   page.engine.stop();
   page.running.close(null);
 }
 
-/** Writes a new text after the prompt. @param {string} [withSeed] */
+/** Generates a new completion of the prompt. @param {string} [withSeed] */
 export const write = withSeed => begin({ ...NOTHING, prompt: prompt.value }, prompt.value, withSeed);
 
-/** Continues the text; after another prompt, its text is read anew. */
+/** Continues the text. If the prompt has changed, the text is tokenized again. */
 export function goOn() {
   const { written } = page;
   if (!page.model || page.running || !written.text) return undefined;
@@ -40,7 +43,11 @@ export function goOn() {
   return begin({ ...written, prompt: prompt.value, isByHand: true }, isKnown ? written.ids : prompt.value + written.text);
 }
 
-/** A length beyond the context of a server's model is cut to it. @param {any} asked @param {string | number[]} body */
+/**
+ * Limits the length to the context of a server's model.
+ * @param {any} asked
+ * @param {string | number[]} body
+ */
 async function fit(asked, body) {
   if (!page.engine.isShared || !page.model) return;
   const count = typeof body === "string" ? (await page.engine.ask("tokenize", { prompt: body })).count : body.length;
@@ -48,10 +55,10 @@ async function fit(asked, body) {
 }
 
 /**
- * Begins a run.
- * @param {Written} from the part of the text that is kept
- * @param {string | number[]} body what the model continues: a text or ids
- * @param {string} [withSeed] the seed where none is typed; a new one without it
+ * Starts a run.
+ * @param {Written} from the part of the text to keep
+ * @param {string | number[]} body the text or ids that the model continues
+ * @param {string} [withSeed] the seed if the field is empty; random by default
  */
 export async function begin(from, body, withSeed) {
   if (!page.model) return;
@@ -108,7 +115,7 @@ function hear(run, chunk) {
 /** @type {(one: One, place: number) => import("./types").Piece[]} */
 const piecesOf = (one, place) => one.tokens.pieces(one.added, one.tokens.lists.text_offset[0] ?? 0, place);
 
-/** The whole text that one of a run's texts makes. @type {(run: Writing, one: One) => Written} */
+/** Returns the whole text after one completion of a run. @type {(run: Writing, one: One) => Written} */
 function textOf({ from, promptIds }, one) {
   return {
     ...from, text: from.text + one.added, pieces: from.pieces.concat(piecesOf(one, from.text.length)), ids: promptIds.concat(one.ids),
@@ -116,7 +123,7 @@ function textOf({ from, promptIds }, one) {
   };
 }
 
-/** Shows what a run has written so far. @type {(run: Writing, isEnd: boolean) => void} */
+/** Shows the output of a run so far. @type {(run: Writing, isEnd: boolean) => void} */
 function show(run, isEnd) {
   cancelAnimationFrame(run.frame);
   run.frame = 0;
@@ -135,21 +142,25 @@ function end(run, failure) {
   settle(failure);
 }
 
-/** The reason why a text ended, in words. @type {Record<string, string>} */
-const ENDS = { length: "ended at the length or the end of the context", stop: "ended by itself or at a stop string" };
+/** Finish reasons in words. @type {Record<string, string>} */
+const ENDS = { length: "ended at the maximum length or the end of the context", stop: "ended at the end-of-text token or a stop string" };
 
-/** What a run took, in words. @param {Writing} run */
+/** Describes the speed of a run in words. @param {Writing} run */
 function inWords(run) {
   const count = run.texts.reduce((sum, one) => sum + one.tokens.count, 0);
   if (!run.first) return "";
   const seconds = (run.last - run.begun) / 1000, wait = run.first - run.begun;
-  // Over the whole time: chunks of a short text arrive together, and say nothing of the model's speed.
+  // Averages over the whole time, because chunks of a short completion arrive together and reveal nothing
+  // about the model's speed.
   const pace = count / seconds;
   return [`${count} new ${count === 1 ? "token" : "tokens"}`, `${short(pace)} tokens/s`, `first after ${wait < 1000 ? `${short(Math.round(wait))} ms` : `${short(wait / 1000)} s`}`,
     run.texts.length === 1 && ENDS[run.texts[0].finish ?? ""], `seed ${page.lastSeed}`].filter(Boolean).join(" · ");
 }
 
-/** One of several texts; it can be taken. @type {(run: Writing, one: One, n: number) => { node: any, draw(): void }} */
+/**
+ * A card for one of several completions, which the user can adopt.
+ * @type {(run: Writing, one: One, n: number) => { node: any, draw(): void }}
+ */
 function card(run, one, n) {
   const words = element("p");
   const taken = element("button", {
@@ -160,7 +171,7 @@ function card(run, one, n) {
       put(textOf(run, one));
       prompt.focus();
     },
-  }, "Take this one");
+  }, "Use this one");
   taken.dataset.testid = `take-${n}`;
   return {
     node: element("article", { ariaLabel: `completion ${n + 1}` }, words, taken),

@@ -1,5 +1,5 @@
 // @ts-check
-// How the built-in model learned, drawn when its part of the page is opened.
+// Shows how the built-in model learned, when its section of the page is opened.
 import { find } from "./parts/dom.js";
 import { drawLearned } from "./parts/learned.js";
 import { on } from "./state.js";

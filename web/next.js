@@ -1,5 +1,5 @@
 // @ts-check
-// The tokens that may come next, and the alternatives of those that are written.
+// Candidates for the next token, and alternatives to generated tokens.
 import { paced, popup, released } from "./parts/controls.js";
 import { element, find } from "./parts/dom.js";
 import { END, alternatives, percent, told } from "./parts/tokens.js";
@@ -14,28 +14,39 @@ import { explain, mostExplained } from "./views.js";
 /** @typedef {import("./types").Candidate} Candidate */
 /** @typedef {import("./types").Written} Written */
 
-// The number of tokens that the bars under the text show, and the box next to a token.
+// Number of tokens in the bars under the text and in the box next to a token.
 const BARS = 8, CHOICES = 20;
-// How long the pointer rests on a token before its alternatives open, and before they close: ms.
+// Milliseconds that the pointer rests on a token before its alternatives open, and until they close.
 const POINTED_MS = 150, LEFT_MS = 300;
-// Time without typing before a server is asked: ms.
+// Milliseconds without typing before a server is asked.
 const TYPED_MS = 300;
 
-// ---- Questions and answers
+// ---- Requests and answers
 
-/** The tokens that may come after these ids or this text, at the present settings. @param {string | number[]} after @param {number} top @returns {Promise<import("./types").NextLook>} */
+/**
+ * Returns the most probable next tokens after ids or a text, under the current settings.
+ * @param {string | number[]} after
+ * @param {number} top
+ * @returns {Promise<import("./types").NextLook>}
+ */
 const next = (after, top) => {
   const own = typeof after === "string" ? {} : { prompt_tokens: Math.min(page.written.promptIds, after.length) };
   return page.engine.ask("look/next", { ...sampling(), ...own, prompt: after, top });
 };
-/** A candidate as a bar; what the settings change is said. @param {Candidate} one */
+/**
+ * Formats a candidate as a bar, with a note if the settings change its probability.
+ * @param {Candidate} one
+ */
 const bar = one => {
   const before = percent(one.logprob), isSame = Math.abs(Math.exp(one.logprob) - one.probability) < 0.05 * one.probability;
   return { ...one, share: one.probability, text: isSame ? "" : one.probability ? `before settings ${before}` : `left out; before settings ${before}` };
 };
 const keptOf = (/** @type {import("./types").NextLook} */ look) => look.kept === 1 ? "These settings leave one token." : `These settings leave ${look.kept} tokens to sample from.`;
 
-/** Cuts a text before a piece, puts another token there and continues; after an end nothing comes. @type {(from: Written, n: number, ids: number[], one: Candidate) => void} */
+/**
+ * Cuts the text before a piece, inserts another token and continues, unless it is the end of text.
+ * @type {(from: Written, n: number, ids: number[], one: Candidate) => void}
+ */
 function take(from, n, ids, one) {
   choices.hide();
   halt();
@@ -56,7 +67,7 @@ function take(from, n, ids, one) {
   put(cut);
 }
 
-/** A token chosen right after the prompt. @param {Candidate} one */
+/** Starts a text with a token chosen right after the prompt. @param {Candidate} one */
 async function takeFirst(one) {
   const text = prompt.value;
   try {
@@ -74,7 +85,10 @@ const choices = popup(find("choices"), node => goTo(Math.max(0, placeOf(node))))
 let open = null;
 const isOpen = () => !find("choices").hidden;
 
-/** The ids before the n-th piece: of the prompt, and of the tokens of the pieces before it. @param {number} n */
+/**
+ * Returns the ids before the n-th piece: the prompt's, and those of the preceding pieces.
+ * @param {number} n
+ */
 function idsBefore(n) {
   const { written } = page, tokens = written.pieces.slice(0, n).reduce((sum, piece) => sum + piece.tokens.length, 0);
   return written.ids.slice(0, written.promptIds + tokens);
@@ -84,7 +98,7 @@ function idsBefore(n) {
 async function openChoices(n, isByKey, isPointed) {
   const at = pieceAt(n);
   const ids = idsBefore(n);
-  // The first token of a scored text was chosen from nothing.
+  // The first token of a scored text has no preceding tokens.
   if (!page.model || !at || !ids.length) return;
   const { piece, node, text } = at, list = element("div"), kept = element("p", { className: "quiet" });
   const close = element("button", { type: "button", ariaLabel: "close", onclick() { choices.hide(); goTo(n); } }, "×");
@@ -99,7 +113,7 @@ async function openChoices(n, isByKey, isPointed) {
   if (isByKey) (list.querySelector("[tabindex='0']") ?? close).focus();
 }
 
-/** The box as the settings are now. */
+/** Updates the box after a change of the settings. */
 const moveChoices = paced(async () => {
   if (!open || !isOpen()) return;
   const { n, piece, list, kept, ids } = open, from = page.written;
@@ -115,7 +129,7 @@ const moveChoices = paced(async () => {
   }
 });
 
-// A mouse that rests on a token opens them as well, until it leaves; after a click or a key they stay.
+// Resting the mouse on a token opens its alternatives until it leaves; after a click or a key they stay open.
 let pointed = 0;
 /** @param {number} [ms] @param {() => void} [act] */
 function pointLater(ms, act) {
@@ -136,7 +150,7 @@ paper.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
   event.preventDefault();
   openChoices(currentPiece(), true);
 });
-// A token that slides under a mouse that rests is not pointed at.
+// Ignores tokens that move under a resting mouse.
 let under = -1;
 paper.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
   const n = placeOf(event.target);
@@ -149,7 +163,7 @@ paper.addEventListener("pointerleave", () => { under = -1; leave(); });
 find("choices").addEventListener("pointerenter", () => pointLater());
 find("choices").addEventListener("pointerleave", leave);
 addEventListener("pointerdown", event => {
-  // The settings change what the box shows, so it stays while they are used.
+  // The box depends on the settings, so it stays open while they are used.
   if (isOpen() && !(/** @type {HTMLElement} */ (event.target)).closest("#choices, #settings, #sliders, #text span")) choices.hide();
 });
 addEventListener("keydown", event => { if (event.key === "Escape") choices.hide(); });
@@ -185,7 +199,7 @@ on("prompt", () => {
   if (page.engine.isShared) typing = setTimeout(move, TYPED_MS);
   else move();
 });
-// A server is asked for the bars of a whole text alone.
+// With a server, the bars are updated only at the end of a completion.
 on("text", isEnd => {
   if (!isEnd) choices.hide();
   if (isEnd || !page.engine.isShared) moveNext(isEnd);

@@ -1,8 +1,9 @@
 // @ts-check
-// The page: writes, shows what each token was chosen from and what comes next, scores, looks inside, and takes other models.
+// The page: generates, shows each token's alternatives and the next candidates, scores, looks inside and
+// loads other models.
 //
-// It asks its transport: a server (server.js), or the engine in a worker (engine.js), by the same paths and bodies. Parts of the page
-// that only one of them can do have `data-only`; page.css hides them from the other.
+// It talks to a transport, a server (server.js) or the engine in a worker (engine.js), through the same paths
+// and bodies. Parts of the page for only one of them have `data-only`; page.css hides them from the other.
 import { dark, element, find } from "./parts/dom.js";
 import { halt, write } from "./generate.js";
 import "./next.js";
@@ -15,7 +16,7 @@ import { startTour } from "./tour.js";
 import { redo, undo } from "./undo.js";
 import "./views.js";
 
-// The first one is the page's opening, with this seed.
+// The page opens with the first example and this seed.
 const EXAMPLES = [
   "One day, Mia had a red ball and Tom had a blue ball.",
   "red blue green red blue green red",
@@ -23,15 +24,15 @@ const EXAMPLES = [
 ];
 const OPENING_SEED = "2";
 
-/** The seed of the first text. @type {string | undefined} */
+/** The seed of the first completion. @type {string | undefined} */
 let firstSeed;
 
-/** Takes prompt and settings of an address, or the page's own. @param {string} text */
+/** Restores prompt and settings from an address, or uses the page's defaults. @param {string} text */
 function open(text) {
   firstSeed = restore(text, EXAMPLES[0]) ?? (text ? undefined : OPENING_SEED);
 }
 
-/** Writes the first text of the prompt that the page came with, if there is one. */
+/** Generates a first completion if the page has a prompt. */
 function writeFirst() {
   emit("prompt");
   if (prompt.value) write(firstSeed);
@@ -41,7 +42,7 @@ function writeFirst() {
 async function begin() {
   try {
     take(await page.engine.start(opening(), heard));
-    // A text that was there before a key was asked for again stays.
+    // Keeps an existing text, for example after the key is entered again.
     if (!await openWanted() && !page.written.text) writeFirst();
   } catch (error) {
     fail(error);
@@ -49,8 +50,10 @@ async function begin() {
 }
 
 /**
- * A fault of the engine, and then the model that came back after it. Prompt and text stay, and a text that was asked for between the two is
- * written, unless another model came back.
+ * Handles a crash of the engine and then the reloaded model.
+ *
+ * Prompt and text stay, and a completion requested in between is generated, unless another model was loaded.
+ *
  * @param {import("./types").Model | null} loaded
  * @param {Error} reason
  */
@@ -100,7 +103,7 @@ addEventListener("keydown", event => {
     event.preventDefault();
     write();
   } else if (/^[zy]$/i.test(event.key) && isCommand && !isField) {
-    // A field undoes its own typing.
+    // Text fields have their own undo.
     event.preventDefault();
     find(event.shiftKey || event.key === "y" ? "redo" : "undo").click();
   }
@@ -111,7 +114,7 @@ addEventListener("hashchange", async () => {
   if (!await openWanted()) writeFirst();
 });
 
-/** Begins with a transport. @param {import("./types").Engine} engine */
+/** Starts the page with a transport. @param {import("./types").Engine} engine */
 export function start(engine) {
   page.engine = engine;
   rest();

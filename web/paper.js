@@ -1,24 +1,27 @@
 // @ts-check
-// The generated text, a span for each token.
+// The generated text, one span per token.
 import { clamp, direction, element, find } from "./parts/dom.js";
 import { bits, bitsText, surpriseScale, tint, told } from "./parts/tokens.js";
 import { isStale, on, page } from "./state.js";
 
-/** A piece of the text on the page. @typedef {{ piece: import("./types").Piece, text: string, bits: number, node: any }} Drawn */
+/**
+ * A piece of the text on the page.
+ * @typedef {{ piece: import("./types").Piece, text: string, bits: number, node: any }} Drawn
+ */
 
 export const paper = find("text");
 /** @type {Drawn[]} */
 let drawn = [];
 let at = 0;
 
-/** The n-th piece. @type {(n: number) => Drawn | undefined} */
+/** Returns the n-th piece. @type {(n: number) => Drawn | undefined} */
 export const pieceAt = n => drawn[n];
 /** @type {(node: any) => number} */
 export const placeOf = node => drawn.findIndex(one => one.node === node);
-/** The piece that has the focus, or had it last. */
+/** Returns the index of the piece that has or last had the focus. */
 export const currentPiece = () => at;
 
-/** Draws what has changed since the last time. @param {boolean} [everything] */
+/** Renders the changes since the last call. @param {boolean} [everything] */
 export function drawText(everything = false) {
   const now = page.written.pieces.map(piece => ({ piece, text: page.written.text.slice(piece.start, piece.end), bits: bits(piece), node: /** @type {any} */ (null) }));
   let same = 0;
@@ -27,7 +30,7 @@ export function drawText(everything = false) {
   gone.forEach(one => one.node.remove());
   for (const one of now.slice(same)) one.node = span(one);
   paper.append(...now.slice(same).map(one => one.node));
-  // What is said of a token goes with it.
+  // Hides the details of a removed token.
   if (gone.length) find("token").textContent = "";
   drawn = now;
   find("legend").hidden = !drawn.length;
@@ -45,7 +48,7 @@ function span({ piece, text, bits }) {
   return node;
 }
 
-/** Marks a text of an earlier prompt. */
+/** Marks text that belongs to an earlier prompt. */
 export function showStale() {
   paper.classList.toggle("stale", isStale());
   find("stale").hidden = !isStale() || page.running !== null;

@@ -1,5 +1,6 @@
 // @ts-check
-// The model picker: the built-in model or the server's, the user's own files, and models that are kept in the browser.
+// The model picker: the built-in model or the server's, the user's own files, and models stored in the
+// browser.
 import { dropModel, keepModel, keptModels } from "./cache.js";
 import { halt, write } from "./generate.js";
 import { released } from "./parts/controls.js";
@@ -12,9 +13,9 @@ import { put, record } from "./undo.js";
 
 /** @typedef {import("./types").Source} Source */
 
-/** The source of a model that was rejected: files that are chosen next may complete it. @type {Source | null} */
+/** The source of a rejected model; files chosen next may complete it. @type {Source | null} */
 let refused = null;
-/** The model that this page was last used with. */
+/** The name of the model last used on this page. */
 let wanted = "";
 /** Whether files are being copied into the browser. */
 let isKeeping = false;
@@ -23,7 +24,10 @@ const isOpen = () => find("picker").open;
 const dtype = () => find("dtype").value;
 const describe = (/** @type {any} */ about, /** @type {Source} */ source) => { find("memory").textContent = source.isBuiltIn ? "" : checkpointText(about, source); };
 
-/** Takes a model that is ready. The text stays if it is the same model as before. @param {import("./types").Model} loaded */
+/**
+ * Switches to a loaded model. The text stays if it is the same model as before.
+ * @param {import("./types").Model} loaded
+ */
 export function take(loaded) {
   const before = page.model;
   adopt(loaded.defaults);
@@ -43,7 +47,7 @@ export function take(loaded) {
   emit("model");
 }
 
-/** Loads a source, and writes with it; where that fails the model before stays. @param {Source} source */
+/** Loads a source and generates with it; on failure the previous model stays. @param {Source} source */
 async function load(source) {
   const { engine } = page;
   halt();
@@ -58,14 +62,14 @@ async function load(source) {
     }, (done, total) => {
       const share = total ? done / total : 0;
       Object.assign(bar, { hidden: false, value: share });
-      say(page.loading = `loading ${name}: ${Math.round(100 * share)} %`);
+      say(page.loading = `loading ${name}: ${Math.round(100 * share)}%`);
     });
     page.loading = "";
     take(loaded);
     if (isOpen()) find("picker").close();
     write();
   } catch (/** @type {any} */ error) {
-    // Another one may be loading by now.
+    // Another model may be loading by now.
     if (error.replaced) return;
     page.loading = "";
     if (!source.isBuiltIn) refused = source;
@@ -102,7 +106,7 @@ async function drawList() {
   const { engine, model } = page;
   if (!model) return;
   if (!engine.load) {
-    find("models").replaceChildren(entry(model.name, "the model of this server", true, null));
+    find("models").replaceChildren(entry(model.name, "this server's model", true, null));
     return;
   }
   const kept = await keptModels(), { source } = model;
@@ -113,7 +117,7 @@ async function drawList() {
   find("models").replaceChildren(builtIn, ...own, ...kept.map(one => {
     const drop = element("button", { type: "button", onclick: () => dropModel(one.name).then(drawList, fail) }, "Remove");
     drop.ariaLabel = `Remove ${one.name} from the browser`;
-    return entry(one.name, `kept in this browser, ${sizeText(one.bytes)}`, false, () => load({ ...one.source, dtype: dtype() }), drop);
+    return entry(one.name, `stored in this browser, ${sizeText(one.bytes)}`, false, () => load({ ...one.source, dtype: dtype() }), drop);
   }));
   find("keep-model").hidden = Boolean(source.isBuiltIn) || isKeeping || kept.some(one => one.name === sourceName(source, model.inspection));
 }
@@ -126,9 +130,9 @@ async function keep() {
   find("kept").textContent = "copying the files";
   try {
     await keepModel(sourceName(model.source, model.inspection), model.source);
-    find("kept").textContent = "kept: it is in the list above whenever you open this page";
+    find("kept").textContent = "stored: the list above has it whenever you open this page";
   } catch (error) {
-    find("kept").textContent = `the browser did not keep it: ${/** @type {Error} */ (error).message}`;
+    find("kept").textContent = `the browser could not store it: ${/** @type {Error} */ (error).message}`;
   }
   isKeeping = false;
   drawList();
@@ -144,17 +148,17 @@ export function writeModel(said) {
   if (own) said.set("model", own);
 }
 
-/** Takes model and precision from an address. @param {URLSearchParams} given */
+/** Reads model and precision from an address. @param {URLSearchParams} given */
 export function readModel(given) {
   wanted = given.get("model") ?? "";
   const asked = given.get("dtype");
   if (!page.model && [...find("dtype").options].some(one => one.value === asked)) find("dtype").value = asked;
 }
 
-/** The built-in model as an address asks for it. */
+/** Returns the source of the built-in model that an address requests. */
 export const opening = () => ({ ...page.engine.BUILT_IN, dtype: wanted ? "" : dtype() });
 
-/** Loads the model of an address: the built-in one in another precision, or one that the browser keeps. */
+/** Loads the model of an address: the built-in one in another precision, or one stored in the browser. */
 export async function openWanted() {
   const { engine, model } = page;
   if (!engine.load || !model) return false;
@@ -170,7 +174,7 @@ export async function openWanted() {
     load({ ...kept.source });
     return true;
   }
-  find("memory").textContent = `This page was last used with ${wanted}. A page cannot open files by itself: choose them again to use that model; until then the built-in one writes.`;
+  find("memory").textContent = `This page was last used with ${wanted}. A page cannot open files by itself: choose them again to use that model. Until then, the page uses the built-in one.`;
   return false;
 }
 
@@ -187,7 +191,7 @@ find("stop-loading").onclick = () => page.engine.cancel?.();
 on("busy", () => { find("stop-loading").hidden = !page.loading; });
 for (const id of ["model-file", "model-folder"]) find(id).onchange = () => {
   const files = [...find(id).files];
-  // So that the same files can be chosen again.
+  // Allows choosing the same files again.
   find(id).value = "";
   if (files.length) choose(files);
 };

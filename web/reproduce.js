@@ -1,5 +1,5 @@
 // @ts-check
-// The same text as a command or a program, and the page's state as an address.
+// The same completion as a command or a program, and the page's state as an address.
 import { asCurl, asProgram, asPython } from "./command.js";
 import { copies } from "./parts/controls.js";
 import { find } from "./parts/dom.js";
@@ -10,7 +10,7 @@ import { emit, on, page, prompt } from "./state.js";
 /** @type {Record<string, (body: any, address: string, hasKey?: boolean) => string>} */
 const REQUESTS = { "as-curl": asCurl, "as-python": asPython };
 const LANGUAGES = ["as-program", ...Object.keys(REQUESTS)];
-/** The language that is chosen; the program's where the page has its engine inside. */
+/** The selected language; the command by default if the engine runs inside the page. */
 let language = "";
 
 // ---- A command or a program
@@ -24,7 +24,7 @@ function showCommand() {
   /** @type {string} */
   let text = "", fault = "";
   try {
-    // The seed of the text that is shown, unless another one is typed.
+    // The seed of the displayed text, unless the user has typed another one.
     const body = { prompt: prompt.value, ...page.lastSeed && { seed: Number(page.lastSeed) }, ...fields() };
     text = isCommand ? asProgram(body, model) : REQUESTS[language]({ ...engine.isShared && { model: model.name }, ...body, stream: true }, engine.address(), engine.hasKey);
   } catch (error) {
@@ -33,7 +33,7 @@ function showCommand() {
   find("command").hidden = !isCommand || fault !== "";
   find("request").hidden = isCommand || fault !== "";
   find(isCommand ? "command" : "request").textContent = text;
-  find("not-a-request").textContent = fault && `There is no request for these settings. ${fault}`;
+  find("not-a-request").textContent = fault && `These settings are invalid. ${fault}`;
   find("not-a-request").hidden = fault === "";
   find("copy").disabled = fault !== "";
   find("by-hand").hidden = !page.written.isByHand;
@@ -41,7 +41,10 @@ function showCommand() {
 
 // ---- An address
 
-/** Prompt and settings, as text after # of the address. @param {boolean} [withSeed] also the seed of the text that is shown */
+/**
+ * Returns prompt and settings for the address fragment.
+ * @param {boolean} [withSeed] also the seed of the displayed text
+ */
 function state(withSeed) {
   const said = new URLSearchParams({ prompt: prompt.value });
   writeSettings(said);
@@ -50,7 +53,11 @@ function state(withSeed) {
   return String(said);
 }
 
-/** Takes the state of an address, and gives the seed of its first text. @param {string} text @param {string} ownPrompt */
+/**
+ * Restores the state of an address; returns the seed of its first completion.
+ * @param {string} text
+ * @param {string} ownPrompt
+ */
 export function restore(text, ownPrompt) {
   const given = new URLSearchParams(text);
   prompt.value = given.get("prompt") ?? ownPrompt;
@@ -59,15 +66,19 @@ export function restore(text, ownPrompt) {
   return given.get("first-seed") ?? undefined;
 }
 
-/** The settings that the browser keeps for the page: nothing without storage, as in a private window, and nothing with a server. */
+/**
+ * Settings stored in the browser for the page.
+ *
+ * Empty with a server, and without storage, as in a private window.
+ */
 export const kept = {
   read() { try { return page.engine.isShared ? "" : localStorage.getItem("gpt2") ?? ""; } catch { return ""; } },
   /** @param {string} text */
-  write(text) { try { if (!page.engine.isShared) localStorage.setItem("gpt2", text); } catch { /* nothing is lost but this */ } },
+  write(text) { try { if (!page.engine.isShared) localStorage.setItem("gpt2", text); } catch { /* only this state is lost */ } },
 };
 
 let keeping = 0, original = "";
-/** Keeps the state soon. */
+/** Stores the state after a short delay. */
 function keep() {
   clearTimeout(keeping);
   keeping = setTimeout(() => {
@@ -77,7 +88,7 @@ function keep() {
   }, 300);
 }
 
-/** Takes the present state as the page's original one, which no address needs. */
+/** Declares the current state the default, which needs no address. */
 export const isOriginal = () => { original = state(); };
 
 const address = () => `${location.href.split("#")[0]}#${state(true)}`;

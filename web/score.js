@@ -9,7 +9,7 @@ import { on, page, prompt, wholeText } from "./state.js";
 import { clearError, say } from "./status.js";
 import { put, record } from "./undo.js";
 
-// Time without typing before a text is counted: ms.
+// Milliseconds without typing before the tokens of a text are counted.
 const TYPED_MS = 300;
 
 /** Colors prompt and text by the probability of each token. */
@@ -52,7 +52,7 @@ async function count() {
     tokens = said.count;
     place.textContent = `${tokens} of ${page.model.config.n_positions} tokens`;
   } catch {
-    // The next request that matters reports the fault.
+    // The next important request reports the error.
     place.textContent = "";
     tokens = NaN;
   }

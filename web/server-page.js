@@ -1,5 +1,5 @@
 // @ts-check
-// The page of a server.
+// Entry point of a server's page.
 import { start } from "./page.js";
 import { server } from "./server.js";
 

@@ -1,10 +1,11 @@
 // @ts-check
-// The transport to a server, by its routes: requests, answers, and what went wrong in words. See engine.js for the other one.
+// Transport to a server through its routes: requests, answers and readable errors. See engine.js for the
+// other one.
 import { json } from "./command.js";
 import { Failure } from "./failure.js";
 import { amountText } from "./model.js";
 
-// In this page's memory only.
+// Stored only in this page's memory.
 let key = "";
 /** @type {AbortController | null} */
 let writing = null;
@@ -38,27 +39,32 @@ async function refused(answer) {
   const message = said?.error?.message ?? `the server answered ${status} ${answer.statusText}`;
   const wait = answer.headers.get("Retry-After");
   const later = wait ? `; try again in ${wait} s` : "; try again later";
-  if (status === 401) return new Failure(key ? "the key is not right; give this server's key" : "this server asks for a key", { status });
+  if (status === 401) return new Failure(key ? "invalid key; enter this server's key" : "this server requires a key", { status });
   if (status === 429) return new Failure(`the server is busy: ${message}${later}`, { status });
-  if (status === 503) return new Failure(`the server cannot answer now: ${message}${later}`, { status });
+  if (status === 503) return new Failure(`the server is unavailable: ${message}${later}`, { status });
   return new Failure(message, { status });
 }
 
 /** @param {string} path @param {any} [body] */
 async function ask(path, body) {
   const answer = await asked(path, body);
-  return reading(() => answer.json(), null, "the server broke off in the middle of its answer");
+  return reading(() => answer.json(), null, "the server's answer was cut off");
 }
 
-/** Calls take(chunk) for each chunk of a text, until it ends or is stopped. @param {string} path @param {any} body @param {(chunk: any) => void} take */
+/**
+ * Calls take(chunk) for each chunk of a completion, until it ends or is stopped.
+ * @param {string} path
+ * @param {any} body
+ * @param {(chunk: any) => void} take
+ */
 async function stream(path, body, take) {
   writing?.abort();
   const { signal } = writing = new AbortController();
   const answer = await asked(path, body, signal);
   const reader = /** @type {ReadableStream<any>} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = "";;) {
-    const { value = "", done } = await reading(() => reader.read(), signal, "the connection to the server broke off");
-    // A part may end anywhere, also between two line ends.
+    const { value = "", done } = await reading(() => reader.read(), signal, "the connection to the server was lost");
+    // A part may end anywhere, even between two line ends.
     const events = (rest + value).split(/\r?\n\r?\n/);
     rest = events.pop() ?? "";
     for (const event of events) {
@@ -70,11 +76,11 @@ async function stream(path, body, take) {
       if (said.error) throw new Failure(said.error.message);
       take(said);
     }
-    if (done) throw new Failure("the server ended before the text did");
+    if (done) throw new Failure("the server ended the stream before the completion was finished");
   }
 }
 
-/** The transport to the server of this page. @type {import("./types").Engine} */
+/** The transport to this page's server. @type {import("./types").Engine} */
 export const server = {
   isShared: true,
   address: () => route("v1"),
@@ -82,7 +88,7 @@ export const server = {
   async start() {
     const [{ id, max_model_len, meta }] = (await ask("v1/models")).data;
     const about = `A GPT-2 of ${amountText(meta.n_params)} parameters with a context of ${max_model_len} tokens.`;
-    // It is not one of the user's own files.
+    // Not one of the user's own files.
     const source = { isBuiltIn: true };
     const defaults = (await ask("props")).default_generation_settings.params;
     return { name: id, title: id, about, source, defaults, config: { n_positions: max_model_len } };

@@ -1,6 +1,6 @@
 "use strict";
-// The page on a host, without a network after the first visit. All files are fetched together under the hash of their contents, so that
-// a page is never put together from two versions; those of an older version go when no page uses them any more.
+// Serves the page on a host offline after the first visit. All files are fetched together under the hash of
+// their contents, so that a page never mixes two versions. Older versions are deleted once no page uses them.
 const NAME = "gpt2-@@version@@";
 const FILES = @@files@@;
 

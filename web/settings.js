@@ -1,17 +1,17 @@
 // @ts-check
-// The settings of a request: length and temperature in front, the others behind a fold.
+// Settings of a request: length and temperature up front, the others in a fold.
 import { Control, seedOf } from "./parts/controls.js";
 import { find } from "./parts/dom.js";
 import { emit } from "./state.js";
 
-// Lower temperatures are rejected by the program; 0 is greedy.
+// The program rejects lower temperatures; 0 is greedy.
 const COLDEST = 0.000001;
 const changed = () => emit("prompt");
 
-// With the values of a model without a generation_config.json; adopt() sets the model's own.
+// Defaults of a model without a generation_config.json; adopt() sets the model's own.
 const FRONT = [
   { field: "max_tokens", id: "max-new-tokens", name: "Length", about: "tokens", min: 1, max: 512, step: 1, value: 100, limit: 1e6 },
-  { field: "temperature", id: "temperature", name: "Temperature", about: "higher is bolder", min: 0, max: 2, step: 0.05, value: 1 },
+  { field: "temperature", id: "temperature", name: "Temperature", about: "higher is more random", min: 0, max: 2, step: 0.05, value: 1 },
 ];
 const FURTHER = [
   { field: "top_k", id: "top-k", name: "Top-k", about: "sample from the k best; 0: all", min: 0, max: 200, step: 1, value: 50, limit: 1e6 },
@@ -20,7 +20,7 @@ const FURTHER = [
   { field: "repetition_penalty", id: "repetition", name: "Repetition penalty", about: "1: off", min: 0.5, max: 2, step: 0.05, value: 1 },
   { field: "presence_penalty", id: "presence", name: "Presence penalty", about: "0: off", min: -2, max: 2, step: 0.1, value: 0, off: 0 },
   { field: "frequency_penalty", id: "frequency", name: "Frequency penalty", about: "0: off", min: -2, max: 2, step: 0.1, value: 0, off: 0 },
-  { field: "n", id: "n", name: "Completions", about: "side by side", min: 1, max: 16, step: 1, value: 1, off: 1 },
+  { field: "n", id: "n", name: "Completions", about: "in parallel", min: 1, max: 16, step: 1, value: 1, off: 1 },
 ];
 const made = (/** @type {string} */ place, /** @type {import("./parts/controls.js").Setting[]} */ list) => list.map(one => {
   const control = new Control(one, changed);
@@ -33,10 +33,14 @@ export const seed = find("seed");
 export const greedy = find("greedy");
 const stops = find("stops");
 
-/** The number of tokens that are asked for, or NaN. */
+/** The requested number of tokens, or NaN. */
 export const length = () => controls[0].isValid ? controls[0].get() : NaN;
 
-/** The fields of a request for these settings, without a seed where none is typed. Fails with the name of a field that holds no valid number. */
+/**
+ * Returns the fields of a request for these settings; no seed if the field is empty.
+ *
+ * Throws an error with the field's name if its value is invalid.
+ */
 export function fields() {
   /** @type {Record<string, any>} */
   const body = {};
@@ -49,11 +53,11 @@ export function fields() {
   const stop = stops.value.split("\n").filter(Boolean).map((/** @type {string} */ line) => line.replaceAll("\\n", "\n"));
   if (stop.length) body.stop = stop;
   if (greedy.checked) body.temperature = 0;
-  if (body.temperature > 0 && body.temperature < COLDEST) throw new Error(`Temperature: enter 0, or a number from ${COLDEST}`);
+  if (body.temperature > 0 && body.temperature < COLDEST) throw new Error(`Temperature: enter 0, or at least ${COLDEST}`);
   return body;
 }
 
-/** The fields that decide how probable each token is. */
+/** Returns the fields that affect token probabilities. */
 export function sampling() {
   const { max_tokens, seed, n, stop, ...body } = fields();
   return body;
@@ -62,14 +66,17 @@ export function sampling() {
 // Whether the model is greedy by default.
 let isGreedy = false;
 
-/** Settings that a greedy choice ignores look so. */
+/** Grays out the settings that greedy decoding ignores. */
 export function greedyChanged() {
   for (const { field, row } of controls) {
     if (["temperature", "top_k", "top_p", "min_p"].includes(field)) row.classList.toggle("off", greedy.checked);
   }
 }
 
-/** Takes the defaults of a model, as /props has them, for the settings that were left as they were. @param {Record<string, number>} params */
+/**
+ * Applies a model's defaults from /props to all settings that the user has not changed.
+ * @param {Record<string, number>} params
+ */
 export function adopt({ n_predict, repeat_penalty, ...params }) {
   /** @type {Record<string, number>} */
   const defaults = { max_tokens: n_predict, repetition_penalty: repeat_penalty, ...params };
@@ -88,7 +95,7 @@ export function adopt({ n_predict, repeat_penalty, ...params }) {
   greedyChanged();
 }
 
-/** The settings that differ from the defaults, for an address. @param {URLSearchParams} said */
+/** Adds the settings that differ from the defaults to an address. @param {URLSearchParams} said */
 export function writeSettings(said) {
   if (seed.value.trim()) said.set("seed", seed.value.trim());
   for (const { id, number, value, isValid } of controls) if (isValid && number.value !== String(value)) said.set(id, number.value);
@@ -96,7 +103,7 @@ export function writeSettings(said) {
   if (stops.value) said.set("stops", stops.value);
 }
 
-/** Takes the settings of an address. @param {URLSearchParams} given */
+/** Reads the settings from an address. @param {URLSearchParams} given */
 export function readSettings(given) {
   seed.value = given.get("seed") ?? "";
   greedy.checked = given.has("greedy") ? given.get("greedy") === "1" : isGreedy;

@@ -1,5 +1,5 @@
 // @ts-check
-// The state that the modules of the page share, and the events that they send each other.
+// State shared by the modules of the page, and the events between them.
 import { find } from "./parts/dom.js";
 
 /** @typedef {import("./types").Written} Written */
@@ -7,7 +7,7 @@ import { find } from "./parts/dom.js";
 /** A page without a text. @type {Written} */
 export const NOTHING = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false, isWhole: false };
 
-/** Prompt and text, and what runs. */
+/** Prompt, text and current run. */
 export const page = {
   /** @type {import("./types").Engine} */
   engine: /** @type {any} */ (null),
@@ -15,10 +15,10 @@ export const page = {
   model: null,
   /** @type {import("./types").Run | null} */
   running: null,
-  /** The name of the model that is being loaded. */
+  /** The name of the model being loaded. */
   loading: "",
   written: NOTHING,
-  /** The seed of the last text. */
+  /** The seed of the last completion. */
   lastSeed: "",
 };
 
@@ -30,18 +30,19 @@ export const isStale = () => page.written.text !== "" && page.written.prompt !==
 /** Whether the text belongs to the prompt and has tokens. */
 export const isCurrent = () => page.written.ids.length > 0 && page.written.prompt === prompt.value;
 
-/** Prompt and text as one; a text of another prompt is not part of it. */
+/** Returns prompt and text combined; a text of another prompt is excluded. */
 export const wholeText = () => isStale() ? prompt.value : page.written.isWhole ? page.written.text : prompt.value + page.written.text;
 
-/** Whether the model's context has no capacity for a token after these. @param {number[]} ids */
+/** Whether the ids exceed the model's context. @param {number[]} ids */
 export const isFull = ids => page.model !== null && ids.length > page.model.config.n_positions;
 
 /**
- * - `text`: the text is another or has grown; `true` at the end of a run.
- * - `prompt`: the prompt or a setting is another.
+ * - `text`: the text has changed or grown; `true` at the end of a run.
+ * - `prompt`: the prompt or a setting has changed.
  * - `model`: another model is ready.
- * - `busy`: something runs, or has ended.
- * - `colors`: the color scheme is another.
+ * - `busy`: a run has started or ended.
+ * - `colors`: the color scheme has changed.
+ *
  * @typedef {"text" | "prompt" | "model" | "busy" | "colors"} Event
  */
 

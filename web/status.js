@@ -3,16 +3,16 @@
 import { find } from "./parts/dom.js";
 import { emit, page } from "./state.js";
 
-// Lines of a message that are shown; all of them are behind a fold.
+// Lines of an error message that are visible; a fold contains the complete message.
 const FIRST_LINES = 4;
 
-/** Sets the status: what runs, or `ready`. @param {string} status */
+/** Sets the status: the current activity, or `ready`. @param {string} status */
 export function say(status) {
   Object.assign(find("status"), { textContent: status, className: status.split(/[: ]/)[0] });
   emit("busy");
 }
 
-/** The status while nothing runs. */
+/** Sets the status of an idle page. */
 export const rest = () => say(page.loading || (page.model ? "ready" : "starting"));
 
 /** Removes the error of an earlier request. */
@@ -21,7 +21,7 @@ export function clearError() {
   find("error").textContent = "";
 }
 
-/** Shows an error. A server may ask for its key. @param {any} error */
+/** Shows an error. With a server, it may ask for the API key. @param {any} error */
 export function fail(error) {
   if (error.status === 401) {
     find("key").hidden = false;

@@ -1,22 +1,23 @@
 // @ts-check
-// A tour of the page in seven steps. Each points at a part and says what to try; Esc ends it, and the focus goes back.
+// A tour of the page in seven steps. Each highlights a part and suggests something to try. Esc ends it and
+// restores the focus.
 import { clamp, element, find } from "./parts/dom.js";
 
 /** @type {[string, string, string, string?][]} */
 const STEPS = [
   ["#prompt", "A model that continues a text", "This box holds the prompt. Change it and press Generate, or Ctrl+Enter: the model continues it, "
-    + "a token at a time. A token is a piece of a word."],
-  ["#paper", "The surprise of each token", "The stronger a token's color, the less the model expected it. Click one, or go to it with the arrow keys and press Enter: "
-    + "you see its alternatives. Choose one, and the text continues from it."],
+    + "one token at a time. A token is a word or a piece of one."],
+  ["#paper", "The surprise of each token", "The stronger a token's color, the less the model expected it. Click one, or go to it with the arrow keys and press Enter, "
+    + "to see its alternatives. Choose one, and the text continues from it."],
   ["#sliders", "How it chooses", "At each position the model gives every token of its vocabulary a probability. A low temperature makes the probable ones more probable. "
     + "Move the slider and watch the bars under the text. Top-k, top-p and the seed are under More settings."],
-  ["#inside", "Where it looks", "Before it chooses, each token looks back at the ones before it. Every small picture is one attention head. Choose one, then a row: "
+  ["#inside", "Where it looks", "Before the model predicts, each token looks back at earlier ones. Every small picture is one attention head. Choose one, then a row: "
     + "the text is colored by how much that token attends to each.", "attention"],
   ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is shown, so you can recompute it, "
     + "and there is a worked example with six words.", "head"],
-  ["#inside", "What it reacts to", "Between two looks back, each token is changed by an MLP. Its features are things that it reacts to: each cell has one of the strongest at a token, "
-    + "and the token that it makes more probable. The attribution graph shows what they add to the next token.", "features"],
-  ["#picker-open", "Another model", "The page also writes with your own GPT-2, which stays in your browser. At the end of the page is the command that generates the same text without a browser."],
+  ["#inside", "What it reacts to", "After each look back, an MLP changes each token. Its features are things that it reacts to: each cell shows one of the strongest at a token, "
+    + "and the token that it makes more probable. The attribution graph shows what features add to the next token.", "features"],
+  ["#picker-open", "Another model", "The page also runs your own GPT-2, which stays in your browser. The command at the end of the page generates the same text without a browser."],
 ];
 let at = 0;
 /** @type {any} */
@@ -50,7 +51,7 @@ function show(step) {
   title.focus({ preventScroll: true });
 }
 
-/** Begins the tour. */
+/** Starts the tour. */
 export function startTour() {
   before = document.activeElement;
   panel.hidden = false;

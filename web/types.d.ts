@@ -1,6 +1,6 @@
-// Types that the modules of the page share. Nothing here reaches a browser.
+// Types shared by the modules of the page; they have no runtime code.
 
-/** Rows and columns of values, as the pictures draw them. Values are row-major; NaN is a masked cell. */
+/** Rows and columns of values for the pictures. Values are row-major; NaN is a masked cell. */
 export interface View {
   rows: string[];
   columns: string[];
@@ -23,7 +23,7 @@ export interface Pattern {
 export interface Axis { name: string; labels: string[] }
 export interface TokenText { index: number; id: number; text: string }
 
-/** A report, as `look/…` answers it and as `candle-gpt2-pictures` writes it. */
+/** A report in the format of `look/…` and `candle-gpt2-pictures`. */
 export interface Report {
   title: string;
   model: string;
@@ -53,7 +53,7 @@ export interface Graph {
   lines: GraphLine[];
 }
 
-/** A feature of a dictionary and the texts that it is active in. */
+/** A feature of a dictionary and the texts that activate it. */
 export interface FeatureCard {
   index: number;
   density: number | null;
@@ -66,7 +66,7 @@ export interface FeatureCard {
 }
 export interface FeatureText { tokens: string[]; tokens_acts_list: number[]; train_token_ind: number }
 
-/** One attention weight of one head, step by step, as `look/head` answers it. */
+/** One attention weight of one head, step by step, in the format of `look/head`. */
 export interface HeadLook {
   tokens: string[];
   isUnmasked?: boolean;
@@ -87,7 +87,7 @@ export interface HeadLook {
   context: number[];
 }
 
-/** What a model could do at one of its checkpoints. */
+/** Abilities of a model at one of its checkpoints. */
 export interface Checkpoint {
   training: string;
   step: number;
@@ -98,12 +98,12 @@ export interface Checkpoint {
   sample: string;
 }
 
-/** A token with its log probability. */
+/** A token with its log-probability. */
 export interface Chosen { token: string; logprob: number | null }
 /** A piece of a text: one token, or several that share a character. */
 export interface Piece { start: number; end: number; offset?: number; tokens: Chosen[] }
 export interface Logprobs { tokens: string[]; token_logprobs: (number | null)[]; text_offset: number[] }
-/** A token that may come next. */
+/** A candidate for the next token. */
 export interface Candidate { id: number; token: string; probability: number; logprob: number }
 export interface NextLook { tokens: Candidate[]; kept: number }
 
@@ -119,10 +119,10 @@ export interface Written {
   isWhole: boolean;
 }
 
-/** What runs now; `close` ends it on the page. */
+/** The current activity; `close` ends it on the page. */
 export interface Run { close(failure: any): void }
 
-/** Where a model comes from. */
+/** The origin of a model. */
 export interface Source {
   isBuiltIn?: boolean;
   folder?: string;
@@ -133,7 +133,7 @@ export interface Source {
   of?: Source;
 }
 
-/** A loaded model as its transport describes it. */
+/** A loaded model as described by its transport. */
 export interface Model {
   name: string;
   title: string;
@@ -146,29 +146,38 @@ export interface Model {
   tokenizer?: string;
 }
 
-/** A transport: the engine in a worker of the page, or a server. Both take the same paths and bodies. */
+/** A transport: the engine in a worker, or a server. Both accept the same paths and bodies. */
 export interface Engine {
-  /** Whether others use it too. */
+  /** Whether other clients use it too. */
   isShared?: boolean;
   readonly hasKey?: boolean;
   BUILT_IN?: Source;
   address(): string;
-  /** Begins with a source. Calls heard(null, reason) when a worker broke, and heard(model, reason) when the model came back. */
+  /**
+   * Starts with a source.
+   *
+   * Calls heard(null, reason) after a crash, and heard(model, reason) once the model is reloaded.
+   */
   start(source: Source, heard: (model: Model | null, reason: Error) => void): Promise<Model>;
   ask(path: string, body?: any): Promise<any>;
-  /** Calls take(chunk) for each chunk of a text, until it ends or is stopped. */
+  /** Calls take(chunk) for each chunk of a completion, until it ends or is stopped. */
   stream(path: string, body: any, take: (chunk: any) => void): Promise<void>;
   stop(): void;
   setKey?(key: string): void;
-  /** Opens a source next to the present model: `see` gets its inspection before it is loaded and may reject it. The present model writes meanwhile, and stays if this fails. */
+  /**
+   * Opens a source next to the current model.
+   *
+   * `see` receives its inspection before loading and may reject it. The current model keeps generating
+   * meanwhile, and stays if loading fails.
+   */
   load?(source: Source, see: (about: any) => void, progress: (done: number, total: number) => void): Promise<Model>;
-  /** Ends a load; the model before stays. Returns whether there was one. */
+  /** Cancels loading; the previous model stays. Returns whether a model was being loaded. */
   cancel?(): boolean;
   /** The abilities of the built-in model at each of its checkpoints. */
   history?(): Promise<Checkpoint[]>;
-  /** The tokens of bytes with the bits that each costs. */
+  /** Tokenizes bytes; returns the tokens with the cost of each in bits. */
   sizes?(bytes: Uint8Array): Promise<{ id: number; bytes: number[]; bits: number }[]>;
-  /** The file that `gpt2 compress` writes. */
+  /** Returns the file that `gpt2 compress` would write. */
   compress?(bytes: Uint8Array, progress: (done: number, total: number) => void): Promise<Uint8Array>;
   decompress?(bytes: Uint8Array, progress: (done: number, total: number) => void): Promise<Uint8Array>;
   stopCompressing?(): void;

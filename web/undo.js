@@ -6,7 +6,7 @@ import { emit, on, page, prompt } from "./state.js";
 
 /** @typedef {{ before: string, text: import("./types").Written }} Step */
 
-// Steps that can be undone.
+// Maximum number of undo steps.
 const STEPS = 500;
 /** @type {Step[]} */
 const past = [];
@@ -14,14 +14,14 @@ const past = [];
 const future = [];
 const step = () => ({ before: prompt.value, text: page.written });
 
-/** Makes the next change one that can be undone. */
+/** Records the current state, so that the next change can be undone. */
 export function record() {
   past.push(step());
   if (past.length > STEPS) past.shift();
   future.length = 0;
 }
 
-/** Shows a text that is complete. @param {import("./types").Written} text */
+/** Shows a complete text. @param {import("./types").Written} text */
 export function put(text) {
   page.written = text;
   find("texts").replaceChildren();

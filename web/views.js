@@ -1,9 +1,10 @@
 // @ts-check
-// The inside of the model: attention, one head, the logit lens, features, and the attribution graph of the text.
+// The inside of the model: attention, one head, the logit lens, features, and the attribution graph of the
+// text.
 import { layersOf, paced, released } from "./parts/controls.js";
 import { find } from "./parts/dom.js";
 import { drawFeature } from "./parts/feature.js";
-import { drawGraph, labelled } from "./parts/graph.js";
+import { drawGraph, labeled } from "./parts/graph.js";
 import { headSteps } from "./parts/head.js";
 import { drawReport } from "./parts/report.js";
 import { shown } from "./parts/tokens.js";
@@ -13,13 +14,13 @@ import { isCurrent, on, page, prompt } from "./state.js";
 
 /** @type {Record<View, string>} */
 const VIEWS = {
-  attention: "Before it chooses, each token looks back at earlier ones. Every small picture is one attention head; choose one, then a cell or a token. A dot before a word is its space.",
+  attention: "Each token looks back at earlier ones. Every small picture is one attention head; choose one, then a cell or a token. A dot before a word is its space.",
   head: "One number of the attention picture, computed step by step: choose a layer, a head, the token that attends (query) and the one it attends to (key).",
   lens: "The token that the model would predict if it stopped after each layer. The first layer is at the bottom, the last at the top.",
   features: "What the layers react to: each layer's three strongest features at a token, with the token that each makes more probable. The first layer is at the bottom. Choose a cell to see its feature.",
-  graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes stand over their token; the predicted token is at the top right.",
+  graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes are above their token; the predicted token is at the top right.",
 };
-/** What each view asks for besides the text. @type {Record<View, () => any>} */
+/** Request options of each view besides the text. @type {Record<View, () => any>} */
 const ASKED = {
   attention: () => layersOf(find("layers").value),
   head: () => ({}),
@@ -27,11 +28,14 @@ const ASKED = {
   features: () => layersOf(find("layers").value),
   graph: () => ({ node_threshold: Number(find("share").value) }),
 };
-/** The tokens of a view: the first ones of a text are the same without what follows. @type {Record<View, number>} */
+/**
+ * Maximum number of tokens in a view; the first tokens of a text do not depend on the rest.
+ * @type {Record<View, number>}
+ */
 const MOST = { attention: 256, head: 256, lens: 128, features: 128, graph: 64 };
-// A view that takes longer is made when its button is pressed.
+// A view slower than this many milliseconds is updated only by its button.
 const SLOW_MS = 700;
-// Time without typing before the view follows: ms.
+// Milliseconds without typing before the view is updated.
 const TYPED_MS = 300;
 
 /** @type {View} */
@@ -43,21 +47,29 @@ let lookedAt = null;
 /** @type {number[]} */
 let lookedIds = [];
 let lookedText = "", lookTook = 0;
-/** Whether a view is on its way. */
+/** Whether a view is loading. */
 let isLooking = false;
-/** The token of the text that the graph explains, and the ids before it. @type {{ ids: number[], token: number } | null} */
+/**
+ * The token of the text that the graph explains, and the ids before it.
+ * @type {{ ids: number[], token: number } | null}
+ */
 let explained = null;
-// The last cell: of the last token, and of the last layer.
+// The last cell: the last token in the last layer.
 const LAST = "row=9999&column=9999";
-/** The selection in each view, and the views in which the reader made it. @type {Record<string, string>} */
+/** The selection in each view, and the views in which the user changed it. @type {Record<string, string>} */
 const chosen = { attention: "", lens: "", features: "", graph: "" };
 /** @type {Set<View>} */
 const touched = new Set();
 
-/** Prompt and text of the page as the views see it. */
+/** Returns the page's prompt and text as the views see them. */
 const textNow = () => isCurrent() ? page.written.ids.join() : prompt.value;
 
-/** The answer, or a sentence under the buttons. @template T @param {() => Promise<T>} ask @returns {Promise<T | undefined>} */
+/**
+ * Returns the answer, or shows the error under the buttons.
+ * @template T
+ * @param {() => Promise<T>} ask
+ * @returns {Promise<T | undefined>}
+ */
 async function inside(ask) {
   try {
     const found = await ask();
@@ -69,7 +81,7 @@ async function inside(ask) {
   }
 }
 
-/** The ids that a view is of, from the first on. @param {View} name */
+/** Returns the ids that a view shows, starting at the first one. @param {View} name */
 async function idsFor(name) {
   const { written } = page;
   const ids = isCurrent() ? written.ids : (await page.engine.ask("tokenize", { prompt: prompt.value })).tokens;
@@ -81,13 +93,13 @@ async function idsFor(name) {
   if (ids.length <= most) return ids;
   const isOfPrompt = name === "graph" && isCurrent() && promptIds.length > 0 && promptIds.length <= most;
   about.textContent = isOfPrompt
-    ? `The text has ${ids.length} tokens and a graph at most ${most}: it explains the first token after the prompt. For another one, click the token and press “Explain this token”.`
+    ? `The text has ${ids.length} tokens, and a graph at most ${most}, so this one explains the first token after the prompt. For another, click the token and press “Explain this token”.`
     : `The text has ${ids.length} tokens; this shows the first ${most}.`;
   return isOfPrompt ? promptIds : ids.slice(0, most);
 }
 
 const moveLook = paced(async () => {
-  // While it is being used, a picture stays as it is.
+  // A picture stays unchanged while the user interacts with it.
   if (!page.model || page.running && ["report", "graph-part", "feature-part"].some(id => find(id).contains(document.activeElement))) return;
   const name = view, text = textNow();
   if (!text) return;
@@ -111,7 +123,7 @@ const moveLook = paced(async () => {
   isLooking = false;
   if (view !== name) return;
   if (String(ids) !== String(lookedIds)) chosen.graph = "";
-  // The page's header names the model.
+  // The page's header already names the model.
   [report, lookedAt, lookedIds, lookedText] = [found && { ...found, model: "" }, found ? name : null, ids, text];
   find(name === "graph" ? "graph-title" : "report-title").textContent = found?.title ?? "";
   showLooked();
@@ -121,20 +133,20 @@ const moveLook = paced(async () => {
   if (found && name === "graph") nameFeatures(report, ids);
 });
 
-/** Chooses the logit of a token in the graph, or says that the graph lacks it. @param {number} token */
+/** Selects the logit of a token in the graph, or reports that the graph lacks it. @param {number} token */
 function chooseExplained(token) {
   const point = report.points.find((/** @type {import("./types").GraphPoint} */ one) => one.kind === "logit" && one.id.split("_")[1] === String(token));
   if (point) chosen.graph = String(new URLSearchParams({ node: point.id }));
-  else find("looked-at").textContent = "The token that was chosen is too improbable for this graph, which explains the most probable ones in its place.";
+  else find("looked-at").textContent = "The chosen token is too improbable for this graph, which explains the most probable ones instead.";
 }
 
-/** Whether the pictures are of an earlier text and no others are on their way. */
+/** Whether the pictures show an earlier text and no update is loading. */
 function isOld() {
   const isShown = view === "head" ? find("head-steps").children.length > 0 : report !== null && lookedAt === view;
   return isShown && !isLooking && page.running === null && textNow() !== lookedText;
 }
 
-/** Marks pictures of an earlier text, by a notice that moves what is below it. */
+/** Shows a notice above pictures of an earlier text, which moves the content below it. */
 async function showAge() {
   await released(find("inside"));
   find("look-again").hidden = !isOld();
@@ -145,9 +157,12 @@ let names = {};
 /** @type {ReturnType<typeof drawGraph>} */
 let rename = () => {};
 
-/** Labels the strongest features of a graph by the token that each makes more probable. @type {(graph: import("./types").Graph, ids: number[]) => Promise<void>} */
+/**
+ * Labels the strongest features of a graph with the tokens that they make more probable.
+ * @type {(graph: import("./types").Graph, ids: number[]) => Promise<void>}
+ */
 async function nameFeatures(graph, ids) {
-  const points = labelled(graph).map(n => graph.points[n]).filter(point => point.kind === "feature");
+  const points = labeled(graph).map(n => graph.points[n]).filter(point => point.kind === "feature");
   const cards = await Promise.all(points.map(({ id }) => {
     const [layer, feature] = id.split("_").map(Number);
     return page.engine.ask("look/feature", { layer, feature, prompt: ids }).catch(() => null);
@@ -177,7 +192,7 @@ function showView(name) {
   showAge();
 }
 
-/** Shows the report where it is of the present view. */
+/** Shows the report if it belongs to the current view. */
 function showLooked() {
   const isFound = report !== null && lookedAt === view;
   find("report").hidden = !isFound || view === "graph";
@@ -191,7 +206,10 @@ const open = name => {
   moveLook(true);
 };
 
-/** Opens the graph of the prediction of a token after these ids. @type {(ids: number[], token: number) => void} */
+/**
+ * Opens the graph that explains the prediction of a token after these ids.
+ * @type {(ids: number[], token: number) => void}
+ */
 export function explain(ids, token) {
   [explained, chosen.graph] = [{ ids, token }, ""];
   open("graph");
@@ -199,7 +217,7 @@ export function explain(ids, token) {
   find("graph").focus({ preventScroll: true });
 }
 
-/** The most tokens that a graph explains. */
+/** Returns the maximum number of tokens that a graph explains. */
 export const mostExplained = () => Math.min(MOST.graph, page.model?.config.n_positions ?? 0);
 
 // ---- A cell, a node, a feature
@@ -223,7 +241,7 @@ function chooseNode(state) {
   showFeature(point?.kind === "feature" ? { layer, feature } : null);
 }
 
-/** The feature that is to be shown, and the one that is: what was asked and the answer. @type {any} */
+/** The requested feature and the displayed one: the request and its answer. @type {any} */
 let wantedFeature = null;
 /** @type {any} */
 let shownFeature = null;
@@ -255,7 +273,11 @@ function drawShownFeature() {
 
 // ---- A head step by step
 
-/** A server does not say how many layers and heads its model has; the attention of one token does. */
+/**
+ * Determines the number of layers and heads from the attention of one token.
+ *
+ * A server does not report them.
+ */
 async function heads() {
   const { config } = /** @type {import("./types").Model} */ (page.model);
   if (config.n_layer) return;

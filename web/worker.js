@@ -1,18 +1,26 @@
 "use strict";
-// The worker: unpacks the engine and its model, answers questions, and writes token by token. It follows wasm-bindgen's glue,
-// whose classes are in `wasm_bindgen`.
+// The worker: unpacks the engine and its model, answers requests, and generates token by token. It runs after
+// wasm-bindgen's glue code, which defines the classes in `wasm_bindgen`.
 //
-// A message is { id, call, … }; its answer { id, value } or { id, error: { message, status, param, broke } }, before it { id, part }.
+// A message is { id, call, … }. Its answer is { id, value } or { id, error: { message, status, param, broke }
+// }, preceded by any number of { id, part }.
 (() => {
   const DTYPES = ["", "f32", "f16", "q8", "q4"];
   let started, checkpoint, model, writing = null;
 
-  // ---- What comes packed
+  // ---- Packed data
 
-  function fromBase64(text) {
-    if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-    const binary = atob(text), bytes = new Uint8Array(binary.length);
-    for (let n = 0; n < binary.length; n++) bytes[n] = binary.charCodeAt(n);
+  // Decodes base 85, five letters for four bytes. Digits are the letters from # to w, with ~ for < and } for \.
+  function fromBase85(text) {
+    const bytes = new Uint8Array(Math.floor(text.length * 4 / 5));
+    for (let start = 0, at = 0; start < text.length; start += 5) {
+      let value = 0;
+      for (let n = start; n < start + 5; n++) {
+        const code = text.charCodeAt(n), digit = code === 126 ? 25 : code === 125 ? 57 : code - 35;
+        value = value * 85 + (n < text.length ? digit : 84);
+      }
+      for (let shift = 24; shift >= 0 && at < bytes.length; shift -= 8) bytes[at++] = value >>> shift;
+    }
     return bytes;
   }
 
@@ -21,13 +29,14 @@
     try {
       answer = await fetch(url);
     } catch {
-      throw new Error(`${url} could not be read; load this page again when its host answers`);
+      throw new Error(`could not load ${url}; reload this page when its host responds`);
     }
-    if (!answer.ok) throw new Error(`${url} could not be read: the host answered ${answer.status}`);
+    if (!answer.ok) throw new Error(`could not load ${url}: the host answered ${answer.status}`);
     return answer.arrayBuffer();
   }
 
-  // The bytes of 16-bit numbers, of which all lower ones came first and then all upper ones: so they pack better.
+  // Interleaves the bytes of 16-bit numbers. The lower bytes come first, then the upper ones, because that
+  // compresses better.
   function joined(split) {
     const half = split.length >> 1, bytes = new Uint8Array(split.length);
     for (let n = 0; n < half; n++) {
@@ -39,12 +48,12 @@
 
   async function bytesOf({ packed, isSplit, url }) {
     if (url) return fetched(url);
-    const stream = new Blob([fromBase64(packed)]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const stream = new Blob([fromBase85(packed)]).stream().pipeThrough(new DecompressionStream("gzip"));
     const bytes = await new Response(stream).arrayBuffer();
     return isSplit ? joined(new Uint8Array(bytes)) : bytes;
   }
 
-  // ---- What can be asked
+  // ---- Requests
 
   async function compiled(wasm) {
     try {
@@ -61,7 +70,7 @@
     return { module: await started };
   }
 
-  // Unpacks while the engine is compiled.
+  // Unpacks the files while the engine is compiled.
   async function open({ name, files }) {
     const parts = await Promise.all(files.map(one => one.blob ? null : bytesOf(one)));
     await started;
@@ -74,7 +83,7 @@
     return { inspection: JSON.parse(checkpoint.inspect()), tokenizer: checkpoint.tokenizer_fault(), memory: Object.fromEntries(DTYPES.map(dtype => [dtype, memory(dtype)])) };
   }
 
-  // Bytes that a precision needs; none where the checkpoint cannot be held in it.
+  // Returns the bytes that a precision needs; null if the checkpoint cannot be loaded in it.
   function memory(dtype) {
     try {
       return checkpoint.memory(dtype || undefined);
@@ -100,8 +109,9 @@
   const decompress = ({ id, bytes }) => model.decompress(bytes, (...part) => postMessage({ id, part }));
 
   const ask = ({ path, body }) => JSON.parse(model.ask(path, body));
+  const activations = ({ ids, hooks }) => model.activations(ids, hooks);
 
-  // A token at a time, so that other messages are heard in between; another text, or a stop, ends this one.
+  // Yields after each token, so that other messages can arrive. Another completion or a stop ends this one.
   async function write({ id, path, body }) {
     stop();
     const run = writing = model.start(path, body);
@@ -113,7 +123,7 @@
         await turn();
       }
     } catch (error) {
-      // Then nothing in the engine may be called any more.
+      // After a crash, nothing in the engine may be called.
       if (isBreak(error)) writing = null;
       throw error;
     } finally {
@@ -121,13 +131,13 @@
     }
   }
 
-  // At once: the engine would finish a text that is still there before it answers anything else.
+  // Frees immediately: the engine would finish a live completion before it answers other requests.
   function stop() {
     writing?.free();
     writing = null;
   }
 
-  // The end of the queue of messages; a timer would wait for 4 ms.
+  // Waits behind all queued messages; a timer would take at least 4 ms.
   const channel = new MessageChannel(), turns = [];
   channel.port1.onmessage = () => turns.shift()();
   const turn = () => new Promise(resolve => {
@@ -135,9 +145,9 @@
     channel.port2.postMessage(0);
   });
 
-  // ---- What goes wrong
+  // ---- Errors
 
-  // After these the engine's memory cannot be trusted: a panic, no memory, too deep a stack.
+  // Errors after which the engine's memory is unreliable: a panic, out of memory, stack overflow.
   const isBreak = error => error instanceof WebAssembly.RuntimeError || error instanceof RangeError || error?.name === "InternalError";
 
   function told(error) {
@@ -146,13 +156,13 @@
     try {
       panic = wasm_bindgen.last_panic();
     } catch {
-      // Then nothing more can be known.
+      // No further information is available.
     }
-    const why = panic ? `the engine stopped by a fault of its own: ${panic}` : "the engine stopped, most likely because the browser gave it no more memory";
+    const why = panic ? `the engine crashed: ${panic}` : "the engine crashed, most likely because it ran out of memory";
     return { message: why, broke: true };
   }
 
-  const calls = { start, open, load, transcode, ask, write, stop, header, sizes, compress, decompress };
+  const calls = { start, open, load, transcode, ask, activations, write, stop, header, sizes, compress, decompress };
   onmessage = async ({ data }) => {
     try {
       postMessage({ id: data.id, value: await calls[data.call](data) });

@@ -1,15 +1,17 @@
-//! What the fuzz targets share: files from the fuzzer. Opened and verified as a checkpoint, or loaded as a tokenizer, they may be
-//! refused and must do nothing else: no panic, no hang, no large allocation.
+//! Helpers of the fuzz targets, which turn fuzzed bytes into files.
+//!
+//! The files are opened and verified as a checkpoint, or loaded as a tokenizer. They may be rejected, but
+//! must not cause a panic, a hang or a large allocation.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, ReadAt, TextEncoder};
 
-/// A configuration of the smallest model, so that what a file claims is compared with something.
+/// Configuration of the smallest model, against which the claims of a file are checked.
 const CONFIG: &str = r#"{"vocab_size": 3, "n_positions": 2, "n_embd": 2, "n_layer": 1, "n_head": 1}"#;
 
-/// Bytes that are read in parts.
+/// File in memory that is read in parts.
 #[derive(Debug)]
 struct Parts(Vec<u8>);
 
@@ -25,8 +27,9 @@ impl ReadAt for Parts {
     }
 }
 
-/// Opens files that are given, the configuration, the fuzzed file and further ones, and verifies what opens: once with all of them
-/// in memory, and once read in parts, which must come to the same.
+/// Opens the configuration, the fuzzed file and further files as a checkpoint and verifies it.
+///
+/// The files are opened twice: once fully in memory, and once read in parts. Both must give the same result.
 pub fn open(name: &str, bytes: &[u8], further: &[(&str, &[u8])]) {
     let all = [("config.json", CONFIG.as_bytes()), (name, bytes)];
     let all = || all.iter().chain(further);
@@ -38,8 +41,10 @@ pub fn open(name: &str, bytes: &[u8], further: &[(&str, &[u8])]) {
     assert_eq!(problems(held), problems(parts));
 }
 
-/// What is wrong with the files in alphabetical order, or nothing where they cannot be opened: of several reasons for that, and
-/// of tensors in one place, the header's reader takes whichever comes first.
+/// Returns the problems of a checkpoint in alphabetical order, or `None` if it cannot be opened.
+///
+/// Of several errors on opening, the header's reader reports any one, so they are not compared. The order of
+/// overlapping tensors varies as well, so the problems are sorted.
 fn problems(files: GivenFiles) -> Option<Vec<String>> {
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).ok()?;
     let problems = checkpoint.verify(&|_| ()).ok()?;
@@ -48,8 +53,10 @@ fn problems(files: GivenFiles) -> Option<Vec<String>> {
     Some(problems)
 }
 
-/// Loads a tokenizer from a folder with these files, and encodes and decodes a text. Its length must stay within the documented
-/// limits, and [`TextEncoder`] must return the same tokens.
+/// Loads a tokenizer from a folder with these files; encodes and decodes a text.
+///
+/// The number of tokens and the decoded length must stay within the documented limits. [`TextEncoder`] must
+/// return the same tokens.
 pub fn load_tokenizer(files: &[(&str, &[u8])]) {
     let folder = folder();
     for (name, bytes) in files {
@@ -62,7 +69,8 @@ pub fn load_tokenizer(files: &[(&str, &[u8])]) {
             assert!(ids.len() <= 32 * 32 * text.len() + 16, "{} ids of {} bytes", ids.len(), text.len());
             let written: usize =
                 ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).map(|token| token.len() + 1).sum();
-            let decoded = candle_gpt2_generation::decode(&tokenizer, ids, true).map_or(0, |decoded| decoded.len());
+            let decoded =
+                candle_gpt2_generation::decode(&tokenizer, ids, true).map_or(0, |decoded| decoded.len());
             assert!(decoded <= 32 * written, "{decoded} bytes of {written}");
         }
         if let (Ok(ids), Ok(encoded)) = (ids, TextEncoder::new(&tokenizer).encode(&text, true)) {
@@ -74,15 +82,17 @@ pub fn load_tokenizer(files: &[(&str, &[u8])]) {
     }
 }
 
-/// Writes a file of this name, and says where.
+/// Writes a file with this name and returns its path.
 pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
     let path = folder().join(name);
     std::fs::write(&path, bytes).expect("a file to write");
     path
 }
 
-/// Allows panics that the loader catches: the tokenizers library panics on some files that it should refuse. The fuzzer
-/// would end with the first; an uncaught one still ends it.
+/// Allows panics that the loader catches.
+///
+/// The tokenizers library panics on some files that it should reject, and the fuzzer would stop at the first
+/// one. An uncaught panic still stops it.
 pub fn allow_caught_panics() {
     std::panic::set_hook(Box::new(|_| ()));
 }

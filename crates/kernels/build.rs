@@ -1,11 +1,13 @@
-//! Compiles the CUDA kernels if the feature `cuda` is on, with the compiler that candle's own kernels need too.
+//! Compiles the CUDA kernels if the feature `cuda` is on.
+//!
+//! It uses nvcc, which candle's own kernels also need.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 const SOURCE: &str = "src/cuda/kernels.cu";
-/// The oldest architecture that CUDA 13 knows; its intermediate code runs on every later GPU.
+/// Oldest architecture that CUDA 13 supports; its PTX runs on every later GPU.
 const OLDEST_ARCHITECTURE: &str = "75";
 
 fn main() -> ExitCode {

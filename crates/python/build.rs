@@ -1,4 +1,6 @@
-//! On macOS a module may leave to the interpreter what only that has; maturin asks for this by itself, and cargo alone does not.
+//! Linker flags for macOS, where the module finds the interpreter's symbols when it is loaded.
+//!
+//! maturin sets these flags itself, but cargo alone does not.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,6 @@
-"""GPT-2 on Ray Serve: a replica on each of two nodes, and batches in each. Run it in this folder: serve run ray_serve:app
+"""GPT-2 on Ray Serve, with one replica on each of two nodes, and dynamic batching.
+
+Run it in this folder with `serve run ray_serve:app`, then:
 
 curl http://127.0.0.1:8000/ -d '{"prompt": "One day", "max_new_tokens": 20, "temperature": 0.7}'
 """
@@ -17,7 +19,7 @@ from starlette.responses import JSONResponse
 @serve.deployment(num_replicas=2, max_replicas_per_node=1, max_ongoing_requests=64, ray_actor_options={"num_cpus": 2})
 class Gpt2:
     def __init__(self):
-        # A folder that every node has, a name on the Hub, or nothing: the built-in model.
+        # A folder on every node, or a name on the Hub; by default the built-in model.
         self.model = candle_gpt2.Model.from_pretrained(os.environ.get("GPT2_MODEL"))
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.01)
@@ -26,11 +28,11 @@ class Gpt2:
         for index, (prompt, options) in enumerate(requests):
             groups[json.dumps(options, sort_keys=True)][index] = prompt
         answers = {}
-        for options, prompts in groups.items():  # prompts with the same options go through the model together
+        for options, prompts in groups.items():  # one batch for all prompts with the same options
             try:
                 call = (self.model.generate, list(prompts.values()))
                 texts = await asyncio.to_thread(*call, return_exceptions=True, **json.loads(options))
-            except Exception as error:  # wrong options: of this group, not of the others
+            except Exception as error:  # invalid options affect only this group
                 texts = [error] * len(prompts)
             answers.update(zip(prompts, texts))
         return [answers[index] for index in range(len(requests))]

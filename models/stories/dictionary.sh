@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Trains the transcoders of the built-in model that are in the program and on the page: one for the MLP of each block, on stories and
-# exercises like those that the model learned from. Writes them to OUT/transcoders, and their figures to OUT/figures.md.
+# Trains the built-in model's transcoders, which ship with the program and the page: one for each block's MLP,
+# on stories and exercises like the model's training data. Writes them to OUT/transcoders, and their figures
+# to OUT/figures.md.
 # usage: models/stories/dictionary.sh --stories DIR OUT [LAYER]
-# The same commit and stories give the same files. Existing files are kept, and an interrupted training is resumed. With a LAYER it also
-# writes OUT/features_LAYER.html, a page with the texts that each feature of that block is active in. SEED, TOKENS, STEPS, LATENTS, K and
-# MODEL may be set in the environment.
+# The output depends only on the commit and the stories. Existing files are kept, and an interrupted training
+# is resumed. With a LAYER, also writes OUT/features_LAYER.html, a page with texts that activate each feature
+# of that block. The environment can set SEED, TOKENS, STEPS, LATENTS, K and MODEL.
 set -euo pipefail
 usage() { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 if [ $# -lt 3 ] || [ "$1" != --stories ] || [ ! -d "$2" ]; then usage; fi
@@ -26,7 +27,7 @@ gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
 }
 layers=$(seq 0 "$(($(sed -n 's/.*"n_layer": *\([0-9]*\).*/\1/p' models/stories/config.json) - 1))")
 
-# 16 bits with the range of f32 take less room on the page than f16: their lower half packs better.
+# bf16 takes less space on the page than f16, because its low bytes compress better.
 for layer in $layers; do
   trained=$out/layer_$layer
   resume=()
@@ -42,7 +43,7 @@ for layer in $layers; do
   cp "$trained/cfg.json" "$trained/sae_weights.safetensors" "$out/transcoders/layer_$layer/"
 done
 
-# By layer: what `gpt2 train --json` measured on held-out texts.
+# Figures by layer that `gpt2 train --json` measured on held-out texts.
 number() { sed -n "s/.*\"$2\": *\([-0-9.][-0-9.e]*\).*/\1/p" "$1" | head -n 1; }
 {
   echo '| block | active at a token (L0) | variance not explained (FVU) | loss, nats per token | dead of all |'

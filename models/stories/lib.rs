@@ -1,38 +1,41 @@
 #![doc = include_str!("README.md")]
 
-/// The model's sizes, under the keys of a checkpoint's `config.json`.
+/// Sizes of the model, under the keys of a checkpoint's `config.json`.
 pub const CONFIG: &[u8] = include_bytes!("config.json");
 
-/// Its byte-level BPE, as the `tokenizers` library writes one.
+/// Byte-level BPE tokenizer, in the format of the `tokenizers` library.
 pub const TOKENIZER: &[u8] = include_bytes!("tokenizer.json");
 
-/// Its weights in f16, under the names of a Hugging Face checkpoint.
-pub const WEIGHTS: &[u8] = include_bytes!("model.safetensors");
+/// Weights in q8_0, a GGUF file in llama.cpp's format.
+pub const WEIGHTS: &[u8] = include_bytes!("model.gguf");
 
-/// Transcoders of its MLPs, one for each block: a `cfg.json` and the tensors in bf16, as SAELens has them.
-pub const TRANSCODERS: [(&str, &[u8]); 6] = [
-    (
-        include_str!("transcoders/layer_0/cfg.json"),
-        include_bytes!("transcoders/layer_0/sae_weights.safetensors"),
-    ),
-    (
-        include_str!("transcoders/layer_1/cfg.json"),
-        include_bytes!("transcoders/layer_1/sae_weights.safetensors"),
-    ),
-    (
-        include_str!("transcoders/layer_2/cfg.json"),
-        include_bytes!("transcoders/layer_2/sae_weights.safetensors"),
-    ),
-    (
-        include_str!("transcoders/layer_3/cfg.json"),
-        include_bytes!("transcoders/layer_3/sae_weights.safetensors"),
-    ),
-    (
-        include_str!("transcoders/layer_4/cfg.json"),
-        include_bytes!("transcoders/layer_4/sae_weights.safetensors"),
-    ),
-    (
-        include_str!("transcoders/layer_5/cfg.json"),
-        include_bytes!("transcoders/layer_5/sae_weights.safetensors"),
-    ),
+/// Default sampling options, in the format of transformers.
+pub const GENERATION_CONFIG: &[u8] = include_bytes!("generation_config.json");
+
+/// All files of the checkpoint by name, without the transcoders.
+pub const FILES: [(&str, &[u8]); 4] = [
+    ("config.json", CONFIG),
+    ("generation_config.json", GENERATION_CONFIG),
+    ("tokenizer.json", TOKENIZER),
+    ("model.gguf", WEIGHTS),
+];
+
+macro_rules! transcoder {
+    ($layer:literal) => {
+        (
+            include_str!(concat!("transcoders/layer_", $layer, "/cfg.json")),
+            include_bytes!(concat!("transcoders/layer_", $layer, "/sae_weights.safetensors")),
+        )
+    };
+}
+
+/// Transcoders of the MLPs, one for each block: a `cfg.json` and tensors in bf16, as in SAELens.
+pub const TRANSCODERS: [(&str, &[u8]); 7] = [
+    transcoder!(0),
+    transcoder!(1),
+    transcoder!(2),
+    transcoder!(3),
+    transcoder!(4),
+    transcoder!(5),
+    transcoder!(6),
 ];

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes the built-in model from published stories: the lessons, a tokenizer, the model, its GGUF in q8_0, a folder for transformers, a report
-# of what it can do, completions to read, and a history of what it learned when.
+# Trains the built-in model from published stories. Writes the lessons, a tokenizer, the model, its GGUF in
+# q8_0, a folder for transformers, a report of its abilities, sample completions, and its learning history.
 # usage: models/stories/make.sh --stories DIR OUT
-# The same commit and stories give the same files. Existing files are kept, and an interrupted training is resumed. With SEED=N another
-# model. With ANY_STORIES=1 the stories may be other ones: core-train-*.txt, and core-valid.txt, which is held out, in TinyStories' format
-# (each story ends with a line <|endoftext|>). Tools: sha256sum, xz.
+# The output depends only on the commit and the stories. Existing files are kept, and an interrupted training
+# is resumed. SEED=N trains another model. ANY_STORIES=1 allows other stories: core-train-*.txt, and
+# core-valid.txt, which is held out, in TinyStories' format (each story ends with a line <|endoftext|>).
+# Tools: sha256sum, xz.
 set -euo pipefail
 usage() { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 if [ $# -ne 3 ] || [ "$1" != --stories ] || [ ! -d "$2" ]; then usage; fi
@@ -15,7 +16,7 @@ mkdir -p "$out"
 seed=${SEED:-1}
 sources=$PWD/models/stories/sources.sha256
 
-# Every file that is read, and no other, is one of sources.sha256.
+# Checks that the folder contains exactly the files in sources.sha256.
 are_the_stories() {
   cd "$stories"
   diff <(awk '{ print $2 }' "$sources" | sort) <(printf '%s\n' *-train-*.txt *-valid.txt | sort) &&
@@ -39,7 +40,7 @@ data=(--corpus "$out/corpus" --stories "$stories")
   mv "$out/corpus.part" "$out/corpus"
 }
 
-# A training makes the tokenizer of its data; one step of the smallest model is enough.
+# Training creates the tokenizer from its data; one step of a tiny model suffices.
 [ -f "$out/tokenizer/tokenizer.json" ] || {
   rm -rf "$out/tokenizer"
   echo '{"vocab_size": 4096, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}' > "$out/smallest.json"
@@ -47,8 +48,8 @@ data=(--corpus "$out/corpus" --stories "$stories")
     --steps 1 --batch-size 1 --held-out 0
 }
 
-lessons=(rows rows-and-stories early middle late)
-for lesson in "${lessons[@]}"; do
+lessons=(rows rows-and-stories early middle people practice people-again late last)
+for lesson in "${lessons[@]%-again}"; do
   [ -d "$out/tokens-$lesson" ] ||
     gpt2 tokenize "$out/corpus/$lesson.jsonl" --tokenizer "$out/tokenizer/tokenizer.json" --out "$out/tokens-$lesson" --held-out 0.002
 done
@@ -58,28 +59,38 @@ cat > "$out/config.json" <<'JSON'
  "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0}
 JSON
 
-# lesson NAME OPTION…: one training; it is resumed where it was interrupted.
+# lesson NAME OPTION…: runs one training, or resumes it. Each has its own random choices.
+number=0
 lesson() {
   local resume=()
+  number=$((number + 1))
   [ ! -f "$out/$1/training-state.safetensors" ] || resume=(--resume)
-  gpt2 train --out "$out/$1" --data "$out/tokens-$1" --seed "$seed" --optimizer muon --random-positions --eval-every 250 --save-every 50 \
+  gpt2 train --out "$out/$1" --data "$out/tokens-${1%-again}" --seed "$((100 * seed + number))" --optimizer muon --random-positions --eval-every 250 --save-every 50 \
     --warmup-steps 50 "${@:2}" "${resume[@]}"
 }
 
-# Heads that look at the previous token, and heads that find what followed it, form within minutes where few tokens repeat often, in short
-# windows of one row each. They are then kept next to stories.
+# Previous-token heads and induction heads form within minutes if few tokens repeat often, in short windows of
+# one row each. Later lessons on stories preserve them.
 lesson rows --config "$out/config.json" --initialization mimetic --tokenizer "$out/tokenizer/tokenizer.json" --steps 600 --batch-size 32 \
   --context 32 --document-starts 1 --lr 1e-3 --schedule constant --weight-decay 0 --keep-steps 0,100,200,300,400,500,600
 lesson rows-and-stories --init "$out/rows" --steps 1000 --batch-size 8 --context 128 --document-starts 0.5 --lr 1e-3 --schedule constant \
   --weight-decay 0 --keep-steps 100,300,600,1000
 
-# Then stories, with 20%, 10% and 5% exercises.
-lesson early --init "$out/rows-and-stories" --steps 2000 --batch-size 16 --context-ramp 0:128,1000:256 --document-starts 0.5 --lr 2e-3 \
-  --schedule constant --weight-decay 0.1 --keep-steps 100,250,500,1000,1500,2000
-lesson middle --init "$out/early" --steps 2000 --batch-size 16 --context 256 --document-starts 0.5 --lr 1.5e-3 --schedule constant \
-  --weight-decay 0.1 --dropout 0.05 --keep-steps 500,1000,1500,2000
-lesson late --init "$out/middle" --steps 1400 --batch-size 16 --context-ramp 0:256,1000:512 --document-starts 0.5 --lr 1.5e-3 \
-  --schedule linear --final-share 0 --weight-decay 0.1 --dropout 0.05 --keep-steps 500,1000,1200,1400
+# Stories with 20% and 10% exercises. Dropout and weight decay are for stories that come again.
+lesson early --init "$out/rows-and-stories" --steps 1400 --batch-size 16 --context-ramp 0:128,700:256 --document-starts 0.5 --lr 2e-3 \
+  --schedule constant --weight-decay 0.1 --keep-steps 100,250,500,1000,1400
+lesson middle --init "$out/early" --steps 1000 --batch-size 16 --context 256 --document-starts 0.5 --lr 1.5e-3 --schedule constant \
+  --weight-decay 0.1 --dropout 0.05 --keep-steps 500,1000
+
+# A second and a third copying phase, for which of two people gets something. Then stories with few exercises.
+lesson people --init "$out/middle" --steps 600 --batch-size 16 --context 256 --document-starts 0.5 --lr 1.5e-3 --schedule constant \
+  --weight-decay 0.1 --keep-steps 100,200,300,400,600
+lesson practice --init "$out/people" --steps 750 --batch-size 16 --context 256 --document-starts 0.5 --lr 1.5e-3 --schedule constant \
+  --weight-decay 0.1 --keep-steps 150,300,450,600,750
+lesson people-again --init "$out/practice" --steps 600 --batch-size 16 --context 256 --document-starts 0.5 --lr 1.5e-3 --schedule constant \
+  --weight-decay 0.1 --keep-steps 150,300,450,600
+lesson late --init "$out/people-again" --steps 750 --batch-size 16 --context-ramp 0:256,600:512 --document-starts 0.5 --lr 1.5e-3 \
+  --schedule linear --final-share 0 --weight-decay 0.1 --dropout 0.05 --keep-steps 200,400,600,750
 
 [ ! -f models/stories/generation_config.json ] || cp models/stories/generation_config.json "$out/late/"
 [ -f "$out/model.gguf" ] || gpt2 convert "$out/late" "$out/model.gguf" --dtype q8_0

@@ -1,10 +1,10 @@
-"""GPT-2: generate, score and look inside, on a CPU or a GPU.
+"""GPT-2 generation, scoring and interpretability on a CPU or a GPU.
 
     >>> import candle_gpt2
     >>> model = candle_gpt2.Model.from_pretrained()  # or "gpt2", or a folder
     >>> text = model.generate("One day", max_new_tokens=20, temperature=0.8, seed=1)
 
-Options of ``generate``, ``stream`` and ``stream_batch`` have the names of transformers' ``GenerationConfig``:
+The options of ``generate``, ``stream`` and ``stream_batch`` are named as in transformers' ``GenerationConfig``:
 
 - when to stop: ``max_new_tokens``, ``max_length``, ``min_new_tokens``, ``max_time``, ``eos_token_id``,
   ``stop_strings``
@@ -17,41 +17,40 @@ Options of ``generate``, ``stream`` and ``stream_batch`` have the names of trans
 - search: ``num_beams``, ``num_beam_groups``, ``diversity_penalty``, ``pad_token_id``, ``length_penalty``,
   ``early_stopping``, ``penalty_alpha``
 - speculative decoding: ``num_assistant_tokens``, ``prompt_lookup_num_tokens``
-- of this package: ``stop`` for ``stop_strings``, ``bad_words`` (texts), ``logit_bias`` (a dict of token ids), ``seed`` as a
-  list with one for each prompt, ``logits_processor`` (a function of the token ids so far and of the logits, which
-  returns other logits or None; or a list of such functions); ``temperature=0`` and ``do_sample=False`` take the most
-  probable token
-- texts that always parse: ``json_schema`` (a dict or JSON), ``json_object``, ``regex``, ``grammar`` (Lark)
-- long texts: ``keep_last``, ``keep_head``, ``slide``
+- of this package: ``stop`` (an alias of ``stop_strings``), ``bad_words`` (texts), ``logit_bias`` (a dict by token id),
+  ``seed`` as a list with one seed per prompt, ``logits_processor`` (a function of the token ids so far and the logits
+  that returns new logits or None, or a list of such functions); ``temperature=0`` and ``do_sample=False`` are greedy
+- structured output: ``json_schema`` (a dict or JSON), ``json_object``, ``regex``, ``grammar`` (Lark)
+- long prompts: ``keep_last``, ``keep_head``, ``slide``
 
-Defaults come from the checkpoint's ``generation_config.json``; if that says nothing either, the next token is sampled
-from the 50 most probable ones. The default ``seed`` is 0, so that, unlike with transformers, the same call gives the
-same text each time; other seeds give other texts. The same options and seed give the same text as the program
-``gpt2 generate``, alone and in any batch.
+Defaults come from the checkpoint's ``generation_config.json``. Without it, the next token is sampled from the 50 most
+probable tokens. Unlike in transformers, the default ``seed`` is 0, so the same call returns the same completion every
+time. The same options and seed return the same completion as the program ``gpt2 generate``, alone or in any batch.
 
-Analyses are methods with the names and the options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
-``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``circuit`` (of the pairs of ``task_data``),
-``attribution_graph``, ``saliency``, ``neurons``, ``features``. Each returns a :class:`Picture`, which a notebook displays. Names that are keywords of Python end in an underscore: ``as_``,
-``from_``, ``with_``.
+Analyses are methods with the names and options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
+``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``circuit`` (on pairs from ``task_data``),
+``attribution_graph``, ``saliency``, ``neurons``, ``features``. Each returns a :class:`Picture`, which notebooks display.
+Options that are Python keywords end in an underscore: ``as_``, ``from_``, ``with_``.
 
-:class:`HookedTransformer` has the names and the numbers of TransformerLens: hook points, ``run_with_cache``, ``run_with_hooks``,
-``ActivationCache``, ``patching``, ``head_detector``, ``utils``, sparse autoencoders. It runs on numpy and needs no torch.
+:class:`HookedTransformer` has TransformerLens' API and produces its values: hook points, ``run_with_cache``,
+``run_with_hooks``, ``ActivationCache``, ``patching``, ``head_detector``, ``utils``, sparse autoencoders. It runs on numpy and
+does not need torch.
 
-Models with a head over labels or choices open as :class:`Classifier`, whose ``classify`` returns what
+:class:`Classifier` opens models with a classification or multiple-choice head. Its ``classify`` returns what
 ``gpt2 classify --json`` prints.
 
-Threads: by default all that the process may use; ``OMP_NUM_THREADS`` and :func:`set_threads` change that. Processes:
-once a model is open, start them with ``spawn`` or ``forkserver``, or open models only in the children. A model is pickled
-as its name and options. Errors are ``FileNotFoundError``, ``ValueError``, ``TypeError`` for an unknown option, and
-:class:`Gpt2Error` for everything else. Ctrl-C ends a text after its next token; what ``generate`` has made until then
-is the ``partial`` of the ``KeyboardInterrupt``.
+Threads: by default, all that are available to the process; ``OMP_NUM_THREADS`` and :func:`set_threads` change that.
+Processes: after a model is open, start processes with ``spawn`` or ``forkserver``, or open models only in the children. A
+pickled model stores its name and options. Errors: ``FileNotFoundError``, ``ValueError``, ``TypeError`` for an unknown
+option, and :class:`Gpt2Error` for everything else. Ctrl-C stops generation after the next token; the completions of
+``generate`` so far are the ``partial`` of the ``KeyboardInterrupt``.
 """
 
 import os as _os
 
 
-def _threads_of_environment() -> int | None:
-    """The first number of OMP_NUM_THREADS."""
+def _threads_from_environment() -> int | None:
+    """First number in OMP_NUM_THREADS, at most 1024, or None."""
     first = _os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return min(int(first), 1024) if first.isdecimal() and int(first) > 0 else None
 
@@ -100,7 +99,7 @@ from .hooked import (
 )
 from .rows import Rows
 
-_threads = _threads_of_environment()
+_threads = _threads_from_environment()
 if _threads is not None:
     set_threads(_threads)
 

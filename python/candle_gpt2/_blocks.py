@@ -1,9 +1,10 @@
-"""A bulk job in blocks, on no engine in particular: a plan of the input, a file for each block that is done, and the output made
-of these files in the order of the input.
+"""Bulk jobs in blocks, without a particular engine.
 
-A block is a run of rows of one input file. Its file has a name that follows from its place, is written under another name and
-renamed when it is complete, and has the same bytes whichever machine writes it: so a block may be computed twice, even by a machine
-that was believed lost, and its rows are there once. Resuming a job is to compute the blocks whose files are missing.
+A job plans its input, computes blocks, and assembles the output in input order.
+
+A block is a contiguous range of rows of one input file. The name of its file follows from its index. The file is written under a
+temporary name and renamed when it is complete, and its bytes do not depend on the machine. So a block may be computed twice, even
+by a machine that was considered lost, and its rows still appear once. Resuming a job means computing the missing blocks.
 """
 
 from __future__ import annotations
@@ -26,33 +27,35 @@ from pyarrow import fs
 from .rows import Rows, arrow_type
 
 FORMATS = ("jsonl", "parquet", "txt")
-# The planned blocks of a job, at most: engines keep some kilobytes for each.
+# Maximum number of blocks of a job. Engines need a few kilobytes for each.
 MAX_BLOCKS = 20_000
-# A block by default: so many rows, and fewer of long texts, about a minute of GPT-2 on two cores. Below the least of
-# them actors would often wait for the last texts of a block.
-ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK, LEAST_ROWS_OF_LONG_TEXTS = 128, 6400, 32
-# Few rows in few blocks would leave actors idle at the end: each gets so many blocks, unless they are smaller than a batch.
-BLOCKS_PER_ACTOR, LEAST_ROWS_PER_BLOCK = 8, 8
-# What describes the job, beside the files of its blocks.
+# Default size of a block: about a minute of GPT-2 on two cores, with fewer rows for long texts. With even fewer rows, actors
+# would often wait for the last texts of a block.
+ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK, MIN_ROWS_FOR_LONG_TEXTS = 128, 6400, 32
+# Minimum number of blocks per actor, so that no actor is idle for long at the end. Blocks do not become smaller than a batch.
+BLOCKS_PER_ACTOR, MIN_ROWS_PER_BLOCK = 8, 8
+# Description of the job, next to the files of its blocks.
 JOB_FILE = "job.json"
-BYTES_AT_ONCE = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class JobError(Exception):
-    """The job cannot continue as it is."""
+    """Raised when a job cannot start or continue."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A run of rows of an input file: in text files the lines that begin at the bytes `start..end`, in Parquet the rows
-    `start..end`."""
+    """Contiguous range of rows of an input file.
+
+    `start..end` are byte offsets of lines in text files, and row indices in Parquet.
+    """
 
     index: int
     file: str
-    # The file's path below the input, or its name if it is the input: a part of the ids that are made up.
+    # Path of the file relative to the input folder, or its name. Part of generated ids.
     name: str
     format: str
-    # Number of its first line or row, from 1.
+    # 1-based number of the first line or row.
     first: int
     start: int
     end: int
@@ -63,7 +66,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An input file."""
+    """Input file."""
 
     file: str
     name: str
@@ -71,104 +74,108 @@ class Source:
 
 
 def resolve(path: str | Path) -> tuple[fs.FileSystem, str]:
-    """The file system and the path there of a local path, or of a URI such as `s3://bucket/folder`."""
+    """Returns the file system of a local path or a URI such as `s3://bucket/folder`, and the path in it."""
     text = str(path)
     if "://" in text:
-        system, place = fs.FileSystem.from_uri(text)
-        return system, place
+        system, location = fs.FileSystem.from_uri(text)
+        return system, location
     return fs.LocalFileSystem(), Path(text).absolute().as_posix()
 
 
 def absolute(path: str | Path) -> str:
-    """The path as it is on every machine and in every working directory; a URI as it is."""
+    """Returns the absolute path, or a URI unchanged."""
     text = str(path)
     return text if "://" in text else Path(text).absolute().as_posix()
 
 
 def format_of(path: str | Path) -> str | None:
-    """The format that the end of a path names."""
+    """Returns the format by the extension of a path, or None."""
     extension = posixpath.splitext(str(path).rstrip("/"))[1].lower().lstrip(".")
     extension = {"ndjson": "jsonl", "pq": "parquet"}.get(extension, extension)
     return extension if extension in FORMATS else None
 
 
 def sources_of(path: str | Path) -> list[Source]:
-    """The input files: the one, or those of a folder in the order of their names."""
+    """Lists the input files: a single file, or those of a folder sorted by name."""
     path = absolute(path)
-    system, place = resolve(path)
-    info = system.get_file_info(place)
+    system, location = resolve(path)
+    info = system.get_file_info(location)
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError(f"{path}: no such file or folder")
     if info.type == fs.FileType.File:
-        found = format_of(place)
+        found = format_of(location)
         if found is None:
             raise ValueError(f"{path}: expected a file that ends in .jsonl, .parquet or .txt")
         return [Source(path, info.base_name, found)]
     sources = []
-    for entry in system.get_file_info(fs.FileSelector(place, recursive=True)):
-        name = posixpath.relpath(entry.path, place)
+    for entry in system.get_file_info(fs.FileSelector(location, recursive=True)):
+        name = posixpath.relpath(entry.path, location)
         hidden = any(part.startswith((".", "_")) for part in name.split("/"))
         found = format_of(name)
         if entry.type == fs.FileType.File and found is not None and not hidden:
             sources.append(Source(posixpath.join(path.rstrip("/"), name), name, found))
     if not sources:
-        raise ValueError(f"{path}: there is no file that ends in .jsonl, .parquet or .txt in this folder")
+        raise ValueError(f"{path}: no .jsonl, .parquet or .txt files in this folder")
     return sorted(sources, key=lambda source: source.name)
 
 
 @dataclasses.dataclass
 class Plan:
-    """The blocks of all input files, in their order."""
+    """Blocks of all input files, in order."""
 
     blocks: list[Block]
     rows: int
     rows_per_block: int
-    # What a file was when it was planned: its name, length and hash.
+    # Name, length and hash of each file at planning time.
     inputs: list[list[Any]]
 
 
-def usual_rows(rows: Rows) -> int:
-    """Rows in a block of a long job by default."""
+def default_rows_per_block(rows: Rows) -> int:
+    """Returns the default number of rows in a block of a large job."""
     new_tokens = rows.options.get("max_new_tokens")
     if not isinstance(new_tokens, int) or new_tokens < 1:
         return ROWS_PER_BLOCK
-    return max(LEAST_ROWS_OF_LONG_TEXTS, min(ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK // new_tokens))
+    return max(MIN_ROWS_FOR_LONG_TEXTS, min(ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK // new_tokens))
 
 
-def plan(sources: list[Source], rows_per_block: int | None, actors: int, usual: int = ROWS_PER_BLOCK) -> Plan:
-    """Cuts the input files into blocks. Text files are read once, to find their lines."""
+def plan(sources: list[Source], rows_per_block: int | None, actors: int, default_rows: int = ROWS_PER_BLOCK) -> Plan:
+    """Splits the input files into blocks. Reads text files once to find their lines."""
     if rows_per_block is not None and rows_per_block < 1:
         raise ValueError(f"rows_per_block: expected at least 1, found {rows_per_block}")
-    read = [(source, *_places_of(source)) for source in sources]
-    rows = sum(len(starts) - 1 for _, _, starts, _ in read)
+    scanned = [(source, *_scan(source)) for source in sources]
+    rows = sum(len(starts) - 1 for _, _, starts, _ in scanned)
     if rows_per_block is None:
         fair = -(-rows // (BLOCKS_PER_ACTOR * max(1, actors)))
-        rows_per_block = max(min(usual, max(LEAST_ROWS_PER_BLOCK, fair)), -(-rows // MAX_BLOCKS))
+        rows_per_block = max(min(default_rows, max(MIN_ROWS_PER_BLOCK, fair)), -(-rows // MAX_BLOCKS))
     blocks: list[Block] = []
-    for source, numbers, starts, _ in read:
+    for source, numbers, starts, _ in scanned:
         for at in range(0, len(starts) - 1, rows_per_block):
             end = starts[min(at + rows_per_block, len(starts) - 1)]
             blocks.append(Block(len(blocks), source.file, source.name, source.format, numbers[at], starts[at], end))
-    inputs = [[source.name, *told] for source, _, _, told in read]
+    inputs = [[source.name, *fingerprint] for source, _, _, fingerprint in scanned]
     return Plan(blocks, rows, rows_per_block, inputs)
 
 
-def _places_of(source: Source) -> tuple[Sequence[int], Sequence[int], list[Any]]:
-    """The number of each row's line and the place where it begins, and behind them those of the end; and what the file is."""
-    system, place = resolve(source.file)
+def _scan(source: Source) -> tuple[Sequence[int], Sequence[int], list[Any]]:
+    """Finds the rows of a file.
+
+    Returns the line number of each row, the start of each row, and the length and hash of the file. Both lists have one more
+    entry for the end.
+    """
+    system, location = resolve(source.file)
     if source.format == "parquet":
-        with system.open_input_file(place) as file:
+        with system.open_input_file(location) as file:
             rows = _parquet(source.file, file).metadata.num_rows
             length = file.size()
-            file.seek(max(0, length - BYTES_AT_ONCE))
+            file.seek(max(0, length - CHUNK_BYTES))
             return range(1, rows + 2), range(rows + 1), [length, _hash(file.read())]
     numbers, starts = array.array("q"), array.array("q")
     digest, at, number = hashlib.blake2b(digest_size=16), 0, 0
-    with system.open_input_stream(place) as stream:
-        for line in io.BufferedReader(stream, BYTES_AT_ONCE):
+    with system.open_input_stream(location) as stream:
+        for line in io.BufferedReader(stream, CHUNK_BYTES):
             number += 1
             digest.update(line)
-            # In JSONL an empty line is nothing; in plain text it is an empty prompt.
+            # In JSONL empty lines are ignored; in plain text they are empty prompts.
             if source.format == "txt" or line.strip():
                 numbers.append(number)
                 starts.append(at)
@@ -191,7 +198,7 @@ def _hash(content: bytes) -> str:
 
 @dataclasses.dataclass
 class Record:
-    """A row of a text file: its object, or why it is none."""
+    """Row of a text file: its object, or the reason why it is invalid."""
 
     key: str
     content: dict[str, Any]
@@ -199,11 +206,11 @@ class Record:
 
 
 def _lines(block: Block) -> Iterator[tuple[int, bytes]]:
-    system, place = resolve(block.file)
-    with system.open_input_file(place) as file:
+    system, location = resolve(block.file)
+    with system.open_input_file(location) as file:
         file.seek(block.start)
         content = file.read(block.end - block.start)
-    # What follows the last line break is no line.
+    # The last line break ends a line and does not start another one.
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), block.first):
         yield number, line.removesuffix(b"\r")
 
@@ -215,7 +222,7 @@ def _records(block: Block, prompt_column: str) -> list[Record]:
             continue
         record = Record(f"{block.name}:{number}", {})
         try:
-            # The mark that some editors put in front of UTF-8.
+            # Some editors write a byte-order mark before UTF-8.
             text = line.decode().removeprefix("\ufeff" if number == 1 else "")
             content = {prompt_column: text} if block.format == "txt" else json.loads(text)
             if not isinstance(content, dict):
@@ -228,46 +235,49 @@ def _records(block: Block, prompt_column: str) -> list[Record]:
 
 
 class Worker:
-    """Computes blocks: what each actor of an engine holds."""
+    """Computes blocks. Each actor of an engine has one."""
 
     def __init__(self, rows: Rows, parts: str, output_format: str) -> None:
         self.rows, self.parts, self.output_format = rows, parts, output_format
 
     def __call__(self, block: Block) -> None:
-        """Writes the file of a block, unless it is there."""
+        """Writes the file of a block, unless it exists."""
         system, folder = resolve(self.parts)
         final = posixpath.join(folder, block.part_name(self.output_format))
         if system.get_file_info(final).type == fs.FileType.File:
             return
-        content = self._of_parquet(block) if block.format == "parquet" else self._of_lines(block)
+        content = self._compute_parquet(block) if block.format == "parquet" else self._compute_lines(block)
         write_complete(system, final, content)
 
-    def _of_lines(self, block: Block) -> bytes:
+    def _compute_lines(self, block: Block) -> bytes:
         rows = self.rows
         records = _records(block, rows.prompt_column)
         for record in records:
             if rows.id_column is not None and record.content.get(rows.id_column) is None:
-                # A content of its own goes first: it is what one looks for in the output.
+                # Put the id first, because readers look for it in the output.
                 record.content = {rows.id_column: record.key, **record.content}
                 record.content[rows.id_column] = record.key
-        sound = [record for record in records if record.error is None]
+        valid = [record for record in records if record.error is None]
 
         def column(name: str | None) -> list[Any] | None:
-            return None if name is None else [record.content.get(name) for record in sound]
+            return None if name is None else [record.content.get(name) for record in valid]
 
-        made = rows.results(column(rows.prompt_column) or [], column(rows.id_column), column(rows.seed_column))
-        results = iter(zip(*made.values()))
-        nothing = (None,) * (len(made) - 1)
+        columns = rows.results(column(rows.prompt_column) or [], column(rows.id_column), column(rows.seed_column))
+        results = iter(zip(*columns.values()))
+        nothing = (None,) * (len(columns) - 1)
         outcomes = [next(results) if record.error is None else (*nothing, record.error) for record in records]
         if self.output_format == "jsonl":
             return b"".join(
-                _json_line(_with_results(record.content, dict(zip(made, outcome))))
+                _json_line(_with_results(record.content, dict(zip(columns, outcome))))
                 for record, outcome in zip(records, outcomes)
             )
-        return _parquet_bytes(self._table_of(records, dict(zip(made, zip(*outcomes)))))
+        return _parquet_bytes(self._table_of(records, dict(zip(columns, zip(*outcomes)))))
 
     def _table_of(self, records: list[Record], results: dict[str, Any]) -> pyarrow.Table:
-        """A table of fixed columns: the lines of a text file need not have the same keys, so the whole line is one of them."""
+        """Returns a table with fixed columns.
+
+        Lines may have different keys, so one column contains the whole line.
+        """
 
         def text(value: Any) -> str | None:
             return value if value is None or isinstance(value, str) else json.dumps(value)
@@ -282,10 +292,10 @@ class Worker:
             columns[name] = pyarrow.array(results.get(name, []), arrow_type(kind))
         return pyarrow.table(columns)
 
-    def _of_parquet(self, block: Block) -> bytes:
+    def _compute_parquet(self, block: Block) -> bytes:
         rows = self.rows
-        system, place = resolve(block.file)
-        with system.open_input_file(place) as file:
+        system, location = resolve(block.file)
+        with system.open_input_file(location) as file:
             table = _rows_of(_parquet(block.file, file), block.start, block.end)
         if rows.id_column is not None:
             table = _with_ids(table, rows.id_column, [f"{block.name}:{block.first + row}" for row in range(len(table))])
@@ -296,7 +306,7 @@ class Worker:
 
 
 def _rows_of(file: pyarrow.parquet.ParquetFile, start: int, end: int) -> pyarrow.Table:
-    """Some rows of a Parquet file; only the groups they are in are read."""
+    """Reads a range of rows of a Parquet file, and only their row groups."""
     groups, first, begin = [], None, 0
     for group in range(file.metadata.num_row_groups):
         after = begin + file.metadata.row_group(group).num_rows
@@ -307,15 +317,15 @@ def _rows_of(file: pyarrow.parquet.ParquetFile, start: int, end: int) -> pyarrow
     return file.read_row_groups(groups).slice(start - (first or 0), end - start)
 
 
-def _with_ids(table: pyarrow.Table, id_column: str, made_up: list[str]) -> pyarrow.Table:
+def _with_ids(table: pyarrow.Table, id_column: str, generated: list[str]) -> pyarrow.Table:
     if id_column not in table.column_names:
-        return table.add_column(0, id_column, pyarrow.array(made_up, pyarrow.string()))
+        return table.add_column(0, id_column, pyarrow.array(generated, pyarrow.string()))
     at = table.column_names.index(id_column)
     if table.column(at).null_count == 0:
         return table
-    ids = [made if given is None else given for made, given in zip(made_up, table.column(at).to_pylist())]
+    ids = [new if found is None else found for new, found in zip(generated, table.column(at).to_pylist())]
     if not pyarrow.types.is_string(table.schema.field(at).type):
-        # An id of a row without one is a text, which a column of numbers cannot hold: such rows say so themselves.
+        # Generated ids are texts, which a numeric column cannot store. Rows without an id get an error instead.
         return table
     return table.set_column(at, id_column, pyarrow.array(ids, pyarrow.string()))
 
@@ -332,7 +342,7 @@ def _dumps(content: dict[str, Any], ensure_ascii: bool = False) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A value with texts for the numbers that JSON has not, those of the program: `Infinity`, `-Infinity`, `NaN`."""
+    """Replaces non-finite numbers, which JSON lacks, by the texts `Infinity`, `-Infinity` and `NaN`."""
     if isinstance(value, dict):
         return {_finite(name): _finite(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -341,7 +351,7 @@ def _finite(value: Any) -> Any:
 
 
 def _json_line(content: dict[str, Any]) -> bytes:
-    # A lone surrogate, which JSON may escape, has no UTF-8: it stays escaped.
+    # A lone surrogate, which JSON can escape, has no UTF-8 encoding, so keep the escape.
     text = _dumps(content)
     try:
         return text.encode() + b"\n"
@@ -356,27 +366,27 @@ def _parquet_bytes(table: pyarrow.Table) -> bytes:
 
 
 def write_complete(system: fs.FileSystem, path: str, content: bytes) -> None:
-    """Writes a file that is complete once it is there."""
-    partial = _beside(path)
+    """Writes a file atomically."""
+    partial = _temporary_path(path)
     with system.open_output_stream(partial) as stream:
         stream.write(content)
     system.move(partial, path)
 
 
-def _beside(path: str) -> str:
-    """A name for the file while it is written, which no other writer has."""
+def _temporary_path(path: str) -> str:
+    """Returns a unique temporary name in the same folder."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
 @dataclasses.dataclass
 class Job:
-    """Where a job keeps what is done, and what it makes of it."""
+    """Files of a job: its output, and the folder of finished blocks."""
 
     output: str
     output_format: str
     is_one_file: bool
-    # The folder of the job's description and, in `parts`, of the files of its blocks.
+    # Folder of the job's description, and of the files of its blocks in `parts`.
     folder: str
     plan: Plan
     error_column: str
@@ -386,9 +396,9 @@ class Job:
         return posixpath.join(self.folder, "parts")
 
     def done(self) -> set[str]:
-        """Names of the files of blocks that are there."""
-        system, place = resolve(self.parts)
-        infos = system.get_file_info(fs.FileSelector(place, allow_not_found=True))
+        """Returns the names of existing block files."""
+        system, location = resolve(self.parts)
+        infos = system.get_file_info(fs.FileSelector(location, allow_not_found=True))
         return {info.base_name for info in infos if info.base_name.startswith("part-")}
 
     def missing(self) -> list[Block]:
@@ -396,10 +406,13 @@ class Job:
         return [block for block in self.plan.blocks if block.part_name(self.output_format) not in done]
 
     def finish(self) -> tuple[int, int]:
-        """Makes the output of the parts, and removes them; returns its rows and how many of them have an error."""
+        """Assembles the output from the parts and removes them.
+
+        Returns the number of rows and the number of rows with errors.
+        """
         names = [block.part_name(self.output_format) for block in self.plan.blocks]
-        system, place = resolve(self.parts)
-        paths = [posixpath.join(place, name) for name in names]
+        system, location = resolve(self.parts)
+        paths = [posixpath.join(location, name) for name in names]
         target, output = resolve(self.output)
         is_parquet = self.output_format == "parquet"
         rows = errors = 0
@@ -414,7 +427,7 @@ class Job:
                 yield content
 
         if self.is_one_file:
-            partial = _beside(output)
+            partial = _temporary_path(output)
             with target.open_output_stream(partial) as stream:
                 if is_parquet:
                     _join_parquet(stream, _schema(system, paths), contents())
@@ -429,12 +442,12 @@ class Job:
         return rows, errors
 
     def drop_if_empty(self) -> None:
-        """Removes the folder of a job that has done nothing."""
+        """Removes the folder of a job without finished blocks."""
         if not self.done():
             self._remove()
 
     def _remove(self) -> None:
-        # Without its description the folder is of no job: parts that a kill leaves behind are not taken for a job to resume.
+        # Delete the description first, so that parts that remain after a kill are not mistaken for a job to resume.
         system, folder = resolve(self.folder)
         system.delete_file(posixpath.join(folder, JOB_FILE))
         system.delete_dir(folder)
@@ -442,9 +455,9 @@ class Job:
 
 def _count_lines(content: bytes, error_column: str) -> tuple[int, int]:
     lines = content.splitlines()
-    # The error is written last.
-    sound = f'{json.dumps(error_column, ensure_ascii=False)}: null}}'.encode()
-    return len(lines), sum(not line.endswith(sound) for line in lines)
+    # The error is the last key.
+    ending = f'{json.dumps(error_column, ensure_ascii=False)}: null}}'.encode()
+    return len(lines), sum(not line.endswith(ending) for line in lines)
 
 
 def _count_parquet(content: bytes, error_column: str) -> tuple[int, int]:
@@ -453,7 +466,7 @@ def _count_parquet(content: bytes, error_column: str) -> tuple[int, int]:
 
 
 def _schema(system: fs.FileSystem, paths: list[str]) -> pyarrow.Schema:
-    """All columns of the files, each of a type that holds those of all."""
+    """Returns the columns of all files, each with a type that fits the values of every file."""
     schemas = []
     for path in paths:
         with system.open_input_file(path) as file:
@@ -482,56 +495,56 @@ def prepare(
     overwrite: bool,
     actors: int,
 ) -> Job:
-    """Plans a job, or finds what an interrupted one has done: then `checkpoint` names its folder."""
+    """Plans a job, or resumes an interrupted one from the folder `checkpoint`."""
     sources = sources_of(input)
     output = absolute(output)
-    system, place = resolve(output)
+    system, location = resolve(output)
     named = format_of(output)
     if named == "txt" or output_format not in (None, "jsonl", "parquet"):
-        raise ValueError("the output is JSONL or Parquet")
+        raise ValueError("output: expected JSONL or Parquet")
     if named is not None and output_format not in (None, named):
-        raise ValueError(f"{output}: the name says {named}, and output_format says {output_format}")
+        raise ValueError(f"{output}: the extension means {named}, but output_format is {output_format}")
     is_one_file = named is not None
     chosen = named or output_format or ("parquet" if sources[0].format == "parquet" else "jsonl")
     folder = f"{output.rstrip('/')}.parts" if checkpoint is None else absolute(checkpoint)
-    kept, folder_place = resolve(folder)
-    job_path = posixpath.join(folder_place, JOB_FILE)
-    earlier = _read_json(kept, job_path)
+    job_system, folder_location = resolve(folder)
+    job_path = posixpath.join(folder_location, JOB_FILE)
+    earlier = _read_json(job_system, job_path)
     if earlier is not None and rows_per_block is None:
         rows_per_block = earlier.get("rows_per_block")
-    planned = plan(sources, rows_per_block, actors, usual_rows(rows))
+    planned = plan(sources, rows_per_block, actors, default_rows_per_block(rows))
     job = Job(output, chosen, is_one_file, folder, planned, rows.error_column)
-    described = _described(job, rows)
+    description = _description(job, rows)
     if earlier is not None:
-        other = [name for name in described if described[name] != earlier.get(name)]
+        other = [name for name in description if description[name] != earlier.get(name)]
         if checkpoint is None:
             raise JobError(
-                f"{folder}: this is what an interrupted run has done, {len(job.done())} of {len(planned.blocks)} blocks; "
-                "give this folder as checkpoint to resume it, or remove it"
+                f"{folder}: contains an interrupted run with {len(job.done())} of {len(planned.blocks)} blocks; "
+                "pass this folder as checkpoint to resume it, or remove it"
             )
         if other:
             raise JobError(
-                f"{folder}: the interrupted run was another one, with other {', '.join(other)}; "
-                "give the same input and options, or another folder as checkpoint"
+                f"{folder}: the interrupted run has different {', '.join(other)}; "
+                "pass the same input and options, or another folder as checkpoint"
             )
         return job
-    if checkpoint is not None and kept.get_file_info(folder_place).type == fs.FileType.Directory:
-        if kept.get_file_info(fs.FileSelector(folder_place)):
-            raise JobError(f"{folder}: this folder is not empty and not of a run like this")
-    info = system.get_file_info(place)
-    is_there = info.type == fs.FileType.File
+    if checkpoint is not None and job_system.get_file_info(folder_location).type == fs.FileType.Directory:
+        if job_system.get_file_info(fs.FileSelector(folder_location)):
+            raise JobError(f"{folder}: the folder is neither empty nor the checkpoint of a job")
+    info = system.get_file_info(location)
+    exists = info.type == fs.FileType.File
     if info.type == fs.FileType.Directory:
         if is_one_file:
             raise JobError(f"{output}: expected a file, found a folder")
-        is_there = bool(system.get_file_info(fs.FileSelector(place)))
-    if is_there and not overwrite:
-        raise FileExistsError(f"{output}: there is an output already; choose another name, or overwrite it")
-    if is_there and not is_one_file:
-        raise JobError(f"{output}: a folder with files in it is not overwritten; empty it, or choose another one")
-    kept.create_dir(posixpath.join(folder_place, "parts"), recursive=True)
-    parent = posixpath.dirname(place)
+        exists = bool(system.get_file_info(fs.FileSelector(location)))
+    if exists and not overwrite:
+        raise FileExistsError(f"{output}: the output exists already; choose another name, or pass overwrite")
+    if exists and not is_one_file:
+        raise JobError(f"{output}: a non-empty folder cannot be overwritten; empty it, or choose another one")
+    job_system.create_dir(posixpath.join(folder_location, "parts"), recursive=True)
+    parent = posixpath.dirname(location)
     system.create_dir(parent, recursive=True)
-    write_complete(kept, job_path, json.dumps(described, indent=1).encode())
+    write_complete(job_system, job_path, json.dumps(description, indent=1).encode())
     return job
 
 
@@ -543,10 +556,10 @@ def _read_json(system: fs.FileSystem, path: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _described(job: Job, rows: Rows) -> dict[str, Any]:
-    """What must be the same when a run is resumed, as JSON gives it back."""
+def _description(job: Job, rows: Rows) -> dict[str, Any]:
+    """Returns the settings that must be equal when a run is resumed, as parsed from JSON."""
     columns = [rows.prompt_column, rows.id_column, rows.seed_column, rows.text_column, rows.error_column]
-    described = {
+    description = {
         "task": rows.task,
         "model": rows.model,
         "model_options": rows.model_options,
@@ -557,6 +570,6 @@ def _described(job: Job, rows: Rows) -> dict[str, Any]:
         "rows_per_block": job.plan.rows_per_block,
         "output_format": job.output_format,
     }
-    text = json.dumps(described, default=lambda value: getattr(value, "__qualname__", repr(value)))
-    as_read: dict[str, Any] = json.loads(text)
-    return as_read
+    text = json.dumps(description, default=lambda value: getattr(value, "__qualname__", repr(value)))
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed

@@ -1,4 +1,4 @@
-"""Types of the native module; its classes are those of `candle_gpt2`."""
+"""Type stubs of the native module, whose classes `candle_gpt2` exports."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -14,10 +14,10 @@ _Text: TypeAlias = str | _Ids
 _Texts: TypeAlias = Iterable[str] | Iterable[_Ids] | npt.NDArray[np.integer[Any]]
 _TextList: TypeAlias = Sequence[str] | Sequence[_Ids]
 _Path: TypeAlias = str | PathLike[str]
-# An adapter, or one with its weight.
+# A path, or a path with a weight.
 _Adapter: TypeAlias = _Path | tuple[_Path, float]
 _Adapters: TypeAlias = _Adapter | Sequence[_Adapter]
-# Or a type of torch's.
+# `Any` covers dtypes of torch.
 _DType: TypeAlias = str | type[np.generic] | np.dtype[Any] | Any
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Hooks: TypeAlias = (
@@ -37,7 +37,7 @@ _Biases: TypeAlias = (
 )
 
 class _StandardOptions(TypedDict, total=False):
-    # From the table of options.
+    # Generated from the table of options.
     max_new_tokens: int | None
     max_length: int | None
     min_new_tokens: int | None
@@ -79,7 +79,7 @@ class _GenerationConfig(_StandardOptions, total=False):
     num_return_sequences: int
 
 class _TextOptions(_StandardOptions, total=False):
-    # Options of this package.
+    # Additional options of this package.
     prepend_bos: bool
     stop: str | Sequence[str] | None
     bad_words: str | Sequence[str] | None
@@ -96,7 +96,7 @@ class _TextOptions(_StandardOptions, total=False):
 class _GenerationOptions(_TextOptions, total=False):
     num_return_sequences: int | None
 
-# Results: dicts at run time.
+# Results, which are dicts at run time.
 class _Generated(TypedDict):
     ids: list[int]
     text: str
@@ -116,7 +116,7 @@ class _Label(TypedDict):
     score: float
     logit: float
 
-class _LabelledToken(TypedDict):
+class _LabeledToken(TypedDict):
     id: int
     text: str
     start: int
@@ -129,11 +129,11 @@ class _RankedChoice(TypedDict):
     score: float
     logit: float
 
-# Labels of a text, of its tokens, or ranks of choices, by the model's head.
+# Labels of a text or of its tokens, or ranked choices, depending on the model's head.
 class _Classification(TypedDict):
     prompt_ids: list[int]
     labels: NotRequired[list[_Label]]
-    tokens: NotRequired[list[_LabelledToken]]
+    tokens: NotRequired[list[_LabeledToken]]
     choices: NotRequired[list[_RankedChoice]]
 
 class _PublishedCheck(TypedDict):
@@ -171,7 +171,7 @@ class _ContinuationScore(TypedDict):
     per_character: float
     per_byte: float
 
-# With the keys of a config.json.
+# Keys of config.json.
 class _Config(TypedDict):
     model_type: str
     architectures: list[str]
@@ -244,7 +244,7 @@ class _StoredTensor(TypedDict):
     role: str
     statistics: NotRequired[_Statistics]
 
-# Its key is a keyword of Python.
+# The key is a Python keyword.
 _OfClass = TypedDict("_OfClass", {"class": str})
 
 class _Inspection(_OfClass):
@@ -404,7 +404,7 @@ class _ProtocolData(TypedDict):
     name: str
     hub: str | None
     sha256: list[str]
-    licence: str
+    license: str
 
 class _Protocol(TypedDict):
     protocol: str
@@ -491,7 +491,7 @@ class _PromptPair(TypedDict):
     against: list[str]
     spans: dict[str, list[int]]
 
-# Details of pictures.
+# Picture details.
 class _NoDetails(TypedDict): ...
 
 class _LensDetails(TypedDict):
@@ -595,7 +595,7 @@ class _GraphLink(TypedDict):
     target: str
     weight: float
 
-# One of its keys is a keyword of Python.
+# One key is a Python keyword.
 _Setting = TypedDict("_Setting", {"node_id": str, "from": float, "to": float})
 
 class _MovedLogit(TypedDict):
@@ -725,7 +725,7 @@ class Classifier:
     def config(self) -> _Config: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: _Ids, skip_special_tokens: bool = True) -> str: ...
-    # A list of texts gives a list of dicts. A str is a sequence of str, too: the overlap of overloads is meant.
+    # A list of texts returns a list of dicts. The overloads overlap, because a str is also a sequence of str.
     @overload
     def classify(  # type: ignore[overload-overlap]
         self,
@@ -764,7 +764,7 @@ class Model:
         local_files_only: bool = False,
         adapter: _Adapters | None = None,
     ) -> Self: ...
-    # The same weights in memory, attending to an array (1, S, width) or a file of it.
+    # Takes an array (1, S, width) or a file that contains one.
     def with_encoder_states(self, states: _Path | npt.ArrayLike) -> Model: ...
     @property
     def name(self) -> str: ...
@@ -778,12 +778,12 @@ class Model:
     def generation_config(self) -> _GenerationConfig: ...
     @property
     def hook_names(self) -> list[str]: ...
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, prepend_bos: bool = False) -> list[int]: ...
     def decode(self, ids: _Ids, skip_special_tokens: bool = True) -> str: ...
     def vocab(self) -> dict[str, int]: ...
-    def str_tokens(self, text: _Text) -> list[str]: ...
-    # A list of prompts gives a list, several texts of a prompt a list of them, `details` dicts in place of texts.
-    # Texts, or dicts with `details`; of a list of prompts a list; of each prompt a list with `num_return_sequences` above 1.
+    def str_tokens(self, text: _Text, prepend_bos: bool = False) -> list[str]: ...
+    # A list of prompts returns a list. `num_return_sequences` above 1 returns a list for each prompt. `details` returns dicts
+    # instead of texts.
     @overload
     def generate(  # type: ignore[overload-overlap]
         self,
@@ -925,22 +925,45 @@ class Model:
     def complete(self, prompt: _Text | _Texts, **options: object) -> _Completion: ...
     @overload
     def score(  # type: ignore[overload-overlap]
-        self, text: _Text, stride: int | None = None, top: int = 0, *, return_exceptions: Literal[False] = False
+        self,
+        text: _Text,
+        stride: int | None = None,
+        top: int = 0,
+        *,
+        prepend_bos: bool = False,
+        return_exceptions: Literal[False] = False,
     ) -> _Score: ...
     @overload
     def score(
-        self, text: _TextList, stride: int | None = None, top: int = 0, *, return_exceptions: Literal[False] = False
+        self,
+        text: _TextList,
+        stride: int | None = None,
+        top: int = 0,
+        *,
+        prepend_bos: bool = False,
+        return_exceptions: Literal[False] = False,
     ) -> list[_Score]: ...
     @overload
     def score(
-        self, text: _TextList, stride: int | None = None, top: int = 0, *, return_exceptions: Literal[True]
+        self,
+        text: _TextList,
+        stride: int | None = None,
+        top: int = 0,
+        *,
+        prepend_bos: bool = False,
+        return_exceptions: Literal[True],
     ) -> list[_Score | Exception]: ...
     def score_continuations(self, prompt: str, continuations: Sequence[str]) -> list[_ContinuationScore]: ...
     def logits(
-        self, ids: _Text, last_only: bool = True, cache: Cache | None = None, hooks: _Hooks | None = None
+        self,
+        ids: _Text,
+        last_only: bool = True,
+        cache: Cache | None = None,
+        hooks: _Hooks | None = None,
+        prepend_bos: bool = False,
     ) -> _Floats: ...
     def cache(self, capacity: int | None = None) -> Cache: ...
-    # From the options of looks.
+    # Generated from the options of the analyses.
     def run_with_cache(
         self,
         text: _Text,
@@ -1198,7 +1221,6 @@ class Model:
         scale: float = 1.0,
         layers: tuple[int, int] | None = None,
     ) -> ControlVector: ...
-    # A sparse autoencoder for this model.
     def dictionary(self, path: _Path, site: str | None = None) -> Dictionary: ...
     def parameters(self) -> dict[str, _Floats]: ...
     @overload
@@ -1232,23 +1254,19 @@ class Dictionary:
     def trained_on_processed(self) -> bool | None: ...
     @property
     def architecture(self) -> str: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
     @staticmethod
     def read(path: _Path, site: str | None = None) -> Dictionary: ...
     @staticmethod
     def of_arrays(cfg: str, weights: Mapping[str, npt.ArrayLike]) -> Dictionary: ...
+    def with_arrays(self, weights: Mapping[str, npt.ArrayLike]) -> Dictionary: ...
+    def arrays(self) -> dict[str, _Floats]: ...
     def save(self, folder: _Path) -> None: ...
     def check(self, model: Model) -> None: ...
     def weight(self, name: str) -> _Floats | None: ...
-    def pre_activations(self, x: npt.ArrayLike) -> _Floats: ...
-    def activate(self, before: npt.ArrayLike) -> _Floats: ...
     def encode(self, x: npt.ArrayLike) -> _Floats: ...
     def decode(self, latents: npt.ArrayLike, x: npt.ArrayLike) -> _Floats: ...
-    def vjp(
-        self,
-        function: Literal["pre_activations", "activate", "decode"],
-        inputs: Sequence[npt.ArrayLike],
-        gradient: npt.ArrayLike,
-    ) -> list[_Floats]: ...
     def direction(self, latent: int) -> _Floats: ...
 
 @final
@@ -1310,7 +1328,7 @@ class Picture(Generic[_Details]):
     def texts(self) -> list[str]: ...
     @property
     def details(self) -> _Details: ...
-    # The keys of a report, and those of details.
+    # Keys of the report, including `details`.
     def to_dict(self) -> dict[str, object]: ...
     def html(self) -> str: ...
     def svg(self, columns: int = 2) -> str: ...

@@ -1,12 +1,12 @@
-"""Bulk jobs on Ray: actors on many machines continue or score every row of JSONL, Parquet or text files.
+"""Bulk generation and scoring of JSONL, Parquet or text files on a Ray cluster.
 
-Ray Data gives blocks of rows to a pool of actors, restarts actors that die and repeats what they had not finished. Each
-block becomes a file of its own that appears when it is complete (see `_blocks`), and these files become the output. So nothing
-is lost or duplicated when an actor, a machine or the job's own process dies. Ray's own checkpoints (a beta) are not used: they
-would need a filter actor of one GiB next to those that compute, and cannot know of a write that outlives its job.
+Ray Data passes blocks of rows to a pool of actors, restarts actors that die, and repeats their unfinished blocks. Each block
+becomes a separate file, written atomically (see `_blocks`), and these files become the output. Nothing is lost or duplicated
+when an actor, a machine or the job's own process dies. Ray's checkpoints (a beta feature) are not used: they would need a
+filter actor with one GiB of memory, and cannot detect a write that outlives its job.
 
-All machines read the input, the model and the folder of the blocks by the same path (a shared folder, or a URI such as `s3://…`
-for input and output), and have this package installed.
+All machines must have this package installed. They must reach the input, the model and the folder of the blocks under the same
+path: a shared folder, or for input and output a URI such as `s3://…`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from . import _blocks
 from ._blocks import JobError
 from .rows import Rows
 
-# Ray Data gives a job up if no block is done for half an hour; a block of long texts of a large model may take as long.
+# Timeout without a finished block. Ray Data's default of half an hour is too short for long texts and large models.
 NO_PROGRESS_SECONDS = 24 * 60 * 60
 
 __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
@@ -41,53 +41,53 @@ __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The result of a job."""
+    """Statistics of a finished job."""
 
     output: str
     rows: int
-    # Rows that have an error in place of a result.
+    # Rows with an error instead of a result.
     errors: int
     blocks: int
-    # Blocks that an interrupted run had done.
+    # Blocks that an interrupted run had finished.
     resumed_blocks: int
     actors: int
     threads: int
-    # From the first block on, with the start of the actors.
+    # Includes the start of the actors.
     seconds: float
 
 
 def generate_dataset(input: str | Path, output: str | Path, model: str | Path | None = None, **options: Any) -> Summary:
-    """Continues the prompt of every row of `input`; every row has a `text`, or an `error` that says why not.
+    """Continues the prompt of every row of `input`. Every output row has a `text` or an `error`.
 
     `input` is a file or a folder of files: JSONL with `prompt` (a text, or token ids) in each line, Parquet with such a column,
-    or plain text with a prompt a line. `output` is one file in the order of the input if its name ends in `.jsonl` or
-    `.parquet`, else a folder of such files (`output_format`, by default the format of the input). Either is complete once it is
-    there; `overwrite` replaces a file. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file,
-    colon, number of the line.
+    or plain text with one prompt per line. `output` is a single file in input order if its name ends in `.jsonl` or `.parquet`,
+    otherwise a folder of such files (`output_format`, by default the input's format). Files are written atomically; `overwrite`
+    replaces an existing file. Other keys and columns of a row are preserved. A row without an `id` gets one: file name, colon,
+    line number.
 
-    `checkpoint` is a folder for what is done: after an interruption the same call resumes from it. It is removed at the end.
+    `checkpoint` is a folder for finished blocks. After an interruption, the same call resumes from it. It is removed at the end.
 
-    Without `actors` there is one on each node, and without `threads` each has its share of the processors; the
-    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads, and `gpus_per_actor` GPUs.
-    When a machine dies, a block of `rows_per_block` rows is lost and computed again. `progress` is called with the number of blocks
-    done and their total.
+    By default there is one actor per node (`actors`), and each has an equal share of the CPUs (`threads`); the guide on scaling
+    explains how to choose. An actor reserves one logical CPU per thread, and `gpus_per_actor` GPUs. When a machine dies, a block
+    of `rows_per_block` rows is computed again. `progress` is called with the number of finished blocks and the total.
 
     The other `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
-    `Model.generate`. If Ray is not running in this process it is started, on the cluster at `address` if that is given.
+    `Model.generate`. If Ray is not running in this process, the call starts it, or connects to the cluster at `address`.
     """
     return _dataset("generate", input, output, model, **options)
 
 
 def score_dataset(input: str | Path, output: str | Path, model: str | Path | None = None, **options: Any) -> Summary:
-    """Scores the `prompt` of every row of `input`: `tokens`, `logprob`, `loss` and `perplexity`, or an `error`.
+    """Scores the `prompt` of every row of `input`.
 
-    `options` are those of :func:`generate_dataset`, of :class:`candle_gpt2.Rows` and of `Model.score`.
+    Every output row has `tokens`, `logprob`, `loss` and `perplexity`, or an `error`. `options` are those of
+    :func:`generate_dataset`, :class:`candle_gpt2.Rows` and `Model.score`.
     """
     return _dataset("score", input, output, model, **options)
 
 
 class _Actor:
-    """A worker in Ray Data's terms: a batch is one block, and so is what it answers."""
+    """Adapter from Ray Data to a worker: each input batch and each result is one block."""
 
     def __init__(self, rows: Rows, parts: str, output_format: str) -> None:
         self._worker = _blocks.Worker(rows, parts, output_format)
@@ -95,7 +95,7 @@ class _Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         fields = [field.name for field in dataclasses.fields(_blocks.Block)]
         [block] = [_blocks.Block(*values) for values in zip(*(batch[name].tolist() for name in fields))]
-        # What is raised here would come back as text of Ray's about Ray, after a while if a constructor raises it.
+        # Return exceptions as values. Ray would wrap them in its own, and report those of constructors with a delay.
         failure = b""
         try:
             self._worker(block)
@@ -108,7 +108,7 @@ def _pickled(error: Exception) -> bytes:
     try:
         content = pickle.dumps(error)
         pickle.loads(content)
-    except Exception:  # whatever a class of exceptions makes of being pickled
+    except Exception:  # an exception class may raise anything when it is pickled
         return pickle.dumps(JobError(f"{type(error).__name__}: {error}"))
     return content
 
@@ -134,11 +134,11 @@ def _dataset(
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected at least 1, found {value}")
     rows = Rows(model, task, **options)
-    # What can be refused is refused before Ray is started.
+    # Reject an invalid input before Ray starts.
     _blocks.sources_of(input)
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        # Ray's own default lets whatever else runs go before the workers, and then a thread waits for the other.
+    started_here = not ray.is_initialized()
+    if started_here:
+        # Ray's default niceness lets other programs preempt the workers, so that their threads wait for each other.
         os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
@@ -159,7 +159,7 @@ def _dataset(
             job.drop_if_empty()
             raise
     finally:
-        if is_ours:
+        if started_here:
             ray.shutdown()
 
 
@@ -180,14 +180,14 @@ def _run(
             _Actor,
             fn_constructor_args=[rows, job.parts, job.output_format],
             batch_size=None,
-            # A block that waits at a busy actor would keep an idle one from it.
+            # A block in the queue of a busy actor would be unavailable to idle actors.
             compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1),
             num_cpus=rows.threads,
             num_gpus=gpus_per_actor or None,
         )
-        for answer in dataset.iter_rows():
-            if answer["failure"]:
-                raise pickle.loads(answer["failure"])
+        for result in dataset.iter_rows():
+            if result["failure"]:
+                raise pickle.loads(result["failure"])
             done += 1
             progress(min(done, blocks), blocks)
     counted = job.finish()
@@ -196,23 +196,26 @@ def _run(
 
 
 def _cpus_of_nodes() -> list[int]:
-    """The logical CPUs of each node that has one."""
+    """Returns the number of logical CPUs of each live node, without nodes that have none."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call, unused-ignore]
     cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
     return [count for count in cpus if count > 0]
 
 
 def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[int, int]:
-    """The number of actors and their threads: as given, by default one actor per node, each with its share of the CPUs."""
+    """Returns the number of actors and of their threads.
+
+    By default there is one actor per node, each with an equal share of the CPUs.
+    """
     if not cpus:
         raise JobError("no node of the Ray cluster has a CPU for actors")
     if threads is not None and threads > max(cpus):
         raise ValueError(f"threads: expected at most {max(cpus)}, the logical CPUs of the largest node, found {threads}")
     if actors is None:
-        # With threads given: all that the nodes have room for.
+        # With explicit threads, start as many actors as fit on the nodes.
         actors = len(cpus) if threads is None else sum(count // threads for count in cpus)
     if threads is None:
-        # The most with which all of them have room on these nodes.
+        # Largest number of threads with which all actors fit on the nodes.
         fits = [count for count in range(1, max(cpus) + 1) if sum(cpu // count for cpu in cpus) >= actors]
         threads = max(fits, default=1)
     return actors, threads

@@ -1,4 +1,4 @@
-"""What the tests share: models, the program, and processes of their own."""
+"""Fixtures shared by the tests: models, the program, and separate processes."""
 
 import os
 import shutil
@@ -12,29 +12,35 @@ import pytest
 
 from support import FIXTURES
 
-# A shell lets what it runs in the background ignore Ctrl-C, and children inherit that: tests that press it would wait forever.
+# Shells make background processes ignore Ctrl-C, and children inherit that. Tests that send it would wait forever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def model() -> candle_gpt2.Model:
-    """The model inside the package."""
+    """Built-in model."""
     return candle_gpt2.Model.from_pretrained()
 
 
 @pytest.fixture(scope="session")
+def exact() -> candle_gpt2.Model:
+    """Built-in model in f32. Its results do not depend on the number of rows, except for rounding of sums."""
+    return candle_gpt2.Model.from_pretrained(dtype="f32")
+
+
+@pytest.fixture(scope="session")
 def tiny() -> candle_gpt2.Model:
-    """A checkpoint of the fixtures, with a tokenizer."""
+    """Fixture checkpoint with a tokenizer."""
     return candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
 
 
 @pytest.fixture(scope="session")
 def program() -> Callable[..., bytes]:
-    """Runs the program `gpt2` that the environment variable GPT2_PROGRAM names; gives what it prints."""
+    """Runs the program `gpt2` at the path in GPT2_PROGRAM, and returns its output."""
     path = os.environ.get("GPT2_PROGRAM", "")
     if shutil.which(path) is None:
-        way = "cargo build -p candle-gpt2-cli, then GPT2_PROGRAM=$PWD/target/debug/gpt2"
-        pytest.skip(f"GPT2_PROGRAM={path!r} names no program `gpt2` to compare with: {way}")
+        build = "cargo build -p candle-gpt2-cli, then GPT2_PROGRAM=$PWD/target/debug/gpt2"
+        pytest.skip(f"GPT2_PROGRAM={path!r} is not a `gpt2` program to compare with: {build}")
 
     def run(*arguments: str) -> bytes:
         return subprocess.run([path, *arguments], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
@@ -44,7 +50,7 @@ def program() -> Callable[..., bytes]:
 
 @pytest.fixture
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a script in a process of its own."""
+    """Runs a script in a separate process."""
 
     def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Runs a notebook's cells in order and writes them with what they give as a page of the book.
+"""Runs the cells of a notebook in order, and writes them with their outputs as a page of the book.
 
 usage: run_notebook.py NOTEBOOK FOLDER     writes FOLDER/NAME.md, and pictures as FOLDER/NAME-1.svg, …
 """
@@ -24,8 +24,8 @@ NOTE = """
 
 
 def run(source: str, cell: str, names: dict[str, Any]) -> tuple[str, Any]:
-    """What a cell prints, and the value of its last line if that is an expression."""
-    # So that a traceback shows the line.
+    """Runs a cell. Returns its output, and the value of its last line if that is an expression."""
+    # Makes tracebacks show the source line.
     linecache.cache[cell] = (len(source), None, source.splitlines(keepends=True), cell)
     tree = ast.parse(source, cell)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -38,7 +38,7 @@ def run(source: str, cell: str, names: dict[str, Any]) -> tuple[str, Any]:
 
 
 def page(notebook: Path, folder: Path) -> Iterator[str]:
-    """The parts of the page, each a paragraph or a block."""
+    """Yields the parts of the page, each a paragraph or a block."""
     names: dict[str, Any] = {"__name__": "__main__"}
     pictures = 0
     for number, cell in enumerate(json.loads(notebook.read_text(encoding="utf-8"))["cells"]):

@@ -1,4 +1,4 @@
-"""Arrays of the Rust tests' fixtures, read and written without a library."""
+"""Reader and writer for the safetensors files of the Rust tests' fixtures."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """Metadata and arrays of a file."""
+    """Reads the metadata and the arrays of a file."""
     content = path.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + length])
@@ -29,7 +29,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def write_safetensors(path: Path, arrays: Arrays) -> None:
-    """A file of arrays of f32."""
+    """Writes a file of float32 arrays."""
     header, body = {}, b""
     for name, array in arrays.items():
         start = len(body)

@@ -1,4 +1,4 @@
-"""Classifiers against transformers: `scripts/reference/heads.py` made the checkpoints and what is expected of them."""
+"""Classifiers: equal to transformers, with checkpoints and results from `scripts/reference/heads.py`."""
 
 import json
 import pickle
@@ -14,7 +14,7 @@ from support import FIXTURES
 HEADS = FIXTURES / "heads"
 EXPECTED = json.loads((HEADS / "expected.json").read_text())
 TEXTS = EXPECTED["texts"]
-# f32 sums through three blocks, in another order than PyTorch's.
+# Tolerance for float32 sums over three blocks in a different order than PyTorch's.
 TOLERANCE = 1e-4
 
 
@@ -30,7 +30,7 @@ def logits(labels, names):
 
 @pytest.mark.parametrize("name", ["sequence", "multi_label"])
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_labels_are_those_of_transformers(name, batch_size):
+def test_labels_match_transformers(name, batch_size):
     model, expected = Classifier.from_pretrained(HEADS / name), EXPECTED[name]
     found = model.classify(TEXTS, batch_size=batch_size)
     assert len(found) == len(TEXTS)
@@ -45,17 +45,17 @@ def test_labels_are_those_of_transformers(name, batch_size):
     assert model.classify([]) == []
 
 
-def test_tokens_have_labels_and_places():
+def test_token_labels_and_offsets_match_transformers():
     model, expected = Classifier.from_pretrained(HEADS / "token"), EXPECTED["token"]
     assert len(model.labels) == 7
-    for text, ids, spots in zip(TEXTS, expected["ids"], expected["pipeline"], strict=True):
+    for text, ids, entities in zip(TEXTS, expected["ids"], expected["pipeline"], strict=True):
         tokens = model.classify(text)["tokens"]
         assert [token["id"] for token in tokens] == ids
-        for spot in spots:
-            token = tokens[spot["index"]]
-            assert (token["start"], token["end"]) == (spot["start"], spot["end"])
-            assert token["labels"][0]["label"] == spot["entity"]
-            assert token["labels"][0]["score"] == pytest.approx(spot["score"], abs=TOLERANCE)
+        for entity in entities:
+            token = tokens[entity["index"]]
+            assert (token["start"], token["end"]) == (entity["start"], entity["end"])
+            assert token["labels"][0]["label"] == entity["entity"]
+            assert token["labels"][0]["score"] == pytest.approx(entity["score"], abs=TOLERANCE)
 
 
 def test_choices_are_ranked():
@@ -68,17 +68,17 @@ def test_choices_are_ranked():
     both = model.classify(["The sky is", "A"], [[" blue", " green"], ["b"]])
     assert both[0]["prompt_ids"] == one["prompt_ids"]
     assert both[1]["choices"][0]["score"] == 1.0
-    with pytest.raises(ValueError, match="give it choices"):
+    with pytest.raises(ValueError, match="pass choices"):
         model.classify("The sky is")
     with pytest.raises(ValueError, match="one list for each of 1 texts, found 2"):
         model.classify(["The sky is"], [["a"], ["b"]])
-    with pytest.raises(ValueError, match="no choices"):
+    with pytest.raises(ValueError, match="at least one choice"):
         model.classify("The sky is", [])
-    # The same folder is a language model too.
+    # A classifier folder also opens as a language model.
     assert candle_gpt2.Model.from_pretrained(HEADS / "double").generate([5, 6], max_new_tokens=2, seed=1) is not None
 
 
-def test_it_pickles_and_threads_share_it(sequence):
+def test_classifier_is_picklable_and_thread_safe(sequence):
     assert Classifier.from_pretrained(HEADS / "sequence", dtype="q8").dtype == "q8"
     copy = pickle.loads(pickle.dumps(sequence))
     assert copy.classify(TEXTS) == sequence.classify(TEXTS)
@@ -91,14 +91,14 @@ def test_it_pickles_and_threads_share_it(sequence):
     assert [entry["labels"][0]["label"] for entry in found] == [row[0]["label"] for row in EXPECTED["sequence"]["pipeline"]]
 
 
-def test_what_is_wrong_is_said(sequence):
+def test_invalid_calls_are_rejected(sequence):
     with pytest.raises(ValueError, match="GPT2LMHeadModel, a language model"):
         Classifier.from_pretrained(FIXTURES / "tiny-checkpoint")
     with pytest.raises(ValueError, match="GPT2ForSequenceClassification, a classifier"):
         candle_gpt2.Model.from_pretrained(HEADS / "sequence")
     with pytest.raises(FileNotFoundError):
         Classifier.from_pretrained("/no/such/folder")
-    with pytest.raises(ValueError, match="does not choose among several"):
+    with pytest.raises(ValueError, match="cannot rank choices"):
         sequence.classify("a", ["b"])
     with pytest.raises(ValueError, match="300"):
         sequence.classify([1, 300])
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_said(sequence):
     assert len(sequence.classify(long, keep_last=7)["prompt_ids"]) == 7
 
 
-def test_inspect_verify_and_convert_know_it(tmp_path, sequence):
+def test_inspect_verify_and_convert_support_classifiers(tmp_path, sequence):
     found = candle_gpt2.inspect(HEADS / "sequence")
     assert found["class"] == "GPT2ForSequenceClassification"
     assert found["stored_parameters"] == found["parameters"]["unique"]
@@ -133,12 +133,12 @@ def rounded(value):
     return [rounded(entry) for entry in value] if isinstance(value, list) else value
 
 
-def test_it_says_what_the_program_says(program):
+def test_classify_matches_the_cli(program):
     for name, arguments in [("sequence", []), ("token", []), ("double", ["--choice", " b", "--choice", " c"])]:
         choices = [" b", " c"] if arguments else None
         found = Classifier.from_pretrained(HEADS / name).classify(TEXTS[0], choices)
-        said = program("classify", TEXTS[0], "--model", str(HEADS / name), "--json", *arguments)
-        said = json.loads(said)
-        assert said["prompt_ids"] == found["prompt_ids"]
-        # The same numbers, of which the program prints as many digits as tell them apart.
-        assert said.keys() == found.keys() and rounded(said) == rounded(found)
+        printed = program("classify", TEXTS[0], "--model", str(HEADS / name), "--json", *arguments)
+        printed = json.loads(printed)
+        assert printed["prompt_ids"] == found["prompt_ids"]
+        # Equal values, because the program prints the shortest distinguishing digits.
+        assert printed.keys() == found.keys() and rounded(printed) == rounded(found)

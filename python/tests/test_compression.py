@@ -1,4 +1,4 @@
-"""Compressed bytes are the program's, and come back."""
+"""Compression: the same bytes as the program, and lossless round trips."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 TEXT = b"ROMEO:\nBut soft, what light through yonder window breaks?\n" * 20 + b"<|endoftext|>\r\n\xff\xfe\0"
 
 
-def test_bytes_come_back_and_are_fewer():
+def test_round_trip_is_lossless_and_smaller():
     compressed = candle_gpt2.compress(TEXT)
     assert len(compressed) < 0.6 * len(TEXT)
     assert candle_gpt2.decompress(compressed) == TEXT
@@ -17,7 +17,7 @@ def test_bytes_come_back_and_are_fewer():
         assert candle_gpt2.decompress(candle_gpt2.compress(data)) == data
 
 
-def test_files_are_those_of_the_program(tmp_path, program):
+def test_files_match_the_cli(tmp_path, program):
     path = tmp_path / "text"
     path.write_bytes(TEXT)
     program("compress", "--keep", "--context", "64", str(path))
@@ -27,19 +27,19 @@ def test_files_are_those_of_the_program(tmp_path, program):
     assert path.read_bytes() == TEXT
 
 
-def test_a_model_in_memory_compresses_in_its_own_precision():
+def test_open_model_compresses_in_its_own_precision():
     model = candle_gpt2.Model.from_pretrained(dtype="f16", kv_dtype="q8")
     compressed = candle_gpt2.compress(TEXT, model)
     assert candle_gpt2.decompress(compressed, model) == TEXT
-    # The data tell which precision another one is opened in.
+    # The data records the precision in which decompress opens the model.
     assert candle_gpt2.decompress(compressed) == TEXT
     other = candle_gpt2.Model.from_pretrained(dtype="f32")
-    told = "compressed with weights in f16 and keys and values in q8, and the model is loaded with weights in f32"
-    with pytest.raises(candle_gpt2.Gpt2Error, match=told):
+    message = "compressed with weights in f16 and a KV cache in q8, but the model is loaded with weights in f32"
+    with pytest.raises(candle_gpt2.Gpt2Error, match=message):
         candle_gpt2.decompress(compressed, other)
 
 
-def test_what_is_wrong_is_told():
+def test_invalid_options_and_data_are_rejected():
     with pytest.raises(ValueError, match=re.escape("`context`: expected from 2 to the model's 512 positions, found 1")):
         candle_gpt2.compress(TEXT, context=1)
     with pytest.raises(ValueError, match="dtype: expected one of"):

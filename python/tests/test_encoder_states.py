@@ -1,4 +1,4 @@
-"""A model with cross-attention attends to encoder hidden states: what it writes and scores is transformers'."""
+"""Cross-attention to encoder hidden states: generation and scores equal to transformers."""
 
 import json
 import pickle
@@ -17,17 +17,17 @@ STATES = read_safetensors(FILE)[1]["encoder_hidden_states"]
 
 @pytest.fixture(scope="module")
 def plain():
-    """The model without states."""
+    """Model without encoder states."""
     return candle_gpt2.Model.from_pretrained(FOLDER)
 
 
 def greedy(model):
-    texts = model.generate([row["ids"] for row in ROWS], max_new_tokens=16, do_sample=False, details=True)
-    return [text["ids"] for text in texts]
+    completions = model.generate([row["ids"] for row in ROWS], max_new_tokens=16, do_sample=False, details=True)
+    return [completion["ids"] for completion in completions]
 
 
-def ways(plain):
-    """Every way to say it; the last one is a copy in another process's place."""
+def models_by_source(plain):
+    """Yields a model with encoder states for each kind of source, by name."""
     yield "file", candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=FILE)
     yield "array", candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=STATES)
     yield "list", plain.with_encoder_states(STATES.tolist())
@@ -37,14 +37,14 @@ def ways(plain):
     yield "pickled array", pickle.loads(pickle.dumps(plain.with_encoder_states(STATES)))
 
 
-def test_texts_are_those_of_transformers_however_the_states_are_given(plain):
-    for way, model in ways(plain):
-        assert greedy(model) == [row["greedy"] for row in ROWS], way
-    # The model that was asked for others is as it was.
+def test_completions_match_transformers_for_every_states_source(plain):
+    for source, model in models_by_source(plain):
+        assert greedy(model) == [row["greedy"] for row in ROWS], source
+    # The original model does not change.
     assert greedy(plain) == [row["greedy_without"] for row in ROWS]
 
 
-def test_logits_and_caches_attend_to_the_states(plain):
+def test_logits_and_caches_attend_to_encoder_states(plain):
     model = plain.with_encoder_states(STATES)
     ids = ROWS[2]["ids"]
     whole = model.logits(ids, last_only=False)
@@ -54,16 +54,16 @@ def test_logits_and_caches_attend_to_the_states(plain):
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=0, atol=1e-4)
 
 
-def test_states_of_torch_are_taken(plain):
+def test_torch_tensors_are_accepted_as_states(plain):
     torch = pytest.importorskip("torch")
     assert greedy(plain.with_encoder_states(torch.tensor(STATES))) == [row["greedy"] for row in ROWS]
 
 
-def test_states_that_do_not_fit_are_refused(plain, tiny, tmp_path):
+def test_invalid_states_are_rejected(plain, tiny, tmp_path):
     expected = r"expected floating-point numbers of shape \(1, S, 28\), found \(\[9, 28\], F32\)"
-    for refused in (plain.with_encoder_states, lambda states: candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=states)):
+    for attach in (plain.with_encoder_states, lambda states: candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=states)):
         with pytest.raises(ValueError, match=expected):
-            refused(STATES[0])
+            attach(STATES[0])
     with pytest.raises(ValueError, match="the model has no cross-attention"):
         tiny.with_encoder_states(STATES)
     with pytest.raises(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Benchmarks by protocols that have names: every figure is that of `gpt2 eval`, and a run goes on where it was ended."""
+"""Benchmarks by named protocols: results equal to `gpt2 eval`, and resumable runs."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ TEXT = "The king of France is dead, and all the people of the city speak of the 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with data, in which the test stands."""
+    """Creates a folder with data, and makes it the working directory."""
     (tmp_path / "passages.jsonl").write_text(PASSAGES)
     (tmp_path / "questions.jsonl").write_text(QUESTIONS)
     (tmp_path / "text.txt").write_text(TEXT)
@@ -35,11 +35,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def without_time(report):
-    """What two runs of the same have in common."""
+    """Returns the parts of a report that do not vary between runs."""
     return {name: value for name, value in report.items() if name != "seconds"}
 
 
-def lines_of(path):
+def read_jsonl(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -56,7 +56,7 @@ def lines_of(path):
         ("kl", "text.txt", ["--context", "64", "--limit", "3"], {"context": 64, "limit": 3}),
     ],
 )
-def test_reports_are_those_of_the_program(model, program, folder, protocol, data, arguments, options):
+def test_reports_match_the_cli(model, program, folder, protocol, data, arguments, options):
     expected = json.loads(program("eval", protocol, "--data", data, "--json", *arguments))
     report = model.evaluate(protocol, data, **options)
     assert list(report) == list(expected)
@@ -64,7 +64,7 @@ def test_reports_are_those_of_the_program(model, program, folder, protocol, data
     assert report["metrics"] and report["seconds"] > 0
 
 
-def test_a_list_of_protocols_gives_a_list_of_reports(model, program, folder):
+def test_list_of_protocols_returns_a_list_of_reports(model, program, folder):
     names = ["lambada:last-token", "hellaswag:lm-eval"]
     data = ["passages.jsonl", folder / "questions.jsonl"]
     printed = program("eval", *names, "--data", str(data[0]), "--data", str(data[1]), "--json")
@@ -75,11 +75,11 @@ def test_a_list_of_protocols_gives_a_list_of_reports(model, program, folder):
     assert model.evaluate(tuple(names[:1]), data[0])[0]["protocol"] == names[0]
 
 
-def test_models_are_compared_side_by_side(program, folder):
+def test_kl_compares_the_model_with_a_base(program, folder):
     rounded = candle_gpt2.Model.from_pretrained(dtype="q4")
     options = {"context": 64, "limit": 2}
     arguments = ["--data", "text.txt", "--context", "64", "--limit", "2", "--json"]
-    # Without a base it is the same model in f32.
+    # The default base is the same model in f32.
     expected = json.loads(program("eval", "kl", "--dtype", "q4", *arguments))
     report = rounded.evaluate("kl", "text.txt", **options)
     assert without_time(report) == without_time(expected)
@@ -89,14 +89,14 @@ def test_models_are_compared_side_by_side(program, folder):
     assert without_time(rounded.evaluate("kl", "text.txt", base=base, **options)) == without_time(expected)
 
 
-def test_items_go_on_and_are_compared_across_program_and_package(model, program, folder):
+def test_item_logs_are_shared_between_package_and_cli(model, program, folder):
     arguments = ["eval", "lambada:lm-eval", "--data", "passages.jsonl", "--json"]
     whole = json.loads(program(*arguments, "--items", "program.jsonl"))
     report = model.evaluate("lambada:lm-eval", "passages.jsonl", items="package.jsonl")
     assert without_time(report) == without_time(whole)
     log = (folder / "program.jsonl").read_text()
     assert (folder / "package.jsonl").read_text() == log
-    # A part of a run of the program's, which ends with half a line.
+    # Part of the output of a program run, with an incomplete last line.
     (folder / "half.jsonl").write_text(log[: 3 * len(log) // 4])
     again = model.evaluate("lambada:lm-eval", "passages.jsonl", items=folder / "half.jsonl", resume=True)
     assert again["metrics"] == whole["metrics"] and again["tokens_read"] < whole["tokens_read"]
@@ -106,45 +106,45 @@ def test_items_go_on_and_are_compared_across_program_and_package(model, program,
     assert compared["against"] == expected["against"] and compared["against"]["items"] == 4
 
 
-def test_protocols_are_listed_as_by_the_program(program):
+def test_protocol_list_matches_the_cli(program):
     listed = candle_gpt2.protocols()
     assert listed == [json.loads(line) for line in program("eval", "--list", "--json").splitlines()]
     names = [protocol["protocol"] for protocol in listed]
     assert "lambada:lm-eval" in names and names[-1] == "kl"
 
 
-def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
-    def refused(kind, expected, protocol, *arguments, **options):
+def test_invalid_calls_are_rejected(model, folder, monkeypatch, tmp_path):
+    def assert_raises(kind, expected, protocol, *arguments, **options):
         with pytest.raises(kind, match=expected):
             model.evaluate(protocol, *arguments, **options)
 
     passages = "passages.jsonl"
-    refused(ValueError, "there is no protocol `lambada:lm-evil`; `lambada` has `lambada:lm-eval`", "lambada:lm-evil")
-    refused(ValueError, "name at least one", [])
-    refused(ValueError, "^`limit`: expected at least 1, found 0$", "kl", "text.txt", limit=0)
-    refused(ValueError, "^`base` is for comparing two models", "lambada:lm-eval", passages, base=model)
-    refused(ValueError, "^`data`: expected it once for all", "lambada:lm-eval", [passages, passages])
-    refused(ValueError, "^`num_fewshot`: expected at most", "hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)
+    assert_raises(ValueError, "unknown protocol `lambada:lm-evil`; `lambada` has `lambada:lm-eval`", "lambada:lm-evil")
+    assert_raises(ValueError, "specify at least one protocol", [])
+    assert_raises(ValueError, "^`limit`: expected at least 1, found 0$", "kl", "text.txt", limit=0)
+    assert_raises(ValueError, "^`base` applies only to kl, which compares two models", "lambada:lm-eval", passages, base=model)
+    assert_raises(ValueError, "^`data`: expected one for all", "lambada:lm-eval", [passages, passages])
+    assert_raises(ValueError, "^`num_fewshot`: expected at most", "hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)
     tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
-    refused(ValueError, "vocabulary of the base model: expected 2048", "kl", "text.txt", base=tiny)
-    refused(TypeError, "protocol: expected the name of a protocol or a list of names, found int", 7)
-    refused(TypeError, "data: expected a path or a list of paths, found int", "kl", 7)
-    refused(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", "none.jsonl")
-    refused(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", passages, against="none.jsonl")
+    assert_raises(ValueError, "vocabulary of the base model: expected 4096", "kl", "text.txt", base=tiny)
+    assert_raises(TypeError, "protocol: expected the name of a protocol or a list of names, found int", 7)
+    assert_raises(TypeError, "data: expected a path or a list of paths, found int", "kl", 7)
+    assert_raises(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", "none.jsonl")
+    assert_raises(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", passages, against="none.jsonl")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "no-cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    refused(candle_gpt2.Gpt2Error, "is not in the cache, and the network may not be used", "lambada:lm-eval")
+    assert_raises(candle_gpt2.Gpt2Error, "is not in the cache, and network access is disabled", "lambada:lm-eval")
 
 
-def test_damaged_data_are_told_and_other_reports_are_kept(model, folder):
+def test_invalid_data_is_reported_and_other_reports_are_kept(model, folder):
     (folder / "bad.jsonl").write_text(PASSAGES + '{"text": 7}\n')
-    expected = "^bad.jsonl: line 5: field `text`: expected a text, found 7$"
+    expected = "^bad.jsonl: line 5: field `text`: expected a string, found 7$"
     both = ["lambada:lm-eval", "lambada:last-token"]
     with pytest.raises(candle_gpt2.Gpt2Error, match=expected) as raised:
         model.evaluate(both, ["bad.jsonl", "passages.jsonl"], items="log.jsonl")
     assert [report["protocol"] for report in raised.value.partial] == ["lambada:last-token"]
-    assert len(lines_of(folder / "log.jsonl")) == 8
-    with pytest.raises(candle_gpt2.Gpt2Error, match="it holds the items of another run"):
+    assert len(read_jsonl(folder / "log.jsonl")) == 8
+    with pytest.raises(candle_gpt2.Gpt2Error, match="contains the items of another run"):
         model.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl")
 
 
@@ -160,8 +160,8 @@ except KeyboardInterrupt as error:
     print("interrupted", [report["protocol"] for report in getattr(error, "partial", [])])
 print(model.evaluate("text:bits", "short.txt")["metrics"][0]["value"] > 0)
 """
-# The promise is 0.1 s; the rest is for a machine that does other work.
-MOST_SECONDS = 0.5
+# The documented limit is 0.1 s; the rest allows for busy machines.
+MAX_SECONDS = 0.5
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ MOST_SECONDS = 0.5
         (["lambada:stop-words"], "many.jsonl"),
     ],
 )
-def test_an_interrupt_ends_the_run_and_what_was_known_is_kept(model, folder, protocols, data):
+def test_interrupted_run_keeps_finished_reports_and_items(model, folder, protocols, data):
     (folder / "short.txt").write_text(TEXT[:100])
     (folder / "long.txt").write_text(TEXT * 4)
     (folder / "many.jsonl").write_text(PASSAGES * 500)
@@ -181,28 +181,28 @@ def test_an_interrupt_ends_the_run_and_what_was_known_is_kept(model, folder, pro
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         log = folder / "log.jsonl"
-        # Once the last protocol is measured.
+        # During the last protocol.
         while not log.exists() or protocols[-1] not in log.read_text():
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         start = time.monotonic()
-        told = process.stdout.readline()
+        printed = process.stdout.readline()
         elapsed = time.monotonic() - start
         rest = process.stdout.read()
-    assert told == f"interrupted {protocols[:-1]}\n"
-    assert elapsed < MOST_SECONDS
+    assert printed == f"interrupted {protocols[:-1]}\n"
+    assert elapsed < MAX_SECONDS
     assert rest == "True\n"
-    # Whole lines, and what they hold is what an uninterrupted run says.
-    kept = lines_of(log)
-    assert kept and len([line for line in kept if line["protocol"] == protocols[-1]]) < 2000
+    # Complete lines, equal to those of an uninterrupted run.
+    items = read_jsonl(log)
+    assert items and len([line for line in items if line["protocol"] == protocols[-1]]) < 2000
     if data == "many.jsonl":
         log.unlink()
-        model.evaluate(protocols, data, items=log, limit=len(kept))
-        assert lines_of(log) == kept
+        model.evaluate(protocols, data, items=log, limit=len(items))
+        assert read_jsonl(log) == items
 
 
-def test_an_interrupt_ends_the_reading_of_a_long_text(folder):
+def test_interrupt_stops_reading_a_long_text(folder):
     (folder / "short.txt").write_text(TEXT)
     (folder / "long.txt").write_text(TEXT * 1000)
     script = INTERRUPTED.format(protocols=["kl"], data="'long.txt'")
@@ -212,8 +212,8 @@ def test_an_interrupt_ends_the_reading_of_a_long_text(folder):
         process.send_signal(signal.SIGINT)
         start = time.monotonic()
         assert process.stdout.readline() == "interrupted []\n"
-        assert time.monotonic() - start < MOST_SECONDS
-    assert not (folder / "log.jsonl").exists(), "no model was asked"
+        assert time.monotonic() - start < MAX_SECONDS
+    assert not (folder / "log.jsonl").exists(), "no item was evaluated"
 
 
 def test_nothing_is_printed_without_a_terminal(python, folder):
@@ -222,15 +222,15 @@ def test_nothing_is_printed_without_a_terminal(python, folder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_example_shows_figures():
+def test_example_prints_metrics():
     example = FIXTURES.parents[2] / "examples" / "evaluate.py"
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True, timeout=100)
-    for part in ("lambada:lm-eval: 3 items", "bits_per_byte", "q4 beside f16: KL 0.0", "item 2: ", "of 3 answers"):
+    for part in ("lambada:lm-eval: 3 items", "bits_per_byte", "q4 versus q8: KL 0.0", "item 2: ", "of 3 answers"):
         assert part in done.stdout, done.stdout
     assert done.stderr == ""
 
 
-def test_examples_and_task_files_are_those_of_the_program(model, program, folder):
+def test_few_shot_and_task_files_match_the_cli(model, program, folder):
     tasks = FIXTURES / "evaluation" / "tasks"
     options = {"num_fewshot": 2, "fewshot_data": "questions.jsonl", "fewshot_seed": 7}
     arguments = ["--num-fewshot", "1", "--fewshot-data", "questions.jsonl", "--fewshot-seed", "7"]
@@ -240,5 +240,5 @@ def test_examples_and_task_files_are_those_of_the_program(model, program, folder
     ]:
         found = model.evaluate(protocol, **options)
         assert found["num_fewshot"] == options["num_fewshot"]
-        told = json.loads(program("eval", protocol, "--json", *arguments))
-        assert without_time(found) == without_time(told)
+        expected = json.loads(program("eval", protocol, "--json", *arguments))
+        assert without_time(found) == without_time(expected)

@@ -1,4 +1,4 @@
-"""`HookedTransformer` gives TransformerLens' numbers (4.3.0, compatibility mode) under the names of 2.x."""
+"""`HookedTransformer`: TransformerLens' values (4.3.0, compatibility mode) with the API of 2.x."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ from support import FIXTURES, read_safetensors, write_safetensors
 INSIDE = FIXTURES / "inside"
 CASES = sorted(path.name for path in INSIDE.iterdir())
 HOOKED = sorted(path.stem for path in (FIXTURES / "hooked").glob("*.safetensors"))
-# Sums in float32 beside TransformerLens' in float64, of values up to about 20.
+# Tolerance for float32 sums compared with TransformerLens' in float64, for values up to about 20.
 CLOSE = partial(np.testing.assert_allclose, rtol=2e-5, atol=5e-5)
 STEPS = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
 TEXT = "One, my dog, big"
@@ -26,8 +26,8 @@ TEXT = "One, my dog, big"
 _opened: dict[str, HookedTransformer] = {}
 
 
-def processed(name):
-    """A checkpoint of the fixtures, whose reference has no beginning-of-text token; every test gets it without hooks."""
+def open_processed(name):
+    """Opens a fixture checkpoint without hooks. Its reference has no beginning-of-text token."""
     if name not in _opened:
         _opened[name] = HookedTransformer.from_pretrained(INSIDE / name, default_prepend_bos=False)
     model = _opened[name]
@@ -38,50 +38,50 @@ def processed(name):
 
 
 def write_model(folder, **sizes):
-    """A checkpoint of random weights."""
-    of = {"bos_token_id": 0, "eos_token_id": 0, **sizes}
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **of}))
-    width, inner = of["n_embd"], of["n_inner"]
+    """Writes a checkpoint with random weights."""
+    config = {"bos_token_id": 0, "eos_token_id": 0, **sizes}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **config}))
+    width, inner = config["n_embd"], config["n_inner"]
     block = {"ln_1.weight": (width,), "ln_1.bias": (width,), "ln_2.weight": (width,), "ln_2.bias": (width,)}
     for name, shape in (("attn.c_attn", (width, 3 * width)), ("attn.c_proj", (width, width)), ("mlp.c_fc", (width, inner)), ("mlp.c_proj", (inner, width))):
         block |= {f"{name}.weight": shape, f"{name}.bias": shape[1:]}
-    shapes = {"wte.weight": (of["vocab_size"], width), "wpe.weight": (of["n_positions"], width)}
+    shapes = {"wte.weight": (config["vocab_size"], width), "wpe.weight": (config["n_positions"], width)}
     shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
-    shapes |= {f"h.{layer}.{name}": shape for layer in range(of["n_layer"]) for name, shape in block.items()}
+    shapes |= {f"h.{layer}.{name}": shape for layer in range(config["n_layer"]) for name, shape in block.items()}
     random = np.random.default_rng(0)
     write_safetensors(folder / "model.safetensors", {name: random.normal(size=shape) for name, shape in shapes.items()})
 
 
 @pytest.fixture(scope="module")
 def model():
-    """The model inside the package."""
+    """Built-in model."""
     return HookedTransformer.from_pretrained()
 
 
 @pytest.fixture
 def plain():
-    return processed("plain")
+    return open_processed("plain")
 
 
 @pytest.fixture(params=CASES)
 def analyses(request):
-    """A model, what TransformerLens found, and the ids that it is about."""
+    """Model, results from TransformerLens, and the input ids."""
     folder = INSIDE / request.param
     values = json.loads((folder / "analyses.json").read_text())
-    return processed(request.param), read_safetensors(folder / "analyses.safetensors")[1], values
+    return open_processed(request.param), read_safetensors(folder / "analyses.safetensors")[1], values
 
 
 @pytest.fixture(params=HOOKED)
 def hooked(request):
-    """A model, what TransformerLens gives, and ids (3, 7)."""
+    """Model, activations from TransformerLens, and ids (3, 7)."""
     expected = read_safetensors(FIXTURES / "hooked" / f"{request.param}.safetensors")[1]
-    return processed(request.param), expected, expected["ids"].astype(int)
+    return open_processed(request.param), expected, expected["ids"].astype(int)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["raw", "compat"])
-def test_every_hook_point_has_the_reference_value(name, kind):
-    model = processed(name)
+def test_every_hook_point_matches_the_reference(name, kind):
+    model = open_processed(name)
     if kind == "raw":
         model = HookedTransformer.from_pretrained_no_processing(INSIDE / name)
     metadata, expected = read_safetensors(INSIDE / name / f"{kind}.safetensors")
@@ -89,7 +89,7 @@ def test_every_hook_point_has_the_reference_value(name, kind):
     model.set_use_attn_result(True)
     logits, cache = model.run_with_cache(ids)
     kept = dict(cache.items()) | {"logits": logits, "W_U": model.W_U, "b_U": model.b_U}
-    expected.pop("unembed.hook_in")  # a name of version 4 alone
+    expected.pop("unembed.hook_in")  # exists only in version 4
     assert set(expected) - set(kept) == set()
     for key, value in expected.items():
         CLOSE(kept[key], value, err_msg=key)
@@ -97,23 +97,23 @@ def test_every_hook_point_has_the_reference_value(name, kind):
     assert len(cache) == 18 * layers + 4, "as in TransformerLens, 17 in a block without hook_result"
 
 
-def test_weights_have_the_names_and_shapes_of_transformer_lens(hooked):
+def test_weights_match_transformer_lens(hooked):
     model, expected, _ = hooked
     for name in "W_Q W_K W_V W_O b_Q b_K b_V b_O W_in b_in W_out b_out W_E W_pos b_U".split():
         CLOSE(getattr(model, name), expected[name], err_msg=name)
-    of = model.cfg
-    assert model.W_E_pos.shape == (of.d_vocab + of.n_ctx, of.d_model)
+    cfg = model.cfg
+    assert model.W_E_pos.shape == (cfg.d_vocab + cfg.n_ctx, cfg.d_model)
     for part in ("W_Q", "W_O", "b_K"):
         np.testing.assert_array_equal(getattr(model.blocks[1].attn, part), getattr(model, part)[1])
     np.testing.assert_array_equal(model.state_dict()["blocks.1.mlp.W_in"], model.W_in[1])
     CLOSE(model.accumulated_bias(1, mlp_input=True), expected["accumulated_bias"])
-    CLOSE(model.accumulated_bias(of.n_layers, include_mlp_biases=False), expected["accumulated_bias.attn"])
-    assert model.all_head_labels()[: of.n_heads + 1][-2:] == [f"L0H{of.n_heads - 1}", "L1H0"]
+    CLOSE(model.accumulated_bias(cfg.n_layers, include_mlp_biases=False), expected["accumulated_bias.attn"])
+    assert model.all_head_labels()[: cfg.n_heads + 1][-2:] == [f"L0H{cfg.n_heads - 1}", "L1H0"]
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", HOOKED)
-def test_each_step_of_the_processing_is_that_of_transformer_lens(name, step):
+def test_each_processing_step_matches_transformer_lens(name, step):
     expected = read_safetensors(FIXTURES / "hooked" / f"{name}.safetensors")[1]
     model = HookedTransformer.from_pretrained(INSIDE / name, **{other: other == step for other in STEPS})
     logits, cache = model.run_with_cache(expected["ids"].astype(int)[:1])
@@ -122,7 +122,7 @@ def test_each_step_of_the_processing_is_that_of_transformer_lens(name, step):
         CLOSE(cache[site, -1], expected[f"step.{step}.{site}"], err_msg=site)
 
 
-def test_a_bridge_is_raw_until_it_is_in_compatibility_mode():
+def test_bridge_processes_weights_only_in_compatibility_mode():
     name, ids = HOOKED[0], [[1, 2, 3, 4]]
     bridge = TransformerBridge.boot_transformers(INSIDE / name, device="cpu")
     raw = HookedTransformer.from_pretrained_no_processing(INSIDE / name)
@@ -130,7 +130,7 @@ def test_a_bridge_is_raw_until_it_is_in_compatibility_mode():
     np.testing.assert_array_equal(bridge(ids), raw(ids))
     bridge.enable_compatibility_mode(center_unembed=False)
     np.testing.assert_array_equal(bridge(ids), HookedTransformer.from_pretrained(INSIDE / name, center_unembed=False)(ids))
-    # What was done before is done once.
+    # Repeated processing has no effect.
     for _ in range(2):
         bridge.enable_compatibility_mode()
         CLOSE(bridge(ids), HookedTransformer.from_pretrained(INSIDE / name)(ids))
@@ -138,11 +138,11 @@ def test_a_bridge_is_raw_until_it_is_in_compatibility_mode():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_processing_changes_no_prediction(name):
+def test_processing_preserves_predictions(name):
     ids = [[1, 2, 3, 4, 5]]
-    raw, model = HookedTransformer.from_pretrained_no_processing(INSIDE / name), processed(name)
+    raw, model = HookedTransformer.from_pretrained_no_processing(INSIDE / name), open_processed(name)
     CLOSE(utils.log_softmax(raw(ids)), utils.log_softmax(model(ids)))
-    CLOSE(raw(ids)[0], raw.native.logits(ids[0], last_only=False), err_msg="the engine computes the same")
+    CLOSE(raw(ids)[0], raw.native.logits(ids[0], last_only=False), err_msg="the engine's logits")
     even = HookedTransformer.from_pretrained(INSIDE / name, refactor_factored_attn_matrices=True)
     CLOSE(even(ids), model(ids))
     for now, before in ((even.OV, model.OV), (even.QK, model.QK)):
@@ -152,14 +152,14 @@ def test_processing_changes_no_prediction(name):
     assert not even.b_V.any()
 
 
-def test_composition_scores(hooked):
+def test_composition_scores_match_transformer_lens(hooked):
     model, expected, _ = hooked
     for mode in "QKV":
         scores = model.all_composition_scores(mode)
         CLOSE(scores, expected[f"composition.{mode}"], err_msg=mode)
-        of = model.cfg
-        assert scores.shape == (of.n_layers, of.n_heads) * 2
-        for early, late in np.ndindex(of.n_layers, of.n_layers):
+        cfg = model.cfg
+        assert scores.shape == (cfg.n_layers, cfg.n_heads) * 2
+        for early, late in np.ndindex(cfg.n_layers, cfg.n_layers):
             assert scores[early, :, late].any() == (early < late)
     one = utils.composition_scores(model.OV[0, 1], model.QK.T[1, 2], broadcast_dims=False)
     assert abs(one - model.all_composition_scores("K")[0, 1, 1, 2]) < 1e-6
@@ -167,7 +167,7 @@ def test_composition_scores(hooked):
         model.all_composition_scores("X")
 
 
-def test_composition_scores_are_those_of_products_that_are_multiplied_out(model):
+def test_composition_scores_match_dense_products(model):
     random, norm = np.random.default_rng(0), np.linalg.norm
     ov, qk = model.OV.AB.astype(float), model.QK.AB.astype(float)
     scores = {mode: model.all_composition_scores(mode) for mode in "QKV"}
@@ -179,16 +179,16 @@ def test_composition_scores_are_those_of_products_that_are_multiplied_out(model)
             dense = norm(written @ read) / norm(written) / norm(read)
             assert abs(scores[mode][pair] - dense) < 1e-5, (mode, pair)
     layers = np.arange(model.cfg.n_layers)
-    for of in scores.values():
-        assert not of.swapaxes(1, 2)[layers[:, None] >= layers].any(), "0 unless the first is earlier"
+    for by_pair in scores.values():
+        assert not by_pair.swapaxes(1, 2)[layers[:, None] >= layers].any(), "0 unless the first head is in an earlier layer"
 
 
 @pytest.mark.parametrize("name", HOOKED)
 @pytest.mark.parametrize("is_processed", [True, False])
-def test_singular_vectors(name, is_processed):
+def test_singular_vectors_match_an_eigendecomposition(name, is_processed):
     open_model = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
     model = open_model(INSIDE / name)
-    of, block = candle_gpt2.SVDInterpreter(model), model.blocks[1]
+    interpreter, block = candle_gpt2.SVDInterpreter(model), model.blocks[1]
     reads = block.ln2.w[:, None] * block.mlp.W_in
     assert np.allclose(block.ln2.w, 1) == is_processed
     for kind, matrix, options in (
@@ -196,22 +196,22 @@ def test_singular_vectors(name, is_processed):
         ("w_in", reads.T, {}),
         ("w_out", block.mlp.W_out, {}),
     ):
-        found = of.get_singular_vectors(kind, 1, num_vectors=3, **options)
+        found = interpreter.get_singular_vectors(kind, 1, num_vectors=3, **options)
         assert found.shape == (model.cfg.d_vocab, 1, 3)
-        # Eigenvectors of MᵀM, up to their sign.
+        # Eigenvectors of MᵀM, up to sign.
         vectors = np.linalg.eigh(matrix.T.astype(float) @ matrix)[1][:, ::-1][:, :3]
         CLOSE(abs(found[:, 0]), abs(model.W_U.T @ vectors), atol=1e-3, err_msg=kind)
     for kind, options, message in (
-        ("OV", {}, "head_index: expected a head"),
+        ("OV", {}, "head_index: required for vector_type='OV'"),
         ("OV", {"head_index": model.cfg.n_heads}, f"head_index: expected 0 to {model.cfg.n_heads - 1}, found"),
     ):
         with pytest.raises(AssertionError, match=message):
-            of.get_singular_vectors(kind, 1, **options)
+            interpreter.get_singular_vectors(kind, 1, **options)
     with pytest.raises(ValueError, match="vector_type: expected one of .*, found 'QK'"):
-        of.get_singular_vectors("QK", 1)
+        interpreter.get_singular_vectors("QK", 1)
 
 
-def test_split_inputs_and_other_switches(hooked):
+def test_optional_hook_points_work_once_enabled(hooked):
     model, expected, ids = hooked
     for name, head in (
         ("blocks.1.hook_q_input", 1),
@@ -238,7 +238,7 @@ def test_split_inputs_and_other_switches(hooked):
         getattr(model, switch)(False)
 
 
-def test_ragged_batches(hooked):
+def test_padded_batches_match_transformer_lens(hooked):
     model, expected, ids = hooked
     left, mask, right = np.zeros_like(ids), np.zeros_like(ids), ids.copy()
     for row, length in enumerate((7, 4, 2)):
@@ -250,11 +250,11 @@ def test_ragged_batches(hooked):
     CLOSE(cache["z", 1][is_token], expected["left.z"][is_token])
     CLOSE(cache["pos_embed"][is_token], expected["left.pos_embed"][is_token])
     assert not cache["pos_embed"][~is_token].any(), "padding has no position"
-    assert not cache["pattern", 1][1, :, 3:, :3].any(), "nothing looks at padding"
+    assert not cache["pattern", 1][1, :, 3:, :3].any(), "no position attends to padding"
     CLOSE(model(left, attention_mask=mask, return_type="loss"), expected["left.loss"])
     per_token = model(left, attention_mask=mask, return_type="loss", loss_per_token=True)
     CLOSE(per_token, expected["left.loss_per_token"])
-    # Id 0 is the padding and in no text, so that the mask is found.
+    # Id 0 is the padding and occurs in no text, so the mask is unambiguous.
     np.testing.assert_array_equal(model(left, padding_side="left", prepend_bos=False), logits)
     for row, length in enumerate((7, 4, 2)):
         CLOSE(logits[row, 7 - length :], model(ids[row, :length])[0], err_msg="alone")
@@ -263,28 +263,28 @@ def test_ragged_batches(hooked):
     CLOSE(model(right, return_type="loss"), expected["right.loss"])
 
 
-def test_parts_of_a_run(hooked):
+def test_partial_runs_match_transformer_lens(hooked):
     model, expected, ids = hooked
     CLOSE(model(ids, stop_at_layer=1), expected["stop_at_layer"])
     CLOSE(model(ids, stop_at_layer=-1), expected["stop_at_layer.-1"])
     CLOSE(model(model(ids, stop_at_layer=1), start_at_layer=1), expected["start_at_layer"])
     seen = []
     model.run_with_hooks(ids, stop_at_layer=1, fwd_hooks=[(lambda name: True, lambda value, hook: seen.append(hook.name))])
-    assert seen[-1] == "blocks.0.hook_resid_post", "nothing behind it is computed"
+    assert seen[-1] == "blocks.0.hook_resid_post", "later hook points are not computed"
     residual, cache = model.run_with_cache(ids, names_filter=["blocks.0.attn.hook_z"], stop_at_layer=1, pos_slice=(1, 3))
     assert list(cache) == ["blocks.0.attn.hook_z"]
     np.testing.assert_array_equal(cache["z", 0], model.run_with_cache(ids)[1]["z", 0][:, 1:3])
     np.testing.assert_array_equal(residual, model(ids, stop_at_layer=1))
 
 
-def test_greedy_generation(hooked):
+def test_greedy_generation_matches_transformer_lens(hooked):
     model, expected, ids = hooked
     for past in (True, False):
         found = model.generate(ids[:1], max_new_tokens=8, do_sample=False, stop_at_eos=False, use_past_kv_cache=past)
         np.testing.assert_array_equal(found, expected["generated"])
 
 
-def test_stacks_on_a_batch(hooked):
+def test_residual_stacks_of_a_batch_match_transformer_lens(hooked):
     model, expected, ids = hooked
     _, cache = model.run_with_cache(ids)
     direction = model.W_U[:, 3] - model.W_U[:, 5]
@@ -307,11 +307,11 @@ def test_stacks_on_a_batch(hooked):
     }
     for name, value in found.items():
         CLOSE(value, expected[name], err_msg=name)
-    # Everything that is written to the stream is the stream.
+    # The sum of all components is the residual stream.
     CLOSE(cache.get_full_resid_decomposition(expand_neurons=False).sum(0), cache["resid_post", -1])
 
 
-def test_patches_of_everything(hooked):
+def test_patching_every_activation_matches_transformer_lens(hooked):
     model, expected, ids = hooked
     clean, corrupted = ids[:1, :4], ids[1:2, :4]
     _, cache = model.run_with_cache(clean)
@@ -321,7 +321,7 @@ def test_patches_of_everything(hooked):
         CLOSE(found, expected[f"patch.{part}"], err_msg=part)
 
 
-def test_analyses_of_the_residual_stream(analyses):
+def test_residual_stream_analyses_match_transformer_lens(analyses):
     model, expected, values = analyses
     model.set_use_attn_result(True)
     _, cache = model.run_with_cache(np.array(values["clean_ids"]))
@@ -359,7 +359,7 @@ def test_analyses_of_the_residual_stream(analyses):
         CLOSE(cache.logit_attrs(stack, answer, wrong, **options), expected[f"logit_attrs.{name}.difference"])
 
 
-def test_patching_and_head_detection(analyses):
+def test_patching_and_head_detection_match_transformer_lens(analyses):
     model, expected, values = analyses
     clean, corrupted = (np.array([values[f"{kind}_ids"]]) for kind in ("clean", "corrupted"))
     (_, clean_cache), (_, corrupted_cache) = model.run_with_cache(clean), model.run_with_cache(corrupted)
@@ -380,7 +380,7 @@ def test_patching_and_head_detection(analyses):
                 model, corrupted, clean_cache, corrupted_cache, metric, *path["sender"], component=part
             )
             CLOSE(found, expected[f"direct_path.{number}.{part}"], err_msg=part)
-    # Scores of a text whose ids are these.
+    # Scores of a text with these ids.
     ids = np.array([values["detect_head"]["ids"]])
     _, cache = model.run_with_cache(ids, remove_batch_dim=True)
     exclusions = {"none": {}, "exclude_bos": {"exclude_bos": True}, "exclude_current_token": {"exclude_current_token": True}}
@@ -389,24 +389,24 @@ def test_patching_and_head_detection(analyses):
         pattern = getattr(head_detector, f"get_{kind}_detection_pattern")(ids)
         for measure, close in (("mul", CLOSE), ("abs", partial(np.testing.assert_allclose, atol=1.01e-3))):
             for row, name in enumerate(values["detect_head"]["exclusions"]):
-                for place in np.ndindex(model.cfg.n_layers, model.cfg.n_heads):
+                for head in np.ndindex(model.cfg.n_layers, model.cfg.n_heads):
                     found = head_detector.compute_head_attention_similarity_score(
-                        cache["pattern", place[0]][place[1]], pattern, error_measure=measure, **exclusions[name]
+                        cache["pattern", head[0]][head[1]], pattern, error_measure=measure, **exclusions[name]
                     )
-                    close(found, expected[f"detect_head.{kind}.{measure}"][row][place])
+                    close(found, expected[f"detect_head.{kind}.{measure}"][row][head])
 
 
-def test_ablation_and_losses(analyses):
+def test_ablation_and_losses_match_transformer_lens(analyses):
     model, expected, values = analyses
     ids = np.array([values["clean_ids"]])
     for layer, head in np.ndindex(*expected["ablate.tl_zero"].shape):
 
-        def leave_out(z, hook, head=head):
+        def zero_head(z, hook, head=head):
             assert hook.layer() == layer and hook.name == f"blocks.{layer}.attn.hook_z"
             z[:, :, head] = 0
             return z
 
-        logits = model.run_with_hooks(ids, fwd_hooks=[(utils.get_act_name("z", layer), leave_out)])
+        logits = model.run_with_hooks(ids, fwd_hooks=[(utils.get_act_name("z", layer), zero_head)])
         CLOSE(logits[0, -1, values["answer"]] - logits[0, -1, values["wrong"]], expected["ablate.tl_zero"][layer, head])
     for kind in ("clean", "corrupted"):
         loss = model(values[f"{kind}_ids"], return_type="loss")
@@ -420,22 +420,22 @@ def test_ablation_and_losses(analyses):
 # Hooks.
 
 
-def test_hooks_run_in_order_and_stay_as_long_as_they_should(plain):
+def test_hooks_run_in_order_and_are_removed_on_time(plain):
     ids, calls = [1, 2, 3], []
 
-    def note(what):
-        return lambda value, hook: calls.append((what, hook.name))
+    def record(label):
+        return lambda value, hook: calls.append((label, hook.name))
 
     name = "blocks.1.hook_resid_mid"
-    plain.add_hook(name, note("first"))
-    plain.add_hook(name, note("permanent"), is_permanent=True)
-    plain.add_hook(name, note("zeroth"), prepend=True)
-    with plain.hooks([(name, note("inside"))]):
+    plain.add_hook(name, record("first"))
+    plain.add_hook(name, record("permanent"), is_permanent=True)
+    plain.add_hook(name, record("zeroth"), prepend=True)
+    with plain.hooks([(name, record("inside"))]):
         plain(ids)
-        # The context's hooks end with it, and no others.
-        plain.run_with_hooks(ids, fwd_hooks=[(lambda known: known == name, note("innermost"))])
+        # Leaving the context removes its hooks and no others.
+        plain.run_with_hooks(ids, fwd_hooks=[(lambda known: known == name, record("innermost"))])
     plain(ids)
-    once = [(what, name) for what in ("zeroth", "first", "permanent")]
+    once = [(label, name) for label in ("zeroth", "first", "permanent")]
     inside = [*once, ("inside", name)]
     assert calls == [*inside, *inside, ("innermost", name), *once]
     calls.clear()
@@ -446,7 +446,7 @@ def test_hooks_run_in_order_and_stay_as_long_as_they_should(plain):
     assert not plain.hook_dict[name].fwd_hooks
 
 
-def test_a_hook_sees_what_the_one_before_it_made_and_may_keep_things(plain):
+def test_hooks_are_chained_and_share_a_context(plain):
     name = "blocks.0.hook_mlp_out"
 
     def count(value, hook, step):
@@ -468,23 +468,23 @@ def test_a_hook_sees_what_the_one_before_it_made_and_may_keep_things(plain):
     assert plain.hook_dict[name].ctx == {}
 
 
-def test_edits_of_every_hook_point_go_on(plain):
-    """What a hook returns is what comes after it, at every hook point that is on the way."""
+def test_edits_at_every_hook_point_take_effect(plain):
+    """Checks that later computation uses the result of a hook, at every hook point."""
     for switch in ("attn_result", "split_qkv_input", "hook_mlp_in"):
         getattr(plain, f"set_use_{switch}")(True)
     ids, unedited = [1, 2, 3, 4], plain([1, 2, 3, 4])
 
     def edited(value, hook):
-        # Not what a norm or a softmax would take out again.
+        # An edit that norms and softmax do not cancel.
         return value * np.linspace(0.5, 1.5, value.shape[-1]) + 0.1 if value.shape[-1] > 1 else value * 2
 
     for name in plain.hook_dict:
-        if not name.endswith("hook_attn_in"):  # which is in the place of split inputs
+        if not name.endswith("hook_attn_in"):  # unused with split inputs
             assert not np.array_equal(plain.run_with_hooks(ids, fwd_hooks=[(name, edited)]), unedited), name
     np.testing.assert_array_equal(plain(ids), unedited)
 
 
-def test_what_a_hook_raises_is_raised_and_its_context_ends(plain):
+def test_hook_exceptions_propagate_and_remove_the_hook(plain):
     def fail(value, hook):
         raise RuntimeError(hook.name)
 
@@ -493,7 +493,7 @@ def test_what_a_hook_raises_is_raised_and_its_context_ends(plain):
     assert plain([1]).shape == (1, 1, plain.cfg.d_vocab)
 
 
-def test_names_of_hook_points(plain):
+def test_hook_point_names_are_validated(plain):
     for name in ("blocks.1.attn.hok_z", "blocks.7.attn.hook_z"):
         for run in (
             lambda: plain.run_with_hooks([1], fwd_hooks=[(name, print)]),
@@ -501,7 +501,7 @@ def test_names_of_hook_points(plain):
             lambda: plain.run_with_cache([1], names_filter=name),
             lambda: plain.run_with_cache([1], names_filter=["hook_embed", name]),
         ):
-            with pytest.raises(KeyError, match=r"is no hook point(: the model has layers 0 to 1)?; did you mean 'blocks\.1\.attn\.hook_z'"):
+            with pytest.raises(KeyError, match=r"unknown hook point '.*'(: the model has layers 0 to 1)?; did you mean 'blocks\.1\.attn\.hook_z'"):
                 run()
     for name in ("resid_pre", "hook_resid_pre"):
         with pytest.raises(KeyError, match=r"short names need a layer, utils\.get_act_name\('resid_pre', layer\)"):
@@ -526,22 +526,22 @@ OFF = {
 
 
 @pytest.mark.parametrize(("end", "switch"), OFF.items())
-def test_hook_points_that_are_off_are_told(plain, end, switch):
+def test_disabled_hook_points_are_reported(plain, end, switch):
     name, message = f"blocks.1.{end}", rf"blocks\.1\.{end} is computed only after model\.set_use_{switch}\(True\)"
-    for dir in ("fwd", "bwd"):
-        with pytest.raises(AssertionError, match=message), plain.hooks(**{f"{dir}_hooks": [("hook_embed", print), (name, print)]}):
+    for direction in ("fwd", "bwd"):
+        with pytest.raises(AssertionError, match=message), plain.hooks(**{f"{direction}_hooks": [("hook_embed", print), (name, print)]}):
             pass
         with pytest.raises(AssertionError, match=message):
-            plain.add_hook(name, print, dir)
+            plain.add_hook(name, print, direction)
     assert not any(point.fwd_hooks or point.bwd_hooks for point in plain.hook_points())
-    picks_it, warned = (lambda known: known == name), rf"only hook points that are off, such as blocks\.1\.{end}; .*{switch}\(True\)"
+    matches, warned = (lambda known: known == name), rf"only hook points that are off, such as blocks\.1\.{end}; .*{switch}\(True\)"
     with pytest.warns(UserWarning, match=warned) as warnings:
-        plain.run_with_hooks([1], fwd_hooks=[(picks_it, print)])
-        plain.run_with_cache([1], names_filter=picks_it)
-        plain.add_hook(picks_it, print)
+        plain.run_with_hooks([1], fwd_hooks=[(matches, print)])
+        plain.run_with_cache([1], names_filter=matches)
+        plain.add_hook(matches, print)
         plain.reset_hooks()
-    assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"] * 3, "the user's lines"
-    # A function that also picks others is right; turned on, the place is seen.
+    assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"] * 3, "warnings point to the caller"
+    # A function that also selects enabled hook points is fine. Once enabled, the hook point is observed.
     seen = []
     plain.run_with_hooks([1], fwd_hooks=[(lambda known: "blocks.1." in known, lambda value, hook: seen.append(hook.name))])
     assert seen and name not in seen
@@ -562,7 +562,7 @@ def test_hook_points_that_are_off_are_told(plain, end, switch):
         ("embed.hook_out", "hook_embed"),
     ],
 )
-def test_names_of_version_4_are_those_of_the_same_places(plain, name, own):
+def test_version_4_names_are_aliases(plain, name, own):
     _, cache = plain.run_with_cache([1, 2], names_filter=name)
     assert list(cache) == [own] and cache[name] is cache[own]
     seen = []
@@ -578,8 +578,8 @@ SWITCHES = [(), ("split_qkv_input",), ("attn_in",), ("attn_result", "hook_mlp_in
 @pytest.mark.parametrize("switches", SWITCHES, ids="-".join)
 @pytest.mark.parametrize("is_processed", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_slopes(name, is_processed, switches):
-    """Of a metric that weighs all logits, along a random direction at every hook point."""
+def test_gradients_match_finite_differences(name, is_processed, switches):
+    """Checks gradients of a weighted sum of logits along a random direction at every hook point."""
     open_model = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
     model = open_model(INSIDE / name, default_prepend_bos=False)
     for switch in switches:
@@ -589,7 +589,7 @@ def test_gradients_are_slopes(name, is_processed, switches):
     found: dict[str, np.ndarray] = {}
 
     def add(gradient, hook):
-        # Norms of split inputs run three times.
+        # With split inputs, norms run three times.
         found[hook.name] = found.get(hook.name, 0) + gradient
 
     with model.hooks(bwd_hooks=[(lambda known: True, add)]):
@@ -602,7 +602,7 @@ def test_gradients_are_slopes(name, is_processed, switches):
     for known, gradient in found.items():
         direction = random.normal(size=gradient.shape).astype(np.float32)
         if known.endswith("attn_scores"):
-            direction *= np.tri(5, dtype=np.float32)  # of what is masked there is no slope
+            direction *= np.tri(5, dtype=np.float32)  # masked scores have no slope
 
         def moved(by, known=known, direction=direction):
             with model.hooks([(known, lambda value, hook: value + by * direction)]):
@@ -610,15 +610,15 @@ def test_gradients_are_slopes(name, is_processed, switches):
             return (logits.astype(float) * weights).sum(), np.concatenate([pre.ravel() > 0 for pre in cache.values()])
 
         (above, signs), (below, others) = moved(step), moved(-step)
-        # Between both sides of ReLU's kink there is no slope.
+        # Finite differences fail across ReLU's kink.
         if model.cfg.act_fn != "relu" or np.array_equal(signs, others):
             compared += 1
-            # Sums in float32 of about 1e2 over the step, and the bend of what is not linear.
+            # Tolerance for float32 sums of about 1e2 divided by the step, and for curvature.
             np.testing.assert_allclose((gradient * direction).sum(), (above - below) / (2 * step), rtol=0.02, atol=0.2, err_msg=known)
     assert compared > 0.5 * len(found)
 
 
-def test_attribution_patching_is_that_of_the_engine(plain):
+def test_attribution_patching_matches_the_engine(plain):
     clean, corrupted, answer, wrong = [1, 2, 3, 4, 5], [1, 2, 8, 4, 5], 3, 7
     weights = np.zeros((1, 5, plain.cfg.d_vocab))
     weights[0, -1, [answer, wrong]] = 1, -1
@@ -634,7 +634,7 @@ def test_attribution_patching_is_that_of_the_engine(plain):
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-def test_the_gradient_of_the_loss(plain, per_token):
+def test_loss_gradients_match_finite_differences(plain, per_token):
     ids, seen = [[0, 0, 3, 4, 5], [3, 9, 8, 7, 2]], []
     options = dict(return_type="loss", loss_per_token=per_token, attention_mask=[[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     loss, cache = (None, None)
@@ -658,14 +658,14 @@ def test_the_gradient_of_the_loss(plain, per_token):
 
 
 @pytest.mark.parametrize("act_fn", sorted(components.ACTIVATIONS))
-def test_slopes_of_activations(act_fn):
+def test_activation_derivatives_match_finite_differences(act_fn):
     function, slope = components.ACTIVATIONS[act_fn]
     x = np.linspace(-4, 4, 33).astype(np.float32) + np.float32(0.01)
     step = np.float32(2**-7)
     np.testing.assert_allclose(slope(x), (function(x + step) - function(x - step)) / (2 * step), atol=5e-4)
 
 
-def test_backward_hooks_replace_and_are_refused_where_they_would_mislead():
+def test_backward_hooks_replace_gradients_and_reject_misuse():
     plain = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
     name, seen, weights = "blocks.1.hook_resid_mid", {}, np.ones((1, 3, plain.cfg.d_vocab))
     hooks = [
@@ -691,16 +691,16 @@ def test_backward_hooks_replace_and_are_refused_where_they_would_mislead():
         with pytest.raises(ValueError, match="expected an array of shape"):
             plain.backward(weights)
     assert not any(point.bwd_hooks for point in plain.hook_points())
-    with pytest.raises(RuntimeError, match="expected a run with backward hooks before it"):
+    with pytest.raises(RuntimeError, match="expected a previous run with backward hooks"):
         plain.backward(weights)
     with pytest.raises(ValueError, match="reset_hooks_end=False"):
         plain.run_with_hooks([1], bwd_hooks=[(name, print)])
     plain.add_hook(name, lambda gradient, hook: None, "bwd")
     for options in ({"stop_at_layer": 1}, {"return_type": None}):
-        with pytest.raises(ValueError, match="backward hooks need a whole run"):
+        with pytest.raises(ValueError, match="backward hooks need a complete run"):
             plain([1, 2, 3], **options)
     plain([1, 2, 3])
-    with pytest.raises(ValueError, match=r"gradient: expected shape \(1, 3, 61\), that of what the run gave, found \(2,\)"):
+    with pytest.raises(ValueError, match=r"gradient: expected the shape of the output, \(1, 3, 61\), found \(2,\)"):
         plain.backward([1.0, 2.0])
     with pytest.raises(NotImplementedError, match=r"blocks\.0\.hook_mlp_out: a forward hook edits this value, .*tensors='torch'"):
         plain.run_with_hooks([1, 2, 3], fwd_hooks=[("blocks.0.hook_mlp_out", lambda value, hook: value.__setitem__(0, 0))])
@@ -724,20 +724,20 @@ def test_backward_hooks_replace_and_are_refused_where_they_would_mislead():
         (("blocks.0.hook_q_input",), "blocks.0.hook_q_input"),
     ],
 )
-def test_shorthand(name, full):
+def test_shorthand_names_expand(name, full):
     assert utils.get_act_name(*name) == full
 
 
-def test_a_cache_is_indexed_in_many_ways(plain):
+def test_cache_accepts_every_key_form(plain):
     _, cache = plain.run_with_cache([1, 2, 3])
     for key in ("pattern1", ("pattern", 1), ("pattern", -1), ("attn", 1), ("pattern", 1, "attn")):
         assert cache[key] is cache["blocks.1.attn.hook_pattern"]
     assert cache["scale", 0, "ln2"] is cache["blocks.0.ln2.hook_scale"] and cache["scale"] is cache["ln_final.hook_scale"]
-    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter left it out, or it is off"):
+    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter excluded it, or it is off"):
         cache["result", 0]
-    with pytest.raises(KeyError, match="'blocks.2.attn.hook_pattern' is no hook point: the model has layers 0 to 1; did you mean"):
+    with pytest.raises(KeyError, match="unknown hook point 'blocks.2.attn.hook_pattern': the model has layers 0 to 1; did you mean"):
         cache["pattern", 2]
-    with pytest.raises(KeyError, match="'blocks.0.hook_resid_psot' is no hook point; did you mean 'blocks.0.hook_resid_post'"):
+    with pytest.raises(KeyError, match="unknown hook point 'blocks.0.hook_resid_psot'; did you mean 'blocks.0.hook_resid_post'"):
         cache["resid_psot", 0]
     one = plain.run_with_cache([1, 2, 3], remove_batch_dim=True)[1]
     np.testing.assert_array_equal(one["resid_mid", 0], cache["resid_mid", 0][0])
@@ -753,7 +753,7 @@ def test_a_cache_is_indexed_in_many_ways(plain):
     assert type(kept) is dict and len(kept) == 17 * 2 + 4
 
 
-def test_modules_are_functions(plain):
+def test_modules_are_callable(plain):
     _, cache = plain.run_with_cache([1, 2, 3])
     block = plain.blocks[1]
     CLOSE(plain.embed(np.array([[1, 2, 3]])), cache["embed"])
@@ -766,7 +766,7 @@ def test_modules_are_functions(plain):
     CLOSE(plain.unembed(plain.ln_final(cache["resid_post", 1])), plain([1, 2, 3]))
 
 
-def test_weights_that_are_set_are_computed_with():
+def test_assigned_weights_are_used():
     model = HookedTransformer.from_pretrained(INSIDE / "plain")
     before = model([1, 2, 3])
     model.blocks[0].attn.W_V[1] = 0
@@ -779,7 +779,7 @@ def test_weights_that_are_set_are_computed_with():
 # Texts.
 
 
-def test_texts_and_tokens(model):
+def test_texts_and_tokens_convert_both_ways(model):
     bos = model.tokenizer.bos_token_id
     ids = model.tokenizer.encode(TEXT)
     np.testing.assert_array_equal(model.to_tokens(TEXT), [[bos, *ids]])
@@ -806,11 +806,11 @@ def test_texts_and_tokens(model):
     np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, left, False)[1], [0] * 6 + [1])
     model.tokenizer.padding_side = "right"
     assert model.to_tokens("my " * 900).shape == (1, model.cfg.n_ctx)
-    with pytest.raises(ValueError, match="the context holds 512"):
+    with pytest.raises(ValueError, match="exceed the context of 512"):
         model(model.to_tokens("my " * 900, truncate=False))
 
 
-def test_the_tokenizer_is_called_as_that_of_transformers(model):
+def test_tokenizer_follows_the_transformers_api(model):
     tokenizer, ids = model.tokenizer, model.tokenizer.encode(TEXT)
     assert tokenizer(TEXT).input_ids == tokenizer(TEXT)["input_ids"] == ids
     both = tokenizer([TEXT, "One"], padding=True)
@@ -824,11 +824,11 @@ def test_the_tokenizer_is_called_as_that_of_transformers(model):
     assert tokenizer.vocab["Ġdog"] == model.to_single_token(" dog") and sorted(tokenizer.vocab.values()) == list(range(len(tokenizer)))
 
 
-def test_what_cannot_be_opened_is_told():
-    of = candle_gpt2.HookedTransformerConfig(n_layers=2, d_model=8, n_ctx=16, d_head=4, d_vocab=10, attn_only=True, normalization_type=None)
-    assert (of.n_heads, of.d_mlp, of.d_vocab_out) == (2, None, 10) and of.from_dict(of.to_dict()) == of
+def test_unsupported_models_and_options_are_rejected():
+    config = candle_gpt2.HookedTransformerConfig(n_layers=2, d_model=8, n_ctx=16, d_head=4, d_vocab=10, attn_only=True, normalization_type=None)
+    assert (config.n_heads, config.d_mlp, config.d_vocab_out) == (2, None, 10) and config.from_dict(config.to_dict()) == config
     with pytest.raises(ValueError, match="attn_only=True: not a GPT-2"):
-        HookedTransformer(of)
+        HookedTransformer(config)
     for options, message in (
         ({"device": "cuda"}, "runs on the CPU, found 'cuda'"),
         ({"dtype": "float16"}, "computes in float32, found 'float16'"),
@@ -838,7 +838,7 @@ def test_what_cannot_be_opened_is_told():
         with pytest.raises(ValueError, match=message):
             HookedTransformer.from_pretrained(INSIDE / "plain", **options)
     for option, nearest in (("fold_layer_norm", "fold_ln"), ("n_devices", "device")):
-        message = f"HookedTransformer.from_pretrained has no option '{option}'; the nearest name is '{nearest}'"
+        message = f"HookedTransformer.from_pretrained: unknown option '{option}'; did you mean '{nearest}'"
         with pytest.raises(TypeError, match=message):
             HookedTransformer.from_pretrained(INSIDE / "plain", **{option: True})
     with pytest.raises(FileNotFoundError, match="pythia-70m: .* HookedTransformer supports only GPT-2 models: gpt2, gpt2-medium, .*, a folder, or no name"):
@@ -856,7 +856,7 @@ def test_what_cannot_be_opened_is_told():
         ([[1, -1]], {}, "token ids: expected 0 to 60, found -1 to 1"),
         ([[0.5]], {}, r"expected a text, texts, or token ids \(p\) or \(b, p\), found shape \(1, 1\) of float64"),
         ([[[1]]], {}, r"found shape \(1, 1, 1\)"),
-        ([1] * 20, {}, "20 tokens; the context holds 19"),
+        ([1] * 20, {}, "20 tokens exceed the context of 19"),
         (np.zeros((1, 0), int), {}, "no tokens"),
         ([1], {"padding_side": "top"}, "padding_side: expected 'left' or 'right', found 'top'"),
         ([1], {"return_type": "probs"}, "return_type: expected 'logits', 'loss', 'both' or None, found 'probs'"),
@@ -876,7 +876,7 @@ def test_what_cannot_be_opened_is_told():
         ),
     ],
 )
-def test_wrong_inputs_are_told(plain, input, options, message):
+def test_invalid_inputs_are_rejected(plain, input, options, message):
     with pytest.raises(ValueError, match=message):
         plain(input, **options)
 
@@ -891,7 +891,7 @@ def test_wrong_inputs_are_told(plain, input, options, message):
         (lambda value: 0.0, r"an array of shape \(\)"),
     ],
 )
-def test_what_a_hook_returns_has_the_shape_of_what_is_there(plain, returned, found):
+def test_hook_results_must_keep_the_shape(plain, returned, found):
     def own(value, hook, extra=None):
         return returned(value)
 
@@ -901,7 +901,7 @@ def test_what_a_hook_returns_has_the_shape_of_what_is_there(plain, returned, fou
             plain.run_with_hooks([[1, 2]], fwd_hooks=[("blocks.0.hook_attn_out", hook)])
 
 
-def test_a_hook_may_make_a_batch_of_one_text(plain):
+def test_hook_may_expand_the_batch(plain):
     def twice(value, hook):
         return np.concatenate([value, value * 2])
 
@@ -913,20 +913,20 @@ def test_a_hook_may_make_a_batch_of_one_text(plain):
 
 def test_test_prompt_prints_ranks(model, capsys):
     utils.test_prompt("One, my dog,", " big", model, prepend_bos=False, top_k=3)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     logits = model("One, my dog,", prepend_bos=False)[0, -1]
     art = model.to_single_token(" big")
     rank = int((logits > logits[art]).sum())
-    assert f"Ranks of the answer tokens: [(' big', {rank})]" in said and "Top 2th token" in said and "Top 3th" not in said
+    assert f"Ranks of the answer tokens: [(' big', {rank})]" in printed and "Top 2th token" in printed and "Top 3th" not in printed
     best = model.to_single_str_token(int(logits.argmax()))
-    assert f"Top 0th token. Logit: {logits.max():5.2f}" in said and f"Token: |{best}|" in said
+    assert f"Top 0th token. Logit: {logits.max():5.2f}" in printed and f"Token: |{best}|" in printed
     utils.test_prompt("One, my dog,", ["big", "are"], model, prepend_bos=False, print_details=False)
     are = model.to_single_token(" are")
     assert capsys.readouterr().out == f"Ranks of the answer tokens: [[(' big', {rank}), (' are', {int((logits > logits[are]).sum())})]]\n"
     assert utils.test_prompt.__test__ is False
 
 
-def test_texts_in_a_batch_are_as_they_are_alone(model):
+def test_batched_texts_match_single_runs(model):
     texts = [TEXT, "One", "My lord, I"]
     left = model(texts, padding_side="left")
     right = model(texts)
@@ -938,7 +938,7 @@ def test_texts_in_a_batch_are_as_they_are_alone(model):
     assert both == [model.generate(text, max_new_tokens=5, do_sample=False) for text in texts]
 
 
-def test_generation_stops_and_draws(model):
+def test_generation_samples_and_stops(model):
     np.random.seed(1)
     text = model.generate("One day", max_new_tokens=8, temperature=0.7, top_k=5)
     np.random.seed(1)
@@ -950,43 +950,43 @@ def test_generation_stops_and_draws(model):
     stopped = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=stop)
     np.testing.assert_array_equal(stopped[0], greedy[0, : list(greedy[0]).index(stop, ids.shape[1]) + 1])
 
-    def only(logits, hook):
+    def zero(logits, hook):
         return logits * 0
 
     assert model.generate("One day", max_new_tokens=2, return_type="tokens").shape == (1, ids.shape[1] + 2)
-    with model.hooks([("ln_final.hook_normalized", only)]):
-        # Without a direction, the bias of the unembedding alone says what comes.
+    with model.hooks([("ln_final.hook_normalized", zero)]):
+        # With zeroed activations, only the unembedding bias determines the next token.
         found = model.generate(ids, max_new_tokens=3, do_sample=False)
     assert set(found[0, ids.shape[1] :]) == {int(model.b_U.argmax())}
 
 
-def test_sampling_is_of_the_distribution():
+def test_samples_follow_the_distribution():
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]]))
     np.random.seed(0)
-    draws = utils.sample_logits(np.repeat(logits, 20_000, 0))
-    # Four standard deviations of a share of 20,000 draws are below 0.0142.
-    np.testing.assert_allclose(np.bincount(draws, minlength=4) / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
+    samples = utils.sample_logits(np.repeat(logits, 20_000, 0))
+    # Four standard deviations of a fraction of 20,000 samples are below 0.0142.
+    np.testing.assert_allclose(np.bincount(samples, minlength=4) / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
     assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_k=2)) == {0, 1}
     assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_p=0.79)) == {0, 1}
     assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_p=0.81)) == {0, 1, 2}
     tokens = np.repeat([[0] * 9], 500, 0)
-    drawn = utils.sample_logits(np.repeat(logits, 500, 0), freq_penalty=2.0, tokens=tokens)
-    assert 0 not in set(drawn) and list(utils.sample_logits(logits, temperature=0.0)) == [0]
+    penalized = utils.sample_logits(np.repeat(logits, 500, 0), freq_penalty=2.0, tokens=tokens)
+    assert 0 not in set(penalized) and list(utils.sample_logits(logits, temperature=0.0)) == [0]
 
 
 @pytest.fixture
 def gpt2_tokens(tmp_path):
-    """A model of two dimensions with the tokenizer of GPT-2."""
+    """Model with two dimensions and the tokenizer of GPT-2."""
     folder = Path(os.environ.get("GPT2_CHECKPOINTS", "")).parent / "tokenizer"
     if not (folder / "vocab.json").is_file():
-        pytest.skip("GPT2_CHECKPOINTS names no folder with ../tokenizer/vocab.json, GPT-2's")
+        pytest.skip("GPT2_CHECKPOINTS is not set to a folder with GPT-2's ../tokenizer/vocab.json")
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(folder / name, tmp_path)
     write_model(tmp_path, vocab_size=50257, n_positions=64, n_embd=2, n_layer=1, n_head=1, n_inner=2, bos_token_id=50256, eos_token_id=50256)
     return HookedTransformer.from_pretrained(tmp_path)
 
 
-def test_tokens_of_gpt2(gpt2_tokens):
+def test_tokens_match_gpt2(gpt2_tokens):
     model = gpt2_tokens
     tokens = model.to_tokens("When Mary and John went")
     assert tokens.shape == (1, 6) and tokens[0, 0] == 50256
@@ -999,50 +999,50 @@ def test_tokens_of_gpt2(gpt2_tokens):
 
 
 @pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
-def test_factored_matrices(leading):
+def test_factored_matrices_match_dense_products(leading):
     random = np.random.default_rng(len(leading))
     a, b = random.normal(size=(*leading, 9, 3)), random.normal(size=(*leading, 3, 9))
-    of, dense = FactoredMatrix(a, b), a @ b
-    assert of.shape == dense.shape and (of.ldim, of.mdim, of.rdim, of.ndim) == (9, 3, 9, dense.ndim)
-    np.testing.assert_allclose(of.AB, dense)
-    np.testing.assert_allclose(of.T.AB, dense.swapaxes(-1, -2))
-    u, s, v = of.svd()
+    factored, dense = FactoredMatrix(a, b), a @ b
+    assert factored.shape == dense.shape and (factored.ldim, factored.mdim, factored.rdim, factored.ndim) == (9, 3, 9, dense.ndim)
+    np.testing.assert_allclose(factored.AB, dense)
+    np.testing.assert_allclose(factored.T.AB, dense.swapaxes(-1, -2))
+    u, s, v = factored.svd()
     np.testing.assert_allclose(u * s[..., None, :] @ v.swapaxes(-1, -2), dense, atol=1e-12)
     np.testing.assert_allclose(s, np.linalg.svd(dense, compute_uv=False)[..., :3])
-    np.testing.assert_allclose(of.norm(), np.linalg.norm(dense, axis=(-2, -1)))
-    np.testing.assert_allclose(of.eigenvalues.sum(-1).real, np.trace(dense, axis1=-2, axis2=-1))
-    np.testing.assert_allclose(of.make_even().AB, dense, atol=1e-12)
-    np.testing.assert_allclose(np.linalg.norm(of.make_even().A, axis=-2), np.linalg.norm(of.make_even().B, axis=-1))
-    np.testing.assert_allclose(of.collapse_l().swapaxes(-1, -2) @ of.collapse_l(), dense.swapaxes(-1, -2) @ dense, atol=1e-12)
-    np.testing.assert_allclose(of.collapse_r() @ of.collapse_r().swapaxes(-1, -2), dense @ dense.swapaxes(-1, -2), atol=1e-12)
+    np.testing.assert_allclose(factored.norm(), np.linalg.norm(dense, axis=(-2, -1)))
+    np.testing.assert_allclose(factored.eigenvalues.sum(-1).real, np.trace(dense, axis1=-2, axis2=-1))
+    np.testing.assert_allclose(factored.make_even().AB, dense, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(factored.make_even().A, axis=-2), np.linalg.norm(factored.make_even().B, axis=-1))
+    np.testing.assert_allclose(factored.collapse_l().swapaxes(-1, -2) @ factored.collapse_l(), dense.swapaxes(-1, -2) @ dense, atol=1e-12)
+    np.testing.assert_allclose(factored.collapse_r() @ factored.collapse_r().swapaxes(-1, -2), dense @ dense.swapaxes(-1, -2), atol=1e-12)
     vector, matrix = random.normal(size=9), random.normal(size=(9, 5))
     for small in (2, 12):
         wide = random.normal(size=(9, small))
-        np.testing.assert_allclose((of @ wide).AB, dense @ wide, atol=1e-12)
-        np.testing.assert_allclose((wide.T @ of).AB, wide.T @ dense, atol=1e-12)
-    np.testing.assert_allclose(of @ vector, dense @ vector)
-    np.testing.assert_allclose(vector @ of, vector @ dense)
-    np.testing.assert_allclose((of @ FactoredMatrix(matrix, matrix.T)).AB, dense @ matrix @ matrix.T, atol=1e-11)
-    np.testing.assert_allclose((2 * of).AB, (of * np.array(2.0)).AB)
-    np.testing.assert_allclose(utils.get_corner(of), dense[..., :3, :3])
-    np.testing.assert_allclose(of.unsqueeze(0).AB, dense[None])
+        np.testing.assert_allclose((factored @ wide).AB, dense @ wide, atol=1e-12)
+        np.testing.assert_allclose((wide.T @ factored).AB, wide.T @ dense, atol=1e-12)
+    np.testing.assert_allclose(factored @ vector, dense @ vector)
+    np.testing.assert_allclose(vector @ factored, vector @ dense)
+    np.testing.assert_allclose((factored @ FactoredMatrix(matrix, matrix.T)).AB, dense @ matrix @ matrix.T, atol=1e-11)
+    np.testing.assert_allclose((2 * factored).AB, (factored * np.array(2.0)).AB)
+    np.testing.assert_allclose(utils.get_corner(factored), dense[..., :3, :3])
+    np.testing.assert_allclose(factored.unsqueeze(0).AB, dense[None])
     with pytest.raises(AssertionError, match="inner dimensions differ"):
-        of @ np.ones((4, 4))
+        factored @ np.ones((4, 4))
     with pytest.raises(AssertionError, match=r"found shapes \(9, 3\) and \(9, 3\)"):
         FactoredMatrix(np.ones((9, 3)), np.ones((9, 3)))
 
 
-def test_factored_matrices_are_indexed_as_arrays():
+def test_factored_matrices_are_indexed_like_arrays():
     random = np.random.default_rng(5)
-    of = FactoredMatrix(random.normal(size=(2, 4, 7, 3)), random.normal(size=(2, 4, 3, 6)))
-    dense = of.AB
+    factored = FactoredMatrix(random.normal(size=(2, 4, 7, 3)), random.normal(size=(2, 4, 3, 6)))
+    dense = factored.AB
     for index in (1, (1, 2), (slice(None), 2), ..., (..., slice(2), slice(3)), (0, 1, slice(1, 3)), (None, 1), (1, None, 0, slice(2)), [1, 0]):
-        np.testing.assert_allclose(of[index].AB, dense[index], err_msg=str(index))
-    # A row or a column stays a matrix.
-    np.testing.assert_allclose(of[1, 2, 3].AB, dense[1, 2, 3:4])
-    np.testing.assert_allclose(of[1, 2, -1, 4].AB, dense[1, 2, -1:, 4:5])
+        np.testing.assert_allclose(factored[index].AB, dense[index], err_msg=str(index))
+    # A row or a column remains a matrix.
+    np.testing.assert_allclose(factored[1, 2, 3].AB, dense[1, 2, 3:4])
+    np.testing.assert_allclose(factored[1, 2, -1, 4].AB, dense[1, 2, -1:, 4:5])
     with pytest.raises(ValueError, match="5 indices are too many"):
-        of[0, 0, 0, 0, 0]
+        factored[0, 0, 0, 0, 0]
 
 
 # Sparse autoencoders.
@@ -1052,7 +1052,7 @@ SAES = ["plain", "topk", "jumprelu", "rescaled"]
 
 @pytest.fixture(params=SAES)
 def spliced(request, tmp_path):
-    """A model of width 6, with the processing that an autoencoder of the fixtures was trained on, and that."""
+    """Model of width 6, with the processing that a fixture autoencoder expects, and that autoencoder."""
     write_model(tmp_path, vocab_size=20, n_positions=16, n_embd=6, n_layer=2, n_head=2, n_inner=9)
     opened = candle_gpt2.Model.from_pretrained(tmp_path)
     dictionary = opened.dictionary(FIXTURES / "dictionaries" / f"saelens-{request.param}")
@@ -1063,7 +1063,7 @@ def spliced(request, tmp_path):
 
 
 @pytest.mark.parametrize("name", SAES)
-def test_autoencoders_give_the_reference_values(spliced, name):
+def test_autoencoders_match_the_reference(spliced, name):
     model, _ = spliced
     expected = read_safetensors(FIXTURES / "dictionaries" / "expected.safetensors")[1]
     sae = candle_gpt2.SAE.load(FIXTURES / "dictionaries" / f"saelens-{name}", model)
@@ -1071,12 +1071,10 @@ def test_autoencoders_give_the_reference_values(spliced, name):
     CLOSE(sae.encode(x), expected[f"{name}.latents"])
     CLOSE(sae.decode(sae.encode(x), x), expected[f"{name}.output"])
     assert sae.W_dec.shape == (sae.dictionary.d_sae, sae.dictionary.d_in) == (10, 6)
-    before = sae.dictionary.pre_activations(x)
-    np.testing.assert_array_equal(sae.dictionary.activate(before), sae.encode(x))
-    np.testing.assert_array_equal(before[sae.encode(x) > 0], sae.encode(x)[sae.encode(x) > 0])
+    CLOSE(sae.dictionary.encode(x), sae.encode(x))
 
 
-def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(spliced):
+def test_autoencoder_with_error_term_changes_nothing_unless_edited(spliced):
     model, sae = spliced
     ids, name = [[1, 2, 3, 4], [5, 6, 7, 8]], sae.hook_name
     logits, plain_cache = model.run_with_cache(ids)
@@ -1085,18 +1083,22 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
     ends = ["input", "acts_pre", "acts_post", "recons", "error", "output"]
     assert [key for key in cache if key.startswith(name)] == [f"{name}.hook_sae_{end}" for end in ends]
     assert set(cache) - set(plain_cache) == {f"{name}.hook_sae_{end}" for end in ends}
-    of = {end: cache[f"{name}.hook_sae_{end}"] for end in ends}
-    CLOSE(of["input"], plain_cache[name].reshape(2, 4, 6))
-    CLOSE(of["recons"] + of["error"], of["input"])
-    CLOSE(of["output"], of["input"])
-    CLOSE(of["acts_post"], sae.encode(of["input"]))
-    # Without the error, what is explained goes on.
+    values = {end: cache[f"{name}.hook_sae_{end}"] for end in ends}
+    CLOSE(values["input"], plain_cache[name].reshape(2, 4, 6))
+    is_normalized = sae.cfg.normalize_activations == "layer_norm"
+    mean = values["input"].mean(-1, keepdims=True) if is_normalized else 0
+    deviation = values["input"].std(-1, ddof=1, keepdims=True) if is_normalized else 1
+    CLOSE(values["recons"] * deviation + mean + values["error"], values["input"])
+    CLOSE(values["output"], values["input"])
+    CLOSE(values["acts_post"], sae.encode(values["input"]))
+    # Without the error term, the reconstruction replaces the activation.
     without = model.run_with_saes(ids, saes=sae)
-    by_hand = model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: of["recons"].reshape(value.shape))])
+    output = values["recons"] * deviation + mean
+    by_hand = model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: output.reshape(value.shape))])
     CLOSE(without, by_hand)
     assert not np.allclose(without, logits)
-    # An edit of a latent adds its direction.
-    latent = int(of["acts_post"][0, 1].argmax())
+    # Editing a latent adds its direction.
+    latent = int(values["acts_post"][0, 1].argmax())
 
     def raise_one(latents, hook):
         latents[..., latent] += 2
@@ -1104,13 +1106,13 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
 
     hooks = [(f"{name}.hook_sae_acts_post", raise_one)]
     edited = model.run_with_hooks_with_saes(ids, saes=[sae], use_error_term=True, fwd_hooks=hooks)
-    deviation = of["input"].std(-1, ddof=1, keepdims=True) if sae.dictionary.hook_name.endswith("hook_mlp_out") else 1
-    moved = of["input"] + 2 * sae.W_dec[latent] * deviation
+    length = np.linalg.norm(sae.W_dec[latent]) if sae.dictionary.settings.get("rescale_acts_by_decoder_norm") else 1
+    moved = values["input"] + 2 * sae.W_dec[latent] / length * deviation
     CLOSE(edited, model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: moved.reshape(value.shape))]))
-    # Afterwards the model is as before.
+    # Afterwards the model is unchanged.
     assert not model.acts_to_saes and not sae.use_error_term
-    # What is no SAE is left alone, and one that is taken out is as it was.
-    with pytest.warns(UserWarning, match=r"blocks\.0\.attn: no SAE is spliced in there"):
+    # Unknown names only warn, and a removed SAE is unchanged.
+    with pytest.warns(UserWarning, match=r"blocks\.0\.attn: no SAE is spliced in at this hook point"):
         model.reset_saes("blocks.0.attn")
     model.add_sae(sae, use_error_term=True)
     model.reset_saes()
@@ -1135,43 +1137,38 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
     model.reset_saes()
 
 
-def test_an_autoencoder_of_other_activations_is_told(spliced):
+def test_mismatched_autoencoders_are_reported(spliced):
     model, sae = spliced
     other = HookedTransformer.from_pretrained if not sae.dictionary.trained_on_processed else HookedTransformer.from_pretrained_no_processing
     for add in (lambda: other(model.native).add_sae(sae), lambda: other(model.native).run_with_saes([1], saes=[sae])):
-        with pytest.warns(UserWarning, match="this SAE was trained on the activations of from_pretrained") as warnings:
+        with pytest.warns(UserWarning, match="this SAE was trained on activations of a model opened with from_pretrained") as warnings:
             add()
-        assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"], "the user's line"
+        assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"], "the warning points to the caller"
     with pytest.raises(ValueError, match="width"):
-        candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain", processed("plain"))
+        candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain", open_processed("plain"))
     with pytest.raises(FileNotFoundError, match="no/such"):
         candle_gpt2.SAE.load("no/such", model)
     alone = candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain")
     with pytest.raises(ValueError, match="width"):
-        processed("plain").add_sae(alone)
+        open_processed("plain").add_sae(alone)
     with pytest.raises(FileNotFoundError, match=r"no/such.*not downloaded here.*SAE\.load\(folder, model\)"):
         candle_gpt2.SAE.from_pretrained("no", "such")
 
 
 @pytest.mark.parametrize(("name", "architecture"), [("plain", "standard"), ("topk", "topk"), ("jumprelu", "jumprelu"), ("gated", "gated")])
-def test_an_autoencoder_is_read_without_a_model(name, architecture):
+def test_autoencoder_loads_without_a_model(name, architecture):
     folder = FIXTURES / "dictionaries" / f"saelens-{name}"
     sae = candle_gpt2.SAE.load_from_disk(folder)
     assert sae.cfg.architecture == architecture
     stored = read_safetensors(folder / "sae_weights.safetensors")[1]
-    shapes = {"W_enc": (6, 10), "b_enc": (10,), "W_dec": (10, 6), "b_dec": (6,)}
-    for weight, shape in shapes.items():
-        value = np.asarray(getattr(sae, weight))
-        assert value.shape == shape
-        if architecture != "gated" or weight in ("W_dec", "b_dec"):
-            np.testing.assert_array_equal(value, stored[weight])
+    assert set(sae.state_dict()) == set(stored)
+    for weight, value in stored.items():
+        np.testing.assert_array_equal(getattr(sae, weight), value)
     x = read_safetensors(FIXTURES / "dictionaries" / "expected.safetensors")[1][f"{name}.input"]
-    assert hasattr(sae, "threshold") == (architecture in ("jumprelu", "gated"))
+    assert hasattr(sae, "threshold") == (architecture == "jumprelu")
     for other in (candle_gpt2.SAE.from_pretrained(folder.parent, folder.name), candle_gpt2.SAE.load(folder)):
         np.testing.assert_array_equal(other.encode(x), sae.encode(x))
-    if architecture in ("jumprelu", "gated"):
-        before = (x - sae.b_dec) @ sae.W_enc + sae.b_enc
-        CLOSE(sae.encode(x), np.where(before > sae.threshold, before.clip(0), 0))
+    CLOSE(sae.encode(x), sae.dictionary.encode(x))
 
 
 # Tensors of torch.
@@ -1179,10 +1176,10 @@ def test_an_autoencoder_is_read_without_a_model(name, architecture):
 
 @pytest.fixture(scope="module")
 def torch():
-    return pytest.importorskip("torch", reason="torch is not installed, whose tensors are taken and given: pip install torch")
+    return pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 
-def test_a_model_gives_tensors_where_torch_is(torch):
+def test_model_returns_tensors_if_torch_is_imported(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
     arrays = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -1205,7 +1202,7 @@ def test_a_model_gives_tensors_where_torch_is(torch):
         assert isinstance(z, torch.Tensor)
         z[:, :, 1] = 0
 
-    # What is edited in its place goes on, as with torch.
+    # In-place edits take effect, as in torch.
     edited = model.run_with_hooks(ids, fwd_hooks=[("blocks.0.attn.hook_z", edit)])
     by_array = arrays.run_with_hooks(ids.numpy(), fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: z * np.array([1, 0, 1])[:, None])])
     np.testing.assert_allclose(edited.numpy(), by_array, atol=1e-6)
@@ -1216,7 +1213,7 @@ def test_a_model_gives_tensors_where_torch_is(torch):
     assert not model.W_in[0].any()
 
 
-def test_backward_of_a_tensor_runs_backward_hooks(torch):
+def test_tensor_backward_runs_backward_hooks(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
     seen = []
     model.add_hook("blocks.1.attn.hook_z", lambda gradient, hook: seen.append(gradient), "bwd")
@@ -1231,7 +1228,7 @@ def test_backward_of_a_tensor_runs_backward_hooks(torch):
     assert not model([[1, 2, 3]]).requires_grad
 
 
-# Hook points and edits of the fixtures, each with a parameter.
+# Hook points and parameterized edits of the fixtures.
 EDITS = {
     "vector": ("blocks.1.hook_resid_pre", lambda value, a: value + a),
     "heads": ("blocks.1.attn.hook_z", lambda value, a: value * a[:, None]),
@@ -1242,14 +1239,14 @@ EDITS = {
 }
 
 
-def assert_gradient(found, expected, what=""):
-    """Equal to 1e-4 of the largest."""
+def assert_gradient(found, expected, label=""):
+    """Checks that gradients are equal within 1e-4 of the largest."""
     found, expected = np.asarray(found), np.asarray(expected)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=what)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=label)
 
 
 @pytest.mark.parametrize("name", HOOKED)
-def test_gradients_through_edits_are_those_of_transformer_lens(torch, name):
+def test_gradients_through_edits_match_transformer_lens(torch, name):
     model = HookedTransformer.from_pretrained(INSIDE / name, default_prepend_bos=False)
     expected = {key: torch.from_numpy(value.copy()) for key, value in read_safetensors(FIXTURES / "hooked" / "gradients" / f"{name}.safetensors")[1].items()}
     ids, weights = expected["ids"].long(), expected["weights"]
@@ -1264,7 +1261,7 @@ def test_gradients_through_edits_are_those_of_transformer_lens(torch, name):
     assert not model(ids).requires_grad
 
 
-def test_edits_in_place_and_marks_in_hooks_are_followed(torch):
+def test_autograd_tracks_in_place_edits_and_requires_grad(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
     ids, name = torch.tensor([[1, 2, 3], [4, 5, 6]]), "blocks.0.attn.hook_z"
     vector, seen = torch.full((7,), 0.5, requires_grad=True), []
@@ -1288,7 +1285,7 @@ def test_edits_in_place_and_marks_in_hooks_are_followed(torch):
     assert_gradient(gradients[1], gradients[0])
     assert_gradient(gradients[2], gradients[0])
     assert_gradient(torch.autograd.grad(loss, seen[0])[0][:, 1].sum((0, 1)), gradients[0])
-    # A value of another type is made one of the model's; without gradients, and of a detached value, there is no graph.
+    # Values of other dtypes are converted. Without gradients, or for a detached value, there is no graph.
     assert model.run_with_hooks(ids, fwd_hooks=[(name, lambda z, hook: double(returned(z, hook)))]).dtype == torch.float32
     with torch.no_grad():
         assert not model.run_with_hooks(ids, fwd_hooks=[(name, returned)]).requires_grad
@@ -1296,7 +1293,7 @@ def test_edits_in_place_and_marks_in_hooks_are_followed(torch):
     assert isinstance(model.generate(ids, max_new_tokens=2, do_sample=False), torch.Tensor)
     with pytest.raises(ValueError, match=rf"hook <lambda> at {name}: expected an array of shape"):
         model.run_with_hooks(ids, fwd_hooks=[(name, lambda z, hook: returned(z, hook)[:, :2])])
-    # Keys and values of a prefix keep their gradients.
+    # Cached keys and values keep their gradients.
     past = [components.KeyValues() for _ in model.blocks]
     with model.hooks([(name, returned)]):
         model(ids, past_kv_cache=past)
@@ -1304,7 +1301,7 @@ def test_edits_in_place_and_marks_in_hooks_are_followed(torch):
     assert vector.grad.any()
 
 
-def test_weights_have_gradients(torch):
+def test_weight_gradients_match_finite_differences(torch):
     model = HookedTransformer.from_pretrained_no_processing(INSIDE / "untied", default_prepend_bos=False)
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 2]])
     expected = model(ids, return_type="loss")
@@ -1333,7 +1330,7 @@ def test_weights_have_gradients(torch):
     assert not model.blocks[0].mlp.W_in.grad.any()
     with torch.no_grad():
         assert not model(ids).requires_grad
-    # Analyses of a cache work on numbers.
+    # Analyses of a cache do not track gradients.
     assert cache.decompose_resid(apply_ln=True).shape == (8, 2, 4, 18)
     model.requires_grad_(False)
     assert not model(ids).requires_grad
@@ -1348,7 +1345,7 @@ def test_weights_have_gradients(torch):
 
 @pytest.mark.parametrize("switches", [(), ("attn_result", "hook_mlp_in", "split_qkv_input"), ("attn_in",)])
 @pytest.mark.parametrize("name", ["relu_inner", "gelu"])
-def test_backward_hooks_see_with_torch_what_they_see_without(torch, name, switches):
+def test_backward_hooks_agree_between_numpy_and_torch(torch, name, switches):
     ids, found = [[1, 2, 3, 4, 5], [3, 9, 8, 7, 2]], []
     for tensors in ("numpy", "torch"):
         model = HookedTransformer.from_pretrained_no_processing(INSIDE / name, default_prepend_bos=False, tensors=tensors)
@@ -1369,7 +1366,7 @@ def test_backward_hooks_see_with_torch_what_they_see_without(torch, name, switch
         assert_gradient(found[1][known], gradient, known)
 
 
-def test_backward_hooks_run_through_edits_parts_of_runs_and_padding(torch):
+def test_backward_hooks_work_with_edits_partial_runs_and_padding(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
     ids, seen = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]), {}
 
@@ -1379,7 +1376,7 @@ def test_backward_hooks_run_through_edits_parts_of_runs_and_padding(torch):
     edit = ("blocks.0.hook_mlp_out", lambda value, hook: torch.zeros_like(value))
     with model.hooks([edit], [(lambda name: name.endswith(("hook_mlp_out", "mlp.hook_post", "hook_resid_pre")), keep)]):
         model(ids, attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]), return_type="loss").backward()
-    # The edit makes a constant of the first MLP.
+    # The edit makes the output of the first MLP constant.
     assert set(seen) == {"blocks.0.hook_mlp_out", "blocks.1.mlp.hook_post", "blocks.1.hook_mlp_out", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre"}
     assert all(gradient.isfinite().all() and gradient.any() for gradient in seen.values())
     with model.hooks(bwd_hooks=[("blocks.1.hook_resid_pre", keep)]):
@@ -1389,7 +1386,7 @@ def test_backward_hooks_run_through_edits_parts_of_runs_and_padding(torch):
 
 
 @pytest.mark.parametrize("act_fn", sorted(components.ACTIVATIONS))
-def test_activations_of_tensors_are_those_of_arrays(torch, act_fn):
+def test_torch_activations_match_numpy(torch, act_fn):
     function, slope = components.ACTIVATIONS[act_fn]
     x = torch.linspace(-4, 4, 33, requires_grad=True)
     y = components.LIVE_ACTIVATIONS[act_fn](x)
@@ -1398,7 +1395,7 @@ def test_activations_of_tensors_are_those_of_arrays(torch, act_fn):
 
 
 @pytest.mark.parametrize("use_error_term", [False, True])
-def test_gradients_at_latents_and_errors(torch, spliced, use_error_term):
+def test_autoencoder_gradients_match_finite_differences(torch, spliced, use_error_term):
     model, sae = spliced
     ids, name = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), sae.hook_name
     ends = ["acts_post", "recons", "output", *(["error"] if use_error_term else [])]
@@ -1415,7 +1412,7 @@ def test_gradients_at_latents_and_errors(torch, spliced, use_error_term):
         step = 1e-3
         for point, gradient in gradients.items():
             if point == "hook_embed" and use_error_term:
-                continue  # the error is a constant, as in SAELens
+                continue  # the error term is constant, as in SAELens
             direction = torch.randn(gradient.shape, generator=random)
             if point.endswith("acts_post"):
                 direction *= kept[point].detach() > 0
@@ -1425,14 +1422,14 @@ def test_gradients_at_latents_and_errors(torch, spliced, use_error_term):
 
             slope = (moved(step) - moved(-step)) / (2 * step)
             np.testing.assert_allclose((gradient * direction).sum().item(), slope, rtol=0.03, atol=0.05, err_msg=point)
-    # By themselves.
+    # Outside a model.
     x = torch.randn((3, 6), generator=random).requires_grad_()
     latents = sae.encode(x)
     (latents.sum() + sae.decode(latents, x).sum()).backward()
     assert x.grad.any()
 
 
-def test_tensors_in_give_tensors_out(torch):
+def test_tensor_inputs_give_tensor_outputs(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
     ids, seen = torch.tensor([1, 2, 3]), []
     logits, cache = model.run_with_cache(ids)
@@ -1454,11 +1451,11 @@ def test_torch_is_never_imported(python):
     assert python(script).stdout.strip() == "False"
 
 
-def test_the_classes_fit_each_other():
+def test_aliases_and_old_imports_refer_to_the_same_classes():
     assert candle_gpt2.HookedTransformer is candle_gpt2.HookedSAETransformer
     import candle_gpt2.hooked as transformer_lens
 
-    # Old imports with the other name of the package; the classes stay what the names of modules give.
+    # Old imports with the new package name. Attributes with the same names are still the classes.
     from candle_gpt2.hook_points import HookPoint
     from candle_gpt2.hooked.ActivationCache import ActivationCache
     from candle_gpt2.hooked.FactoredMatrix import FactoredMatrix as SameMatrix
@@ -1475,7 +1472,7 @@ def test_the_classes_fit_each_other():
         assert getattr(candle_gpt2, name) is getattr(transformer_lens, name)
 
 
-def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
+def test_progress_is_shown_only_on_a_terminal(monkeypatch, capsys):
     from candle_gpt2.hooked import progress
 
     clock = iter(range(0, 100, 2))
@@ -1484,12 +1481,12 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     assert list(progress.progress("abc", 3, "patching z")) == ["a", "b", "c"]
-    said = capsys.readouterr()
-    assert said.out == "" and "\rpatching z: 2 of 3" in said.err and said.err.endswith("\r\x1b[K")
+    captured = capsys.readouterr()
+    assert captured.out == "" and "\rpatching z: 2 of 3" in captured.err and captured.err.endswith("\r\x1b[K")
     assert list(progress.progress("ab", 2, "x", is_shown=False)) == ["a", "b"] and capsys.readouterr() == ("", "")
 
 
-def test_generate_with_padding_on_the_right_warns(model):
+def test_generate_warns_of_right_padding(model):
     texts, options = ["One day, Mia", "One"], {"max_new_tokens": 1, "verbose": False}
     with pytest.warns(UserWarning, match="use 'left'"):
         model.generate(texts, padding_side="right", **options)
@@ -1499,7 +1496,7 @@ def test_generate_with_padding_on_the_right_warns(model):
         model.generate(["One", "One"], padding_side="right", **options)
 
 
-def test_the_first_of_several_end_tokens_is_eos(tmp_path):
+def test_first_of_several_end_tokens_is_eos(tmp_path):
     folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "bos_token_id": None, "eos_token_id": [5, 0]}))

@@ -1,4 +1,4 @@
-"""What is seen inside is what the program writes; hooks may replace it; pictures need nothing from anywhere."""
+"""Activations, hooks and pictures: equal to the program; pictures are self-contained."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ def plain():
     return candle_gpt2.Model.from_pretrained(PLAIN, dtype="f32")
 
 
-def test_what_is_seen_is_what_the_program_writes(model, program, tmp_path):
+def test_cached_activations_match_the_cli(model, program, tmp_path):
     file = tmp_path / "cache.npz"
     program("cache", TEXT, "--sites", "*", "--out", str(file))
     _, seen = model.run_with_cache(TEXT)
@@ -32,31 +32,31 @@ def test_what_is_seen_is_what_the_program_writes(model, program, tmp_path):
             np.testing.assert_array_equal(written[name], seen[name], err_msg=name)
 
 
-def activations(choice):
-    """Arrays by hook point, and the ids that the model has read."""
+def decode_activations(choice):
+    """Decodes activations to arrays by hook point, with the token ids."""
     info, arrays = choice["activations_info"], {}
     for entry in choice["activations"]:
         arrays[entry["site"]] = np.frombuffer(base64.b64decode(entry["data"]), "<f4").reshape(entry["shape"])
     return arrays, [info["token_ids"][position] for position in choice["activations"][0]["positions"]]
 
 
-def test_completions_show_the_inside(model):
+def test_completions_return_activations(exact):
     names = ["blocks.2.hook_resid_post", "blocks.5.hook_resid_post"]
-    asked = {"sites": names, "positions": "all", "of": "both"}
-    answer = model.complete(TEXT, max_tokens=4, temperature=0, activations=asked)
-    assert answer["choices"][0]["text"] == model.complete(TEXT, max_tokens=4, temperature=0)["choices"][0]["text"]
-    found, ids = activations(answer["choices"][0])
-    _, seen = model.run_with_cache(ids, names)
-    assert len(ids) == len(model.encode(TEXT)) + 3, "the last token is not read"
+    requested = {"sites": names, "positions": "all", "of": "both"}
+    response = exact.complete(TEXT, max_tokens=4, temperature=0, activations=requested)
+    assert response["choices"][0]["text"] == exact.complete(TEXT, max_tokens=4, temperature=0)["choices"][0]["text"]
+    found, ids = decode_activations(response["choices"][0])
+    _, seen = exact.run_with_cache(ids, names)
+    assert len(ids) == len(exact.encode(TEXT)) + 3, "the last token is never an input"
     for name in names:
-        # Single tokens are computed by other kernels than a prompt.
+        # Single tokens use other kernels than prompts.
         np.testing.assert_allclose(found[name], seen[name][0], rtol=1e-4, atol=1e-4, err_msg=name)
-    lists = model.complete(TEXT, max_tokens=1, activations={"sites": "pattern2".split(), "encoding_format": "float"})
+    lists = exact.complete(TEXT, max_tokens=1, activations={"sites": "pattern2".split(), "encoding_format": "float"})
     [entry] = lists["choices"][0]["activations"]
-    assert sum(entry["data"]) == pytest.approx(entry["shape"][0], abs=1e-4), "each head looks somewhere"
+    assert sum(entry["data"]) == pytest.approx(entry["shape"][0], abs=1e-4), "the weights of each query sum to 1"
 
 
-def test_gradients_under_edits(plain):
+def test_gradients_with_edits_match_finite_differences(plain):
     hooked = candle_gpt2.HookedTransformer.from_pretrained_no_processing(plain, default_prepend_bos=False, tensors="numpy")
     ids, names, at_logits = [1, 2, 3, 4, 5], ["blocks.0.attn.hook_z", "blocks.1.hook_resid_pre"], np.zeros((1, 5, 61))
     at_logits[0, -1, [3, 7]] = 1, -1
@@ -69,7 +69,7 @@ def test_gradients_under_edits(plain):
     assert list(values) == list(gradients) == names
     for name in names:
         np.testing.assert_allclose(gradients[name], expected[name], rtol=1e-4, atol=1e-5)
-    # Under a steering vector and an array in place of a value.
+    # With a steering vector, and an array that replaces an activation.
     patch = np.random.default_rng(0).normal(size=values[names[0]].shape).astype(np.float32)
     steering = plain.steering(np.ones((1, 21), np.float32), layer=0, scale=0.3)
     edits = [steering, (names[0], patch)]
@@ -85,7 +85,7 @@ def test_gradients_under_edits(plain):
     assert (moved(1e-2) - moved(-1e-2)) / 2e-2 == pytest.approx(np.linalg.norm(gradients[names[0]]), rel=0.02)
     for hooks, message in (
         ([(names[0], lambda value, name: value)], r"hooks: the function at blocks\.0\.attn\.hook_z cannot be differentiated"),
-        ([(names[0], "z")], r'hooks: the str with "blocks\.0\.attn\.hook_z" cannot be called, and is not an array'),
+        ([(names[0], "z")], r'hooks: expected a function or an array for "blocks\.0\.attn\.hook_z", found str'),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             plain.gradients(ids, names, hooks)
@@ -93,11 +93,11 @@ def test_gradients_under_edits(plain):
         plain.gradients(ids, [], [(names[0], np.ones(3, np.float32))])
 
 
-def test_gradients_at_latents_of_transcoders(model):
+def test_transcoder_latent_gradients_follow_the_decoder(model):
     dictionary = model.dictionary(FIXTURES.parents[2] / "models" / "stories" / "transcoders" / "layer_3")
     plain_metric, _, _ = model.gradients(TEXT, [])
     metric, values, gradients = model.gradients(TEXT, "resid_post3", dictionaries=[dictionary])
-    assert metric == pytest.approx(plain_metric, abs=1e-3), "with its error the model is unchanged"
+    assert metric == pytest.approx(plain_metric, abs=1e-3), "the error term restores the output of the MLP"
     latents, error = (f"blocks.3.hook_mlp_out.hook_sae_{end}" for end in ("acts_post", "error"))
     assert list(values) == ["blocks.3.hook_resid_post", latents, error]
     np.testing.assert_allclose(gradients[error], gradients["blocks.3.hook_resid_post"], rtol=1e-4, atol=1e-5)
@@ -106,7 +106,7 @@ def test_gradients_at_latents_of_transcoders(model):
     assert list(without) == [latents]
 
 
-def test_completions_are_steered(model):
+def test_completions_can_be_steered(model):
     name = "blocks.2.hook_resid_pre"
     width = model.run_with_cache(TEXT, [name])[1][name].shape[-1]
     vector = np.random.default_rng(1).normal(size=width).astype(np.float32)
@@ -127,11 +127,11 @@ def test_completions_are_steered(model):
         model.complete(TEXT, activations={"sites": ["resid_pots"]})
 
 
-def test_places_have_many_names(model):
+def test_hook_points_have_several_names(model):
     full = "blocks.1.attn.hook_pattern"
     for names in (full, [full], "1.pattern", "pattern1", "blocks.1.attn.*pattern"):
         assert list(model.run_with_cache(TEXT, names)[1]) == [full]
-    assert list(model.run_with_cache(TEXT, ["resid_post"])[1]) == [f"blocks.{i}.hook_resid_post" for i in range(6)]
+    assert list(model.run_with_cache(TEXT, ["resid_post"])[1]) == [f"blocks.{i}.hook_resid_post" for i in range(7)]
     with pytest.raises(ValueError, match="did you mean"):
         model.run_with_cache(TEXT, "blocks.0.attn.hook_patern")
     assert model.run_with_cache(TEXT, [])[1] == {}
@@ -139,13 +139,13 @@ def test_places_have_many_names(model):
         model.run_with_cache(TEXT, "blocks.9.attn.hook_z")
 
 
-def test_a_token_may_stand_in_front(model):
+def test_prepend_bos_adds_the_bos_token(model):
     ids = [model.config["bos_token_id"], *model.encode(TEXT)]
     with_bos, _ = model.run_with_cache(TEXT, "embed", prepend_bos=True)
     np.testing.assert_array_equal(with_bos, model.run_with_cache(ids, "embed")[0])
 
 
-def test_a_hook_that_looks_changes_nothing(model):
+def test_read_only_hook_changes_nothing(model):
     found = []
     logits, _ = model.run_with_cache(TEXT, "embed", hooks=[("pattern", lambda array, name: found.append((name, array)))])
     _, seen = model.run_with_cache(TEXT, "pattern")
@@ -154,11 +154,11 @@ def test_a_hook_that_looks_changes_nothing(model):
         np.testing.assert_array_equal(array, seen[name])
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
-    # What is seen is computed by itself, and otherwise together with what comes after it.
+    # Compare with another observed run, because unobserved runs use fused operations.
     np.testing.assert_array_equal(logits, model.run_with_cache(TEXT, "embed, pattern")[0])
 
 
-def test_arrays_go_to_other_libraries_without_a_copy(model):
+def test_arrays_are_shared_through_dlpack_without_copying(model):
     seen = []
     hooks = [("embed", lambda array, name: seen.append(array))]
     logits, cache = model.run_with_cache(TEXT, "blocks.0.hook_resid_post", hooks=hooks)
@@ -175,51 +175,51 @@ def test_arrays_go_to_other_libraries_without_a_copy(model):
     assert [array.flags.writeable for array in seen] == [False]
 
 
-def test_a_hook_replaces_what_is_there(plain):
-    """Heads left out one by one, as TransformerLens does."""
+def test_hook_replaces_the_activation(plain):
+    """Ablates heads one by one, as TransformerLens does."""
     analyses = json.loads((PLAIN / "analyses.json").read_text())
     _, expected = read_safetensors(PLAIN / "analyses.safetensors")
     ids, answer, wrong = analyses["clean_ids"], analyses["answer"], analyses["wrong"]
 
-    def difference(head):
-        def leave_out(z, name):
+    def ablate(head):
+        def zero_head(z, name):
             z = z.copy()
             z[:, :, head] = 0
             return z
 
-        return leave_out
+        return zero_head
 
     for (layer, head), value in np.ndenumerate(expected["ablate.raw_zero"]):
-        hooks = [(f"blocks.{layer}.attn.hook_z", difference(head))]
+        hooks = [(f"blocks.{layer}.attn.hook_z", ablate(head))]
         logits = plain.logits(ids, hooks=hooks)
         assert abs(logits[answer] - logits[wrong] - value) < 1e-4, (layer, head)
         np.testing.assert_array_equal(plain.run_with_cache(ids, "logits", hooks=hooks)[0][0, -1], logits)
 
 
-def test_what_is_kept_is_what_hooks_made(model):
+def test_cache_contains_the_edited_activations(model):
     hooks = [("blocks.2.hook_resid_pre", lambda array, name: np.zeros(array.shape))]
     _, seen = model.run_with_cache(TEXT, ["blocks.1.hook_resid_post", "blocks.2.hook_resid_pre"], hooks=hooks)
     assert not seen["blocks.2.hook_resid_pre"].any() and seen["blocks.1.hook_resid_post"].any()
 
 
-def test_hooks_work_while_texts_are_made(model):
+def test_hooks_run_during_generation(model):
     token = 35
     passes = []
 
-    def only(logits, name):
+    def force_token(logits, name):
         passes.append(logits.shape)
         logits = np.full_like(logits, -100)
         logits[..., token] = 100
         return logits
 
-    hooks = [("logits", only)]
-    made = model.generate([TEXT, TEXT], hooks=hooks, do_sample=False, max_new_tokens=4, details=True)
-    assert [one["ids"] for one in made] == [[token] * 4] * 2 and passes
+    hooks = [("logits", force_token)]
+    results = model.generate([TEXT, TEXT], hooks=hooks, do_sample=False, max_new_tokens=4, details=True)
+    assert [result["ids"] for result in results] == [[token] * 4] * 2 and passes
     stream = model.stream(TEXT, hooks=hooks, do_sample=False, max_new_tokens=3)
     assert ("".join(stream), stream.ids) == (model.decode([token] * 3), [token] * 3)
 
 
-def test_what_a_hook_raises_is_raised(model):
+def test_hook_exceptions_propagate(model):
     class Own(Exception):
         pass
 
@@ -241,31 +241,31 @@ def test_what_a_hook_raises_is_raised(model):
     ("hooks", "kind", "message"),
     [
         ([("nowhere", print)], ValueError, "unknown hook point `nowhere`"),
-        ([("embed", 3)], TypeError, "cannot be called"),
+        ([("embed", 3)], TypeError, "expected a function or an array"),
         (["embed"], TypeError, "list of pairs"),
         ([("embed", lambda array, name: array[0])], ValueError, "returned an array of shape"),
-        ([("embed", lambda array, name: "x")], ValueError, r"a hook at hook_embed returned a str that is no array of shape \[1, .*could not convert"),
+        ([("embed", lambda array, name: "x")], ValueError, r"a hook at hook_embed returned a str that cannot be converted to an array of shape \[1, .*could not convert"),
     ],
 )
-def test_wrong_hooks_are_told(model, hooks, kind, message):
+def test_invalid_hooks_are_rejected(model, hooks, kind, message):
     with pytest.raises(kind, match=message):
         model.logits(TEXT, hooks=hooks)
 
 
-def test_the_lens_is_that_of_the_program(model, program):
+def test_logit_lens_matches_the_cli(model, program):
     watch = "I"
     report = json.loads(program("look", "lens", TEXT, "--json", "--top", "3", "--watch", watch, "--show", "rank"))
     lens = model.logit_lens(TEXT, top=3, watch=[watch], show="rank")
     assert lens.axes == {axis["name"]: axis["labels"] for axis in report["axes"]}
     np.testing.assert_array_equal(lens.values.ravel(), report["values"])
-    # The numbers are those of the watched token, so the cells show no other.
+    # The values are those of the watched token, so cells show no other token.
     assert lens.texts == [] and "texts" not in report
     assert model.logit_lens(TEXT).texts == json.loads(program("look", "lens", TEXT, "--json"))["texts"]
     cells = [cell for layer in report["layers"] for cell in layer["cells"]]
     shape = lens.values.shape
     details = lens.details
     assert details["top_ids"].reshape(-1, 3).tolist() == [[t["token"]["id"] for t in c["top"]] for c in cells]
-    of_cells = {
+    expected_details = {
         "entropy": [c["entropy"] for c in cells],
         "divergence": [c["divergence"] for c in cells],
         "top_logprobs": [[t["logprob"] for t in c["top"]] for c in cells],
@@ -273,36 +273,37 @@ def test_the_lens_is_that_of_the_program(model, program):
         "watched_logprob": [[w["logprob"] for w in c["watched"]] for c in cells],
         "next_logprob": [np.nan if c["next_logprob"] is None else c["next_logprob"] for c in cells],
     }
-    for name, expected in of_cells.items():
+    for name, expected in expected_details.items():
         assert details[name].shape[:2] == shape
         np.testing.assert_array_equal(details[name].ravel(), np.array(expected, details[name].dtype).ravel(), name)
 
 
-def test_patterns_are_those_of_the_program(model, program):
+def test_attention_patterns_match_the_cli(model, program):
     report = json.loads(program("look", "attention", TEXT, "--json", "--heads", "1.2,3.0", "--bos"))
     picture = model.attention(TEXT, heads=["1.2", (3, 0)], prepend_bos=True)
     assert picture.to_dict() == report
     _, seen = model.run_with_cache(TEXT, "blocks.1.attn.hook_pattern", prepend_bos=True)
     head = list(picture.axes["head"]).index("2")
     np.testing.assert_array_equal(np.nan_to_num(picture.values[0, head]), seen["blocks.1.attn.hook_pattern"][0, 2])
-    assert model.attention(TEXT, layers=[0]).values.shape[:2] == (1, 3)
+    assert model.attention(TEXT, layers=[0]).values.shape[:2] == (1, 4)
 
 
-def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
+def test_pictures_render_without_network_requests(model, tmp_path):
     picture = model.logit_lens(TEXT)
     shown = picture._repr_html_()
     assert shown.startswith("<iframe data-fit srcdoc=") and shown.count("<iframe") == 1
     page = picture.html()
     assert page.startswith("<!doctype html>")
     for text in (shown, page):
-        asked = re.findall(r"""(?:src|href)=["']?(?!["'])[^ >]*|@import|url\([^)]*\)|fetch\(""", text)
-        assert not [one for one in asked if "http" in one], asked
+        requests = re.findall(r"""(?:src|href)=["']?(?!["'])[^ >]*|@import|url\([^)]*\)|fetch\(""", text)
+        assert not [request for request in requests if "http" in request], requests
     assert picture.svg(1).startswith("<svg") and str(picture).startswith("logit lens")
-    assert repr(picture) == "Picture(\"logit lens: probability of the most probable token\", layer 7 × token 14)"
+    sizes = f"layer {model.config['n_layer'] + 1} × token {len(model.encode(TEXT))}"
+    assert repr(picture) == f'Picture("logit lens: probability of the most probable token", {sizes})'
     for name, beginning in [("lens.html", "<!doctype html>"), ("lens.svg", "<svg")]:
         picture.save(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(beginning)
-    # A frame in a notebook is as high as its page.
+    # The frame adapts its height to the page.
     assert "frame.style.height" in shown
     with pytest.raises(ValueError, match="ends in .html, .svg, .png or .pdf"):
         picture.save(tmp_path / "lens.jpg")
@@ -310,30 +311,30 @@ def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
         picture.svg(3)
 
 
-def test_a_picture_of_values_of_ones_own():
+def test_picture_from_custom_values():
     values = np.array([[1.5, np.nan, -2.0], [0.25, 0.5, 3.0]])
     picture = candle_gpt2.Picture("scores", values, {"layer": range(2), "head": ["a", "b", "c"]})
     assert picture.title == "scores" and picture.axes == {"layer": ["0", "1"], "head": ["a", "b", "c"]} and picture.tokens == []
     np.testing.assert_array_equal(picture.values, values.astype(np.float32))
     assert picture.to_dict()["scale"] == "signed"
     assert str(picture).split() == "scores rows: layer, columns: head a b c 0 1.50 - -2 1 0.250 0.500 3".split()
-    drawn = picture.svg()
-    assert "<title>scores</title>" in drawn and "−3<" in drawn
-    assert "#dcdee3" in drawn, "a cell without a value is grey"
+    svg = picture.svg()
+    assert "<title>scores</title>" in svg and "−3<" in svg
+    assert "#dcdee3" in svg, "a cell without a value is grey"
     assert "no BOS" not in picture.html().split("<body")[0]
     bars = candle_gpt2.Picture("loss", [1, 2], {"position": ["x", "y"]}, texts=["one", "two"], scale="amount")
     assert bars.texts == ["one", "two"] and bars.svg().count("<rect") > 2
     for axes, options, message in (
-        ({"layer": range(3)}, {}, r"values: expected shape \[3\], the labels of the axes \(layer\), found \[2, 3\]"),
+        ({"layer": range(3)}, {}, r"values: expected shape \[3\] from the labels of the axes \(layer\), found \[2, 3\]"),
         ({}, {}, "found \\[2, 3\\]"),
         ({"layer": range(2), "head": range(3)}, {"scale": "log"}, 'scale: expected "signed", "share" or "amount", found "log"'),
-        ({"layer": range(2), "head": range(3)}, {"texts": ["a"]}, "a report of 6 values has 1 texts"),
+        ({"layer": range(2), "head": range(3)}, {"texts": ["a"]}, "expected 6 texts"),
     ):
         with pytest.raises(ValueError, match=message):
             candle_gpt2.Picture("scores", values, axes, **options)
 
 
-def test_pictures_become_images_by_a_library(tmp_path, monkeypatch):
+def test_pictures_export_to_png_and_pdf_with_cairosvg(tmp_path, monkeypatch):
     picture = candle_gpt2.Picture("scores", [[1.0, 2.0]], {"layer": [0], "head": [0, 1]})
     monkeypatch.setitem(sys.modules, "cairosvg", None)
     with pytest.raises(ImportError, match=r"scores\.png: \.png needs CairoSVG; run `pip install cairosvg`, or save an \.svg"):
@@ -345,7 +346,7 @@ def test_pictures_become_images_by_a_library(tmp_path, monkeypatch):
         assert (tmp_path / name).read_bytes().startswith(beginning)
 
 
-def test_a_text_is_colored_token_by_token():
+def test_colored_tokens_show_one_value_per_token():
     picture = candle_gpt2.Picture.colored_tokens(["One", " day", ","], [0.5, -2.0, np.nan], "surprise")
     assert picture.tokens == ["One", "·day", ","] and picture.axes == {"token": ["One 0", "·day 1", ", 2"]}
     assert picture.title == "surprise" and "surprise" in picture.html()
@@ -356,12 +357,12 @@ def test_a_text_is_colored_token_by_token():
         candle_gpt2.Picture.colored_tokens(["a"], [1], scale="log")
 
 
-def test_help_explains_every_argument_of_a_picture():
+def test_picture_docstring_covers_every_argument():
     for name in ("title:", "values:", "axes:", "texts:", "scale:", "colored_tokens", "save()"):
         assert name in candle_gpt2.Picture.__doc__
 
 
-def test_control_vectors_are_read_written_and_added(plain, tmp_path):
+def test_control_vectors_load_save_and_apply(plain, tmp_path):
     directions = {1: np.linspace(-1, 1, 21), 0: np.ones(21)}
     vector = plain.control_vector(directions, scale=2.0)
     assert repr(vector) == "ControlVector(layers=[0, 1])"
@@ -381,7 +382,7 @@ def test_control_vectors_are_read_written_and_added(plain, tmp_path):
     np.testing.assert_array_equal(plain.logits(ids, hooks=[read]), plain.logits(ids, hooks=[only]))
     for wrong, kind, message in (
         ({1: np.ones(20)}, ValueError, r"expected \(21\), found \(20\)"),
-        ({2: np.ones(21)}, ValueError, "whose 2 are counted from 0"),
+        ({2: np.ones(21)}, ValueError, "expected a block below 2"),
         (PLAIN / "model.safetensors", (ValueError, candle_gpt2.Gpt2Error), "expected controlvector"),
         ("no/such.gguf", FileNotFoundError, "no/such.gguf"),
     ):
@@ -389,5 +390,5 @@ def test_control_vectors_are_read_written_and_added(plain, tmp_path):
             plain.control_vector(wrong)
     with pytest.raises(ValueError, match="scale: expected a finite number"):
         plain.control_vector(directions, scale=float("nan"))
-    with pytest.raises(ValueError, match=r"layers: expected the first block first, found \(1, 0\)"):
+    with pytest.raises(ValueError, match=r"layers: expected \(first, last\) with first <= last, found \(1, 0\)"):
         plain.control_vector(directions, layers=(1, 0))

@@ -1,6 +1,6 @@
-"""The notebooks of `examples/notebooks` run, and their pages in the book, with their outputs, are up to date.
+"""Notebooks of `examples/notebooks`: they run, and their pages in the book are up to date.
 
-`WRITE_NOTEBOOKS=1 python -m pytest python/tests/test_notebooks.py` writes the pages and pictures anew.
+To regenerate the pages and pictures, run `WRITE_NOTEBOOKS=1 python -m pytest python/tests/test_notebooks.py`.
 """
 
 import importlib.util
@@ -22,12 +22,12 @@ PICTURES = ROOT / "docs" / "src" / "pictures" / "notebooks"
 RUNNER = Path(__file__).with_name("run_notebook.py")
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-COLOUR = re.compile(r"#[0-9a-f]{6}\b")
+COLOR = re.compile(r"#[0-9a-f]{6}\b")
 TIMEOUT = 300
 
 
 def run(notebook: Path, folder: Path, **environment: str) -> None:
-    # One thread for numpy: on small arrays more are slower, and much slower beside other processes. No network.
+    # Use one thread for numpy, because more are slower on small arrays, especially next to other processes. No network.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", **environment}
     command = [sys.executable, RUNNER, notebook, folder]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT - 20)
@@ -35,22 +35,25 @@ def run(notebook: Path, folder: Path, **environment: str) -> None:
         pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
 
 
-def assert_same(made: str, kept: str, name: str) -> None:
-    """Equal words; numbers by one unit of the last digit, and colours by anything: sums in another order differ on other processors."""
-    made, kept = (COLOUR.sub("#", text) for text in (made, kept))
-    how = f"{name} is stale: WRITE_NOTEBOOKS=1 python -m pytest python/tests/test_notebooks.py"
-    assert NUMBER.split(made) == NUMBER.split(kept), how
-    for one, other in zip(NUMBER.findall(made), NUMBER.findall(kept), strict=True):
+def assert_same(rendered: str, stored: str, name: str) -> None:
+    """Compares pages. Numbers may differ by one unit in the last digit, and colors in any way.
+
+    The order of summation differs between processors.
+    """
+    rendered, stored = (COLOR.sub("#", text) for text in (rendered, stored))
+    advice = f"{name} is stale: WRITE_NOTEBOOKS=1 python -m pytest python/tests/test_notebooks.py"
+    assert NUMBER.split(rendered) == NUMBER.split(stored), advice
+    for one, other in zip(NUMBER.findall(rendered), NUMBER.findall(stored), strict=True):
         unit = 10.0 ** -len(one.partition(".")[2])
-        assert abs(float(one) - float(other)) <= 1.01 * unit, f"{one} for {other}: {how}"
+        assert abs(float(one) - float(other)) <= 1.01 * unit, f"{one} for {other}: {advice}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize("notebook", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
-def test_notebooks_run_and_their_pages_show_it(notebook, tmp_path):
+def test_notebooks_run_and_their_pages_are_current(notebook, tmp_path):
     if "import torch" in notebook.read_text(encoding="utf-8") and importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed, which this notebook needs: pip install torch")
+        pytest.skip("this notebook needs torch: pip install torch")
     run(notebook, tmp_path, GPT2_MODEL="")
     page = PAGES / f"{notebook.stem}.md"
     pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
@@ -72,11 +75,11 @@ def test_notebooks_run_and_their_pages_show_it(notebook, tmp_path):
 def test_notebooks_run_on_gpt2(name, tmp_path):
     model = Path(os.environ.get("GPT2_CHECKPOINTS", "")) / "gpt2"
     if not (model / "config.json").is_file():
-        pytest.skip("GPT2_CHECKPOINTS names no folder with gpt2 in it, the published model")
+        pytest.skip("GPT2_CHECKPOINTS is not set to a folder with the published model gpt2")
     run(ROOT / "examples" / "notebooks" / f"{name}.ipynb", tmp_path, GPT2_MODEL=str(model))
 
 
-def test_a_difference_is_found():
+def test_stale_pages_are_detected():
     assert_same("a 1.23 #aabbcc", "a 1.24 #aabbcd", "page")
     for other in ("a 1.25 #aabbcc", "b 1.23 #aabbcc", "a 1.23 1 #aabbcc"):
         with pytest.raises(AssertionError, match="stale"):

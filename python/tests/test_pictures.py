@@ -1,7 +1,7 @@
-"""The interactive pictures of the course, `docs/src/pictures/{temperature,head}.html`: templates of `docs/pictures`, with numbers of the
-model inside the package.
+"""Interactive pictures of the book, `docs/src/pictures/{temperature,head}.html`.
 
-`WRITE_PICTURES=1 python -m pytest python/tests/test_pictures.py` writes them anew.
+They are templates of `docs/pictures` with numbers of the built-in model. To regenerate them, run
+`WRITE_PICTURES=1 python -m pytest python/tests/test_pictures.py`.
 """
 
 import json
@@ -21,51 +21,51 @@ REPEATED = "A red ball and a blue cup, a red"
 
 
 def temperature(model):
-    """All logits of the next token."""
+    """Computes all logits of the next token."""
     logits = model.logits(PROMPT, last_only=True)
     tokens = model.str_tokens(range(len(logits)))
     return {"prompt": PROMPT, "tokens": tokens, "logits": [round(float(logit), 2) for logit in logits]}
 
 
 def head(model):
-    """Products of queries and keys of the head that looks most from the last token at what followed its earlier copy."""
+    """Computes query-key products of the head with the strongest induction attention at the last token."""
     tokens = model.str_tokens(REPEATED)
     names = [f"blocks.*.attn.hook_{part}" for part in ("q", "k", "pattern")]
     cache = model.run_with_cache(REPEATED, names=names)[1]
     layers = len(cache) // 3
-    of = {part: np.stack([cache[f"blocks.{layer}.attn.hook_{part}"][0] for layer in range(layers)]) for part in ("q", "k", "pattern")}
-    looks = of["pattern"][:, :, -1, tokens.index(tokens[-1]) + 1]
-    layer, number = np.unravel_index(looks.argmax(), looks.shape)
-    q, k = of["q"][layer, :, number], of["k"][layer, :, number]
+    parts = {part: np.stack([cache[f"blocks.{layer}.attn.hook_{part}"][0] for layer in range(layers)]) for part in ("q", "k", "pattern")}
+    attention = parts["pattern"][:, :, -1, tokens.index(tokens[-1]) + 1]
+    layer, number = np.unravel_index(attention.argmax(), attention.shape)
+    q, k = parts["q"][layer, :, number], parts["k"][layer, :, number]
     return {"head": f"{layer}.{number}", "tokens": tokens, "width": q.shape[-1], "products": np.round(q @ k.T, 2).tolist()}
 
 
-MADE = {"temperature": temperature, "head": head}
+BUILDERS = {"temperature": temperature, "head": head}
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_pictures_show_the_model_inside_the_package(name, model):
-    data = MADE[name](model)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_pictures_show_the_built_in_model(name, model):
+    data = BUILDERS[name](model)
     template = (BOOK / "pictures" / f"{name}.html").read_text(encoding="utf-8")
     file = BOOK / "src" / "pictures" / f"{name}.html"
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     if os.environ.get("WRITE_PICTURES"):
         file.write_text(template.replace("@@data@@", text), encoding="utf-8")
-    how = f"{file.name} is stale: WRITE_PICTURES=1 python -m pytest python/tests/test_pictures.py"
+    advice = f"{file.name} is stale: WRITE_PICTURES=1 python -m pytest python/tests/test_pictures.py"
     begin, end = template.split("@@data@@")
     shown = file.read_text(encoding="utf-8")
-    assert shown.startswith(begin) and shown.endswith(end), how
-    kept = json.loads(shown[len(begin) : len(shown) - len(end)])
-    assert kept.keys() == data.keys() and kept["tokens"] == data["tokens"] and kept.get("head") == data.get("head"), how
-    # Rounded to two decimals, of sums in another order.
+    assert shown.startswith(begin) and shown.endswith(end), advice
+    stored = json.loads(shown[len(begin) : len(shown) - len(end)])
+    assert stored.keys() == data.keys() and stored["tokens"] == data["tokens"] and stored.get("head") == data.get("head"), advice
+    # Tolerance for two decimals and another order of summation.
     for key in data.keys() & {"logits", "products", "width"}:
-        np.testing.assert_allclose(kept[key], data[key], atol=0.011, err_msg=how)
-    assert not re.search(r"https?://|@import|src=", shown), "a page that asks for nothing"
+        np.testing.assert_allclose(stored[key], data[key], atol=0.011, err_msg=advice)
+    assert not re.search(r"https?://|@import|src=", shown), "the page loads nothing from elsewhere"
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_their_scripts_compute_what_numpy_does(name, model):
-    """The script without a browser: what it computes before it draws."""
+@pytest.mark.parametrize("name", BUILDERS)
+def test_picture_scripts_match_numpy(name, model):
+    """Runs the script without a browser, up to the drawing."""
     if shutil.which("node") is None:
         pytest.skip("node is not on the path: https://nodejs.org")
     page = (BOOK / "src" / "pictures" / f"{name}.html").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_their_scripts_compute_what_numpy_does(name, model):
         powers = np.exp(scores - scores.max(-1, keepdims=True))
         np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True), atol=0.01)
         return
-    # A document of the few elements that the script asks for.
+    # Mock document with the few elements that the script uses.
     fake = """
       const made = name => ({ name, style: {}, children: [], append(...more) { this.children.push(...more); }, replaceChildren(...all) { this.children = all; } });
       const inputs = { temperature: { value: "0.5", nextElementSibling: {} }, top_p: { value: "0.9", nextElementSibling: {} } };
@@ -88,11 +88,11 @@ def test_their_scripts_compute_what_numpy_does(name, model):
         createElement: made, addEventListener() {} };
     """
     shown = "console.log(JSON.stringify([table.children.map(row => row.children.map(cell => cell.textContent)), rest.said.textContent]))"
-    rows, said = json.loads(subprocess.run(["node", "-e", fake + script + shown], capture_output=True, check=True).stdout)
+    rows, summary = json.loads(subprocess.run(["node", "-e", fake + script + shown], capture_output=True, check=True).stdout)
     logits = np.sort(np.array(temperature(model)["logits"]))[::-1] / 0.5
-    shares = np.exp(logits - logits[0])
-    shares /= shares.sum()
-    kept = int(np.searchsorted(np.cumsum(shares), 0.9) + 1)
-    shares = shares[:kept] / shares[:kept].sum()
-    assert abs(int(said.split()[0]) - kept) <= 1
-    assert abs(float(rows[0][2].removesuffix(" %")) - 100 * shares[0]) < 1
+    probabilities = np.exp(logits - logits[0])
+    probabilities /= probabilities.sum()
+    count = int(np.searchsorted(np.cumsum(probabilities), 0.9) + 1)
+    probabilities = probabilities[:count] / probabilities[:count].sum()
+    assert abs(int(summary.split()[0]) - count) <= 1
+    assert abs(float(rows[0][2].removesuffix(" %")) - 100 * probabilities[0]) < 1

@@ -1,4 +1,4 @@
-"""Logits are transformers'; scores are the program's; a cache goes on where it stands."""
+"""Logits, scores and caches: logits equal to transformers, scores equal to the program."""
 
 import json
 
@@ -9,12 +9,12 @@ import pytest
 from support import FIXTURES, read_safetensors, write_safetensors
 
 TEXT = "ROMEO:\nBut, soft! what light through yonder window breaks?"
-# The law of the project for logits of transformers.
+# The project's tolerance for logits of transformers.
 TOLERANCE = 1e-4
 
 
-def checkpoint(variant, folder):
-    """A folder with the checkpoint of a fixture; ids and logits by transformers."""
+def write_checkpoint(variant, folder):
+    """Writes a fixture checkpoint to a folder. Returns ids, and logits from transformers."""
     metadata, arrays = read_safetensors(FIXTURES / "gpt2" / f"{variant}.safetensors")
     config = json.loads(metadata["reference"])["config"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -23,8 +23,8 @@ def checkpoint(variant, folder):
     return arrays["input_ids"], arrays["expected.logits"]
 
 
-def test_logits_are_those_of_transformers(tmp_path):
-    rows, expected = checkpoint("gelu_new", tmp_path)
+def test_logits_match_transformers(tmp_path):
+    rows, expected = write_checkpoint("gelu_new", tmp_path)
     model = candle_gpt2.Model.from_pretrained(tmp_path, dtype="f32")
     for ids, logits in zip(rows, expected, strict=True):
         every = model.logits(ids, last_only=False)
@@ -33,10 +33,10 @@ def test_logits_are_those_of_transformers(tmp_path):
         np.testing.assert_allclose(model.logits(ids), logits[-1], rtol=0, atol=TOLERANCE)
 
 
-def test_logits_are_those_of_transformers_as_it_is_installed(tmp_path):
+def test_logits_match_the_installed_transformers(tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    rows, _ = checkpoint("gelu_new", tmp_path)
+    rows, _ = write_checkpoint("gelu_new", tmp_path)
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     ours = candle_gpt2.Model.from_pretrained(tmp_path, dtype="f32")
     with torch.no_grad():
@@ -44,16 +44,16 @@ def test_logits_are_those_of_transformers_as_it_is_installed(tmp_path):
     np.testing.assert_allclose(ours.logits(rows[0], last_only=False), expected, rtol=0, atol=TOLERANCE)
 
 
-def test_a_cache_goes_on_where_it_stands(model):
-    ids = model.encode(TEXT)
-    whole = model.logits(ids, last_only=False)
-    cache = model.cache()
-    parts = [model.logits(ids[start : start + 5], last_only=False, cache=cache) for start in range(0, len(ids), 5)]
+def test_cached_logits_match_a_single_pass(exact):
+    ids = exact.encode(TEXT)
+    whole = exact.logits(ids, last_only=False)
+    cache = exact.cache()
+    parts = [exact.logits(ids[start : start + 5], last_only=False, cache=cache) for start in range(0, len(ids), 5)]
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=0, atol=TOLERANCE * abs(whole).max())
     assert len(cache) == len(ids) and cache.ids == ids
 
 
-def test_forks_are_independent(model):
+def test_cache_forks_are_independent(model):
     ids = model.encode(TEXT)
     cache = model.cache(len(ids) + 4)
     model.logits(ids, cache=cache)
@@ -71,40 +71,57 @@ def test_forks_are_independent(model):
     assert (len(fork), fork.ids) == (0, [])
 
 
-def test_what_a_cache_cannot_hold_is_refused(model, tiny):
+def test_invalid_cache_operations_are_rejected(model, tiny):
     cache = model.cache(4)
-    with pytest.raises(ValueError, match="5 tokens do not fit after 0; there is room for 4"):
+    with pytest.raises(ValueError, match="5 tokens do not fit after 0 cached tokens; the remaining capacity is 4"):
         model.logits([1, 2, 3, 4, 5], cache=cache)
     model.logits([1, 2], cache=cache)
     with pytest.raises(ValueError, match="holds 2 tokens"):
         cache.truncate(3)
     with pytest.raises(ValueError, match="holds 2 tokens"):
         cache.truncate(-3)
-    with pytest.raises(ValueError, match="another model's"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         tiny.logits([1], cache=cache)
-    with pytest.raises(ValueError, match="at most the context of 512"):
+    with pytest.raises(ValueError, match="capacity: expected at most 512, the model's context"):
         model.cache(513)
     assert cache.ids == [1, 2]
 
 
-def test_wrong_tokens_have_no_logits(model):
-    with pytest.raises(ValueError, match="token 2048 is outside"):
-        model.logits([2048])
+def test_invalid_tokens_are_rejected(model):
+    with pytest.raises(ValueError, match="token 4096 is outside"):
+        model.logits([4096])
     with pytest.raises(ValueError, match="at least one"):
         model.logits([])
-    with pytest.raises(TypeError, match="token ids, which are integers"):
+    with pytest.raises(TypeError, match="integer token ids"):
         model.logits([1, "a"])
     with pytest.raises(ValueError, match="do not fit"):
         model.logits([1] * 513)
 
 
-def test_logits_are_those_of_greedy_texts(model):
+def test_prepend_bos_means_the_same_in_both_interfaces(exact):
+    hooked = candle_gpt2.HookedTransformer.from_pretrained_no_processing(exact, tensors="numpy")
+    for prepend_bos in (False, True):
+        ids = exact.encode(TEXT, prepend_bos=prepend_bos)
+        assert ids == hooked.to_tokens(TEXT, prepend_bos=prepend_bos)[0].tolist()
+        assert exact.str_tokens(TEXT, prepend_bos=prepend_bos) == hooked.to_str_tokens(TEXT, prepend_bos=prepend_bos)
+        logits = exact.logits(TEXT, last_only=False, prepend_bos=prepend_bos)
+        np.testing.assert_allclose(logits, hooked(TEXT, prepend_bos=prepend_bos)[0], rtol=0, atol=1e-3)
+        [scored] = exact.score([TEXT], prepend_bos=prepend_bos)
+        assert scored["ids"] == ids
+        assert scored["loss"] == pytest.approx(hooked(TEXT, return_type="loss", prepend_bos=prepend_bos), abs=1e-4)
+    # It applies only to texts.
+    assert ids[0] == exact.config["bos_token_id"] and len(ids) == 1 + len(exact.encode(TEXT))
+    np.testing.assert_array_equal(exact.logits(ids, prepend_bos=True), exact.logits(TEXT, prepend_bos=True))
+    assert exact.score(ids, prepend_bos=True)["ids"] == ids
+
+
+def test_argmax_of_logits_is_the_greedy_token(model):
     ids = model.encode(TEXT)
-    [written] = model.generate(TEXT, do_sample=False, max_new_tokens=1, details=True)["ids"]
-    assert model.logits(ids).argmax() == model.logits(TEXT).argmax() == written
+    [token] = model.generate(TEXT, do_sample=False, max_new_tokens=1, details=True)["ids"]
+    assert model.logits(ids).argmax() == model.logits(TEXT).argmax() == token
 
 
-def test_scores_are_those_of_the_program(model, program):
+def test_scores_match_the_cli(model, program):
     for arguments, options in [([], {}), (["--stride", "7"], {"stride": 7}), (["--top", "3"], {"top": 3})]:
         expected = json.loads(program("score", TEXT, "--json", *arguments))
         scored = model.score(TEXT, **options)
@@ -112,11 +129,11 @@ def test_scores_are_those_of_the_program(model, program):
         assert [None if np.isnan(x) else x for x in scored["logprobs"]] == expected["logprobs"]
         assert (scored["loss"], scored["perplexity"]) == (expected["loss"], expected["perplexity"])
         assert np.isclose(scored["sum"], -scored["loss"] * (len(scored["ids"]) - 1))
-        theirs = [[(one["id"], one["logprob"]) for one in place] for place in expected.get("alternatives", [])]
+        theirs = [[(token["id"], token["logprob"]) for token in position] for position in expected.get("alternatives", [])]
         assert scored.get("alternatives", []) == theirs
 
 
-def test_a_list_is_scored_one_by_one(model):
+def test_list_scores_match_single_scores(model):
     one, two = model.score([TEXT, model.encode("The king")])
     np.testing.assert_array_equal(one["logprobs"], model.score(TEXT)["logprobs"])
     np.testing.assert_array_equal(two["logprobs"], model.score("The king")["logprobs"])
@@ -129,7 +146,7 @@ def test_a_list_is_scored_one_by_one(model):
         model.score(TEXT, stride=0)
 
 
-def test_continuations_are_those_of_the_program(model, program):
+def test_continuation_scores_match_the_cli(model, program):
     choices = [" is the", " are", "!", "ish"]
     arguments = [part for choice in choices for part in ("--choice", choice)]
     expected = json.loads(program("score", "The king", "--json", *arguments))["choices"]
@@ -141,30 +158,30 @@ def test_continuations_are_those_of_the_program(model, program):
         model.score_continuations("The king", [""])
 
 
-def test_a_hook_is_told_that_its_cache_is_in_use(model):
+def test_hook_cannot_use_its_own_cache(model):
     cache = model.cache()
-    looks = [len, repr, lambda cache: cache.ids, lambda cache: cache.fork(), lambda cache: model.logits([1], cache=cache)]
-    told = []
+    accesses = [len, repr, lambda cache: cache.ids, lambda cache: cache.fork(), lambda cache: model.logits([1], cache=cache)]
+    errors = []
 
     def hook(array, name):
-        for look in looks:
+        for access in accesses:
             with pytest.raises(candle_gpt2.Gpt2Error, match="the cache is in use") as raised:
-                look(cache)
-            told.append(raised.value)
-        assert len(model.cache()) == 0 and model.logits([1]).shape == (2048,)
+                access(cache)
+            errors.append(raised.value)
+        assert len(model.cache()) == 0 and model.logits([1]).shape == (4096,)
 
     model.logits([1, 2], cache=cache, hooks=[("embed", hook)])
-    assert len(told) == len(looks) and cache.ids == [1, 2]
+    assert len(errors) == len(accesses) and cache.ids == [1, 2]
 
 
-def test_one_row_of_ids_is_that_row(model):
+def test_array_with_one_row_is_a_single_prompt(model):
     row = np.array([[1, 2, 3]])
     np.testing.assert_array_equal(model.logits(row), model.logits([1, 2, 3]))
     with pytest.raises(TypeError, match="found several"):
         model.logits(np.array([[1, 2], [3, 4]]))
 
 
-def test_numbers_that_are_not_negative_are_told(model):
+def test_negative_numbers_are_rejected(model):
     for run in (
         lambda: model.score("a b", stride=-1),
         lambda: model.score("a b", top=-1),
@@ -173,7 +190,7 @@ def test_numbers_that_are_not_negative_are_told(model):
         lambda: model.logit_lens("a b", top=-1),
         lambda: candle_gpt2.set_threads(-1),
     ):
-        with pytest.raises(ValueError, match="expected a number from 0 on, found -1"):
+        with pytest.raises(ValueError, match="expected a number of at least 0, found -1"):
             run()
     with pytest.raises(ValueError, match="columns: expected 1 or 2, found 300"):
         model.attention("a b").svg(300)

@@ -1,4 +1,4 @@
-"""SAEs and transcoders as objects: made of arrays, saved, and spliced in where they read and write."""
+"""SAEs and transcoders as objects: creation from arrays, saving, and splicing."""
 
 import json
 from functools import partial
@@ -12,17 +12,17 @@ from support import FIXTURES, read_safetensors
 
 TEXT = "One day, Mia was playing with her red ball."
 READ, WRITTEN = "blocks.5.hook_resid_mid", "blocks.5.hook_mlp_out"
-# Sums in float32.
+# Tolerance for sums in float32.
 CLOSE = partial(np.testing.assert_allclose, rtol=2e-5, atol=5e-5)
 
 
 @pytest.fixture(scope="module")
 def model():
-    """The built-in model as it is stored, on which its transcoders were trained."""
+    """Built-in model with unprocessed weights, on which its transcoders were trained."""
     return HookedTransformer.from_pretrained_no_processing(default_prepend_bos=False, tensors="numpy")
 
 
-def test_a_transcoder_reads_and_writes_at_its_own_hook_points(model):
+def test_transcoder_has_separate_input_and_output_hook_points(model):
     sae = SAE.load("built-in", model, site=READ)
     assert (sae.hook_name, sae.hook_name_out) == (READ, WRITTEN) == (sae.cfg.hook_name, sae.cfg.hook_name_out)
     plain, cache = model.run_with_cache(TEXT)
@@ -36,7 +36,7 @@ def test_a_transcoder_reads_and_writes_at_its_own_hook_points(model):
     assert not np.allclose(spliced, plain, atol=1e-2)
     CLOSE(model.run_with_saes(TEXT, saes=[sae], use_error_term=True), plain)
     CLOSE(sae(read), seen[f"{WRITTEN}.hook_sae_output"])
-    # What it reads is the value after the hooks there.
+    # A transcoder reads the value after the hooks.
     edited = model.run_with_hooks_with_saes(TEXT, saes=[sae], fwd_hooks=[(READ, lambda value, hook: value * 2)])
     twice = model.run_with_hooks(
         TEXT, fwd_hooks=[(READ, lambda value, hook: value * 2), (WRITTEN, lambda value, hook: sae(read * 2))]
@@ -44,7 +44,7 @@ def test_a_transcoder_reads_and_writes_at_its_own_hook_points(model):
     CLOSE(edited, twice)
 
 
-def test_transcoders_come_and_go_like_autoencoders(model):
+def test_transcoders_are_added_and_removed_like_autoencoders(model):
     sae, other = SAE.load("built-in", model, site=READ), SAE.load("built-in", model, site="blocks.2.hook_resid_mid")
     plain = model(TEXT)
     model.add_sae(sae)
@@ -58,7 +58,7 @@ def test_transcoders_come_and_go_like_autoencoders(model):
     CLOSE(model(residual, start_at_layer=5), model(TEXT))
     model.reset_saes(READ)
     np.testing.assert_array_equal(model(TEXT), plain)
-    # An SAE where a transcoder reads: what it reconstructs is read.
+    # A transcoder reads the reconstruction of an SAE at the same hook point.
     width = model.cfg.d_model
     weights = {"W_enc": np.zeros((width, 3)), "b_enc": np.zeros(3), "W_dec": np.zeros((3, width)), "b_dec": np.ones(width)}
     constant = SAE({"architecture": "standard", "d_in": width, "d_sae": 3, "hook_name": READ}, weights)
@@ -72,7 +72,7 @@ def test_transcoders_come_and_go_like_autoencoders(model):
     np.testing.assert_array_equal(model(TEXT), plain)
 
 
-def test_an_sae_is_made_of_arrays_and_saved(model, tmp_path):
+def test_sae_from_arrays_can_be_saved(model, tmp_path):
     random = np.random.default_rng(0)
     width, latents, name = model.cfg.d_model, 7, "blocks.3.hook_resid_post"
     weights = {
@@ -89,7 +89,7 @@ def test_an_sae_is_made_of_arrays_and_saved(model, tmp_path):
     before = (x - weights["b_dec"]) @ weights["W_enc"] + weights["b_enc"]
     largest = np.sort(before, -1)[..., -3, None]
     CLOSE(sae.encode(x), np.where(before >= largest, before.clip(0), 0), atol=1e-4)
-    model.run_with_saes(TEXT, saes=[sae])  # no warning: which weights it was trained on is not said
+    model.run_with_saes(TEXT, saes=[sae])  # no warning, because the training weights are unknown
     sae.save(tmp_path / "mine")
     again = SAE.load(tmp_path / "mine", model)
     assert json.loads((tmp_path / "mine" / "cfg.json").read_text())["metadata"]["note"] == "mine"
@@ -98,8 +98,8 @@ def test_an_sae_is_made_of_arrays_and_saved(model, tmp_path):
         np.testing.assert_array_equal(getattr(again, weight), value)
     for change, message in (
         ({"architecture": "cubist"}, 'architecture.*expected "standard"'),
-        ({"d_sae": 8}, r"W_enc.*\(192, 8\)"),
-        ({"k": 0}, "k.*whole number from 1"),
+        ({"d_sae": 8}, r"W_enc.*\(256, 8\)"),
+        ({"k": 0}, "k.*positive integer"),
     ):
         with pytest.raises(ValueError, match=message):
             SAE({**cfg, **change}, weights)
@@ -110,7 +110,7 @@ def test_an_sae_is_made_of_arrays_and_saved(model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gated", "jumprelu", "rescaled", "transcoder", "jumprelu-skip-transcoder"])
-def test_a_saved_dictionary_is_the_one_that_was_read(name, tmp_path):
+def test_saved_dictionary_equals_the_original(name, tmp_path):
     folder = FIXTURES / "dictionaries" / f"saelens-{name}"
     sae = SAE.load(folder)
     sae.save(tmp_path)
@@ -124,7 +124,7 @@ def test_a_saved_dictionary_is_the_one_that_was_read(name, tmp_path):
     np.testing.assert_array_equal(again.encode(x), sae.encode(x))
 
 
-def test_a_file_of_openai_is_saved_in_the_layout_of_saelens(tmp_path):
+def test_openai_dictionary_is_saved_in_saelens_format(tmp_path):
     read = partial(SAE.load, FIXTURES / "dictionaries" / "openai-topk.pt", site="blocks.0.hook_mlp_out")
     sae = read()
     sae.save(tmp_path)
@@ -134,10 +134,144 @@ def test_a_file_of_openai_is_saved_in_the_layout_of_saelens(tmp_path):
     CLOSE(again.decode(again.encode(x), x), sae.decode(sae.encode(x), x))
 
 
-def test_the_transcoders_inside_the_package_have_a_name():
+def test_built_in_transcoders_are_loaded_by_name():
     native = candle_gpt2.Model.from_pretrained()
     assert native.dictionary("built-in").hook_name_out == "blocks.3.hook_mlp_out"
     assert SAE.from_pretrained("built-in", READ).hook_name == READ
     assert "gpt2 0.1.0" in SAE.load("built-in").cfg.trained_with
     with pytest.raises(ValueError, match="no transcoder there; expected one of blocks.0.hook_resid_mid"):
         native.dictionary("built-in", "blocks.0.hook_resid_pre")
+
+
+# Gradients of weights, compared with the same formulas in plain torch.
+
+# Options of the fixtures.
+OPTIONS = {
+    "plain": {},
+    "topk": {"k": 3, "is_normalized": True, "subtracts_bias": False},
+    "rescaled": {"k": 3, "is_rescaled": True},
+    "jumprelu": {},
+    "gated": {},
+    "transcoder": {"subtracts_bias": False},
+    "jumprelu-skip-transcoder": {"subtracts_bias": False},
+}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+
+def reconstruct(w, x, k=None, is_normalized=False, is_rescaled=False, subtracts_bias=True):
+    """Reconstructs x (…, C) with weights by their SAELens names."""
+    mean, deviation = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+    inner = (x - mean) / (deviation + 1e-5) if is_normalized else x
+    inner = inner - w["b_dec"] if subtracts_bias else inner
+    before = inner @ w["W_enc"] + w["b_gate" if "b_gate" in w else "b_enc"]
+    lengths = w["W_dec"].norm(dim=-1) if is_rescaled else 1
+    if "b_gate" in w:
+        latents = (inner @ (w["W_enc"] * w["r_mag"].exp()) + w["b_mag"]).relu() * (before > 0)
+    elif "threshold" in w:
+        latents = before.relu() * (before > w["threshold"])
+    elif k is not None:
+        largest, indices = (before * lengths).topk(k)
+        latents = (before * 0).scatter(-1, indices, largest.relu())
+    else:
+        latents = before.relu()
+    output = latents / lengths @ w["W_dec"] + w["b_dec"]
+    output = output * deviation + mean if is_normalized else output
+    return output + x @ w["W_skip"].T if "W_skip" in w else output
+
+
+def parameters_of(torch, stored):
+    return {name: torch.from_numpy(np.asarray(value).copy()).requires_grad_() for name, value in stored.items()}
+
+
+def assert_gradients(torch, sae, expected):
+    assert set(sae.state_dict()) == set(expected)
+    for name, weight in expected.items():
+        found = getattr(sae, name).grad
+        if name in ("threshold", "b_gate"):  # only in comparisons
+            assert found is None and weight.grad is None
+        else:
+            torch.testing.assert_close(found, weight.grad, rtol=1e-4, atol=1e-4 * weight.grad.abs().max().item(), msg=name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_weight_gradients_match_plain_torch(torch, name):
+    folder = FIXTURES / "dictionaries" / f"saelens-{name}"
+    sae = SAE.load(folder)
+    weights = parameters_of(torch, read_safetensors(folder / "sae_weights.safetensors")[1])
+    x = torch.tensor(read_safetensors(FIXTURES / "dictionaries" / "expected.safetensors")[1][f"{name}.input"])
+    expected = reconstruct(weights, x, **OPTIONS[name])
+    factors = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+    sae.requires_grad_()
+    output = sae(x)
+    torch.testing.assert_close(output, expected)
+    for one in (output, expected):
+        (one * factors).sum().backward()
+    assert_gradients(torch, sae, weights)
+    # Second derivatives of the input.
+    x.requires_grad_()
+    seconds = []
+    for one in (sae(x), reconstruct(weights, x, **OPTIONS[name])):
+        (first,) = torch.autograd.grad((one**3).sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad((first * factors[..., :1]).sum(), x)[0])
+    torch.testing.assert_close(seconds[0], seconds[1], rtol=1e-3, atol=1e-4 * seconds[1].abs().max().item())
+
+
+@pytest.mark.parametrize("use_error_term", [False, True])
+@pytest.mark.parametrize("hook_name", [READ, WRITTEN])
+def test_spliced_weight_gradients_match_plain_torch(torch, hook_name, use_error_term):
+    model = HookedTransformer.from_pretrained_no_processing(default_prepend_bos=False, tensors="torch")
+    width, options = model.cfg.d_model, {}
+    if hook_name == READ:
+        sae, options = SAE.load("built-in", model, site=READ), {"subtracts_bias": False}  # a transcoder
+    else:
+        random = np.random.default_rng(0)
+        shapes = {"W_enc": (width, 64), "W_dec": (64, width), "b_enc": 64, "b_dec": width}
+        weights = {name: torch.from_numpy(random.normal(scale=0.3, size=shape).astype(np.float32)) for name, shape in shapes.items()}
+        sae = SAE({"architecture": "standard", "d_in": width, "d_sae": 64, "hook_name": hook_name}, weights)
+    weights = parameters_of(torch, sae.state_dict())
+    read = {}
+
+    def replace(value, hook):
+        x = read["x"] if hook_name == READ else value
+        output = reconstruct(weights, x, **options)
+        return output + (value - output).detach() if use_error_term else output
+
+    hooks = [(hook_name, lambda value, hook: read.update(x=value)), (WRITTEN, replace)]
+    expected = model.run_with_hooks(TEXT, return_type="loss", fwd_hooks=hooks)
+    expected.backward()
+    sae.requires_grad_()
+    loss = model.run_with_saes(TEXT, return_type="loss", saes=[sae], use_error_term=use_error_term)
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+    loss.backward()
+    assert_gradients(torch, sae, weights)
+    assert not model(TEXT).requires_grad
+
+
+def test_trained_weights_reach_files_and_the_engine(torch, tmp_path):
+    model = HookedTransformer.from_pretrained_no_processing(default_prepend_bos=False, tensors="torch")
+    sae = SAE.load("built-in", model, site=READ)
+    before = sae.dictionary
+    sae.requires_grad_()
+    assert sae.dictionary is before
+    optimizer = torch.optim.Adam(sae.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(5):
+        loss = model.run_with_saes(TEXT, return_type="loss", saes=[sae])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    sae.W_dec.data = sae.W_dec.data * 2
+    x = model.run_with_cache(TEXT, names_filter=READ)[1][READ]
+    expected = sae(x).detach()
+    sae.save(tmp_path)
+    CLOSE(SAE.load(tmp_path)(x), expected)
+    engine = sae.dictionary
+    assert engine is not before and sae.dictionary is engine
+    CLOSE(engine.decode(engine.encode(x), x), expected)
+    assert engine.trained_on_processed == before.trained_on_processed

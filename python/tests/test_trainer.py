@@ -1,7 +1,6 @@
-"""A training whose steps several processes share: the losses are those of one, and when a process dies, the others say so and the
-saved state is whole.
+"""Data-parallel training: the losses of a single process, and recovery when a process dies.
 
-`CANDLE_GPT2_TRAINING_STEPS` (50) says how many steps the processes take. Only processes that these tests started are killed.
+`CANDLE_GPT2_TRAINING_STEPS` (50) sets the number of steps. The tests kill only processes that they started.
 """
 
 import json
@@ -25,22 +24,22 @@ EXAMPLES = FIXTURES.parents[2] / "examples"
 CONFIG = {"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
 OPTIONS = {"steps": 6, "batch_size": 5, "accumulate": 2, "lr": 0.01, "eval_every": 3, "save_every": 2, "dropout": 0.0}
 FILES = ["model.safetensors", "config.json", "tokenizer.json", "training-state.safetensors"]
-# Sums of f32 in another order, and what fifty steps make of them.
+# Tolerance for float32 sums in another order, amplified by fifty steps.
 TOLERANCE = 1e-5
 TIMEOUT = 300
 
 
 @pytest.fixture
 def text(tmp_path):
-    """A file to train on."""
+    """File to train on."""
     path = tmp_path / "text.txt"
     lines = [f"FIRST CITIZEN {line % 7}:\nWhat say you, neighbour {line * 37 % 101}?\n\n" for line in range(300)]
     path.write_text("".join(lines))
     return path
 
 
-def logged(folder):
-    """The losses of the log: step, of the training, held out."""
+def read_log(folder):
+    """Reads the log as tuples: step, training loss, held-out loss."""
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [(entry["step"], entry.get("loss"), entry.get("held_out_loss")) for entry in entries]
 
@@ -52,24 +51,24 @@ def assert_same_losses(found, expected):
             assert (a is None) == (b is None) and (a is None or abs(a - b) <= TOLERANCE), (ours, theirs)
 
 
-def test_one_process_makes_the_files_of_train(text, tmp_path):
+def test_single_process_writes_the_same_files_as_train(text, tmp_path):
     candle_gpt2.train(text, tmp_path / "whole", config=CONFIG, **OPTIONS)
     trainer = candle_gpt2.Trainer(text, tmp_path / "stepwise", config=CONFIG, **OPTIONS)
-    told = []
+    entries = []
     while not trainer.done:
         loss, gradients = trainer.loss_and_gradients()
-        told.append(trainer.apply(gradients, loss))
+        entries.append(trainer.apply(gradients, loss))
     for name in FILES:
         assert (tmp_path / "stepwise" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    assert logged(tmp_path / "stepwise") == logged(tmp_path / "whole")
+    assert read_log(tmp_path / "stepwise") == read_log(tmp_path / "whole")
     assert (trainer.step, trainer.steps, repr(trainer)) == (6, 6, "Trainer(step 6 of 6, rank 0 of 1)")
-    assert [sorted(step) for step in told[1:3]] == [
+    assert [sorted(step) for step in entries[1:3]] == [
         sorted("step loss learning_rate gradient_norm tokens_per_s elapsed_s".split()),
         sorted("step loss learning_rate gradient_norm tokens_per_s elapsed_s held_out_loss held_out_loss_per_character".split()),
     ]
 
 
-def test_a_process_goes_on_from_the_state_of_the_first(text, tmp_path):
+def test_second_process_continues_from_the_first_state(text, tmp_path):
     first = candle_gpt2.Trainer(text, tmp_path / "first", config=CONFIG, **OPTIONS)
     for _ in range(2):
         loss, gradients = first.loss_and_gradients()
@@ -80,20 +79,20 @@ def test_a_process_goes_on_from_the_state_of_the_first(text, tmp_path):
     second.set_state(state)
     assert (second.step, second.state()) == (2, state)
     one, again = second.loss_and_gradients(), second.loss_and_gradients()
-    assert one[0] == again[0] and np.array_equal(one[1], again[1]), "asked again"
+    assert one[0] == again[0] and np.array_equal(one[1], again[1]), "the same step gives the same values"
     assert one[1].dtype == np.float32
     assert one[1].shape == (sum(array.size for array in second.parameters().values()),)
     assert second.parameters()["h.1.mlp.c_fc.weight"].shape == (48, 12)
     second.save()
-    assert not (tmp_path / "second").exists(), "the first one writes"
+    assert not (tmp_path / "second").exists(), "only rank 0 writes files"
 
 
-def test_what_does_not_fit_is_refused(text, tmp_path):
+def test_invalid_options_and_gradients_are_rejected(text, tmp_path):
     make = lambda out, **options: candle_gpt2.Trainer(text, tmp_path / out, config=CONFIG, **{**OPTIONS, **options})  # noqa: E731
     for options, expected in [
         ({"rank": 2, "world_size": 2}, "`rank`: expected below the world_size of 2, found 2"),
         ({"world_size": 0}, "`world_size`: expected at least 1"),
-        ({"sample": "One day"}, "a Trainer writes no samples"),
+        ({"sample": "One day"}, "sample: not supported by Trainer"),
         ({"device": "tpu"}, "device: expected auto, cpu, cuda, cuda:N or metal"),
         ({"compute_dtype": "f16"}, "compute_dtype"),
     ]:
@@ -111,22 +110,22 @@ def test_what_does_not_fit_is_refused(text, tmp_path):
         trainer.apply(gradients, float("nan"))
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(trainer)
-    # Whatever numpy makes an array of numbers of.
+    # Any array-like of numbers works.
     trainer.apply(gradients.astype(np.float64).reshape(-1, 1), loss)
     assert trainer.done
-    for late in (trainer.loss_and_gradients, lambda: trainer.apply(gradients, loss)):
+    for call in (trainer.loss_and_gradients, lambda: trainer.apply(gradients, loss)):
         with pytest.raises((ValueError, candle_gpt2.Gpt2Error), match="no step is left"):
-            late()
+            call()
 
 
-def test_bf16_follows_f32(text, tmp_path):
+def test_bf16_loss_is_close_to_f32(text, tmp_path):
     f32 = candle_gpt2.train(text, tmp_path / "f32", config=CONFIG, device="cpu", **OPTIONS)["loss"]
-    with pytest.warns(UserWarning, match="on the CPU bf16 is computed in f32"):
+    with pytest.warns(UserWarning, match="on the CPU, bf16 is computed in f32"):
         bf16 = candle_gpt2.train(text, tmp_path / "bf16", config=CONFIG, compute_dtype="bf16", **OPTIONS)["loss"]
     assert f32 != bf16 and abs(f32 - bf16) < 0.02, (f32, bf16)
 
 
-# Processes of their own.
+# Several processes.
 
 
 def arguments(text, out):
@@ -137,24 +136,24 @@ def arguments(text, out):
 
 
 def expected_losses(text, tmp_path):
-    """What one process has."""
+    """Returns the losses of a single process."""
     options = {"steps": STEPS, "batch_size": 8, "lr": 0.003, "dropout": 0.0, "save_every": 4}
     candle_gpt2.train(text, tmp_path / "one", config=CONFIG, **options)
-    return logged(tmp_path / "one")
+    return read_log(tmp_path / "one")
 
 
 class Group:
-    """Processes of the example for torch.distributed."""
+    """Processes that run the torch.distributed example."""
 
     def __init__(self, count, arguments):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(EXAMPLES / "train_with_torch.py"), *arguments]
         self.processes = [
             subprocess.Popen(
-                command, env={**os.environ, **place, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                command, env={**os.environ, **environment, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             for rank in range(count)
         ]
@@ -167,8 +166,8 @@ class Group:
             process.kill()
             process.communicate()
 
-    def ends(self):
-        """Exit codes and errors."""
+    def wait(self):
+        """Waits for all processes. Returns their exit codes and standard errors."""
         ended = [process.communicate(timeout=TIMEOUT) for process in self.processes]
         return [(process.returncode, errors) for process, (_, errors) in zip(self.processes, ended, strict=True)]
 
@@ -176,83 +175,83 @@ class Group:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * TIMEOUT)
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_of_torch_have_the_losses_of_one(count, text, tmp_path):
-    pytest.importorskip("torch", reason="PyTorch is not installed, which adds up what the processes compute")
+def test_torch_processes_match_a_single_process(count, text, tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     expected = expected_losses(text, tmp_path)
     with Group(count, arguments(text, tmp_path / "out")) as group:
-        for code, errors in group.ends():
+        for code, errors in group.wait():
             assert code == 0, errors
-    assert_same_losses(logged(tmp_path / "out"), expected)
+    assert_same_losses(read_log(tmp_path / "out"), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * TIMEOUT)
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_process_of_torch_that_dies_ends_the_others_with_a_message(lost, text, tmp_path):
-    pytest.importorskip("torch", reason="PyTorch is not installed, which adds up what the processes compute")
-    out, given = tmp_path / "out", arguments(text, tmp_path / "out")
-    with Group(2, given) as group:
-        # The first one says each step.
+def test_killed_torch_process_stops_the_others_with_a_message(lost, text, tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    out, flags = tmp_path / "out", arguments(text, tmp_path / "out")
+    with Group(2, flags) as group:
+        # The first process prints each step.
         for line in group.processes[0].stdout:
             if line.startswith("step 9:"):
                 break
         group.processes[lost].send_signal(signal.SIGKILL)
-        ended = group.ends()
+        ended = group.wait()
     assert ended[lost][0] == -signal.SIGKILL
     code, errors = ended[1 - lost]
-    assert code == 1 and "another process has gone" in errors and "resume=True" in errors, errors
-    # What was saved is whole, and both go on from it.
+    assert code == 1 and "another process died or is unreachable" in errors and "resume=True" in errors, errors
+    # The saved state is intact, and both processes resume from it.
     saved = candle_gpt2.Trainer(
         text, out, config=CONFIG, resume=True, steps=STEPS, batch_size=8, lr=0.003, dropout=0.0, save_every=4
     )
     assert saved.step in range(8, STEPS, 4)
     del saved
-    with Group(2, [*given, "--resume"]) as group:
-        for code, errors in group.ends():
+    with Group(2, [*flags, "--resume"]) as group:
+        for code, errors in group.wait():
             assert code == 0, errors
-    assert_same_losses(logged(out), expected_losses(text, tmp_path))
+    assert_same_losses(read_log(out), expected_losses(text, tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [2, 4])
-def test_workers_of_ray_have_the_losses_of_one_process(count, text, tmp_path):
+def test_ray_workers_match_a_single_process(count, text, tmp_path):
     check_ray(count, text, tmp_path, None)
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_a_worker_of_ray_that_dies_is_started_again_and_goes_on(text, tmp_path):
+def test_killed_ray_worker_is_restarted_and_resumes(text, tmp_path):
     check_ray(2, text, tmp_path, 9)
 
 
 def check_ray(count, text, tmp_path, killed_at):
-    pytest.importorskip("torch", reason="PyTorch is not installed, which adds up what the processes compute")
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     pytest.importorskip("ray.train", reason="Ray is not installed: pip install 'ray[train]'")
     expected = expected_losses(text, tmp_path)
     out = tmp_path / "out"
-    # As many CPUs as there are workers, whatever this machine has.
+    # One CPU per worker, regardless of this machine's CPU count.
     command = [sys.executable, str(EXAMPLES / "train_on_ray.py"), *arguments(text, out)]
     command += ["--workers", str(count), "--cpus", str(count)]
     with (tmp_path / "printed").open("w") as printed:
-        # What Ray keeps of runs goes where the test's files go.
+        # Ray stores its runs in the home folder, so use the test's folder.
         process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env={**os.environ, "HOME": str(tmp_path)})
         try:
             if killed_at is not None:
-                kill_a_worker(process.pid, out, killed_at)
+                kill_worker(process.pid, out, killed_at)
             process.wait(timeout=600)
         finally:
-            # Ray ends with its driver.
+            # Ray stops with its driver.
             process.terminate()
             process.wait(timeout=60)
     assert process.returncode == 0, (tmp_path / "printed").read_text()[-3000:]
-    assert_same_losses(logged(out), expected)
+    assert_same_losses(read_log(out), expected)
 
 
-def kill_a_worker(driver, out, step):
-    """Kills the last worker of the driver once so many steps are logged."""
+def kill_worker(driver, out, step):
+    """Kills the last worker of the driver after `step` steps are logged."""
     end = time.monotonic() + TIMEOUT
     while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < step:
         assert time.monotonic() < end, "no steps are logged"
@@ -263,7 +262,7 @@ def kill_a_worker(driver, out, step):
 
 
 def descendants(process):
-    """The processes that it has started, and those that these have."""
+    """Returns all direct and indirect child processes."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

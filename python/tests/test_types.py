@@ -1,4 +1,4 @@
-"""The types that editors and checkers see are those of the module."""
+"""Type stubs: they match the module."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ import pytest
 
 from support import FIXTURES
 
-pytest.importorskip("mypy", reason="mypy is not installed, which checks the stubs: pip install mypy")
+pytest.importorskip("mypy", reason="mypy is not installed: pip install mypy")
 
 OPTIONAL = {"_blocks": "pyarrow", "distributed": "torch", "ray": "ray"}
 
@@ -56,7 +56,7 @@ text = Path("text.txt")
 pairs = model.task_data("ioi", count=4)
 clean, corrupt = pairs[0]["clean"], pairs[0]["corrupt"]
 """
-# Results that are dicts: an expression, and the name of its type in the stub.
+# Expressions with dict results, and the names of their types in the stub.
 RESULTS = {
     "model.config": "_Config",
     "classifier.config": "_Config",
@@ -97,7 +97,7 @@ RESULTS = {
     "model.circuit(pairs, pairs=2, edges=4).details": "_CircuitDetails",
     "model.heads('One day One day').details": "_NoDetails",
 }
-# Other results of the main surface.
+# Other results of the main API.
 OTHERS = [
     "model.generate('a')", "model.generate(['a'])", "model.generate(['a'], return_exceptions=True)", "model.stream('a')",
     "next(model.stream('a'))", "next(model.stream_batch(['a']))", "next(model.stream_batch(['a'], return_exceptions=True))",
@@ -111,7 +111,7 @@ OTHERS = [
 
 
 def stub_types() -> dict[str, Any]:
-    """What the stub names, leaving out statements whose names come later or from elsewhere."""
+    """Evaluates the names in the stub, except statements that need later or external names."""
     stub = Path(candle_gpt2.__file__).with_name("_native.pyi")
     names: dict[str, Any] = {"__name__": "stub"}
     for statement in ast.parse(stub.read_text()).body:
@@ -120,34 +120,34 @@ def stub_types() -> dict[str, Any]:
     return names
 
 
-def misfits(value: Any, kind: Any, place: str) -> list[str]:
-    """Places where a value is not of its type."""
+def mismatches(value: Any, kind: Any, path: str) -> list[str]:
+    """Returns the paths at which a value does not match its type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return min((misfits(value, part, place) for part in parts), key=len)
-    wrong = [f"{place}: {value!r:.80} is no {kind}"]
+        return min((mismatches(value, part, path) for part in parts), key=len)
+    wrong = [f"{path}: {value!r:.80} is not {kind}"]
     if is_typeddict(kind):
         kinds = get_type_hints(kind)
         if not isinstance(value, dict):
             return wrong
-        keys = [f"{place}: {key}" for key in (value.keys() - kinds.keys()) | (kind.__required_keys__ - value.keys())]
-        return keys + [one for key in value.keys() & kinds.keys() for one in misfits(value[key], kinds[key], f"{place}.{key}")]
+        keys = [f"{path}: {key}" for key in (value.keys() - kinds.keys()) | (kind.__required_keys__ - value.keys())]
+        return keys + [one for key in value.keys() & kinds.keys() for one in mismatches(value[key], kinds[key], f"{path}.{key}")]
     if origin is dict and isinstance(value, dict):
-        return [one for key, item in value.items() for one in misfits(key, parts[0], place) + misfits(item, parts[1], f"{place}.{key}")]
+        return [one for key, item in value.items() for one in mismatches(key, parts[0], path) + mismatches(item, parts[1], f"{path}.{key}")]
     if origin is tuple and isinstance(value, tuple) and len(value) == len(parts):
-        return [one for item, part in zip(value, parts, strict=True) for one in misfits(item, part, f"{place}()")]
+        return [one for item, part in zip(value, parts, strict=True) for one in mismatches(item, part, f"{path}()")]
     if origin is np.ndarray:
         return [] if isinstance(value, np.ndarray) and value.dtype == get_args(parts[1])[0] else wrong
     if origin is Literal:
         return [] if value in parts else wrong
     if isinstance(value, list) and origin is not None and issubclass(list, origin):
-        return [one for item in value for one in misfits(item, parts[0], f"{place}[]")]
+        return [one for item in value for one in mismatches(item, parts[0], f"{path}[]")]
     return [] if kind is object or (origin is None and type(value) is kind) else wrong
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_results_have_their_types(tmp_path, monkeypatch):
+def test_results_match_the_stub_types(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("heads").symlink_to(FIXTURES / "heads")
     Path("text.txt").write_text("One day a boy had a red ball. " * 200)
@@ -155,7 +155,7 @@ def test_results_have_their_types(tmp_path, monkeypatch):
     names: dict[str, Any] = {}
     exec(OPEN, names)
     types = stub_types()
-    found = [one for expression, kind in RESULTS.items() for one in misfits(eval(expression, names), types[kind], expression)]
+    found = [one for expression, kind in RESULTS.items() for one in mismatches(eval(expression, names), types[kind], expression)]
     assert found == []
 
 
@@ -164,38 +164,38 @@ def test_results_have_their_types(tmp_path, monkeypatch):
 def test_no_result_is_any(tmp_path):
     expressions = [*RESULTS, *OTHERS]
     (tmp_path / "use.py").write_text(OPEN + "".join(f"reveal_type({one})\n" for one in expressions))
-    done = checked("mypy", "--strict", "--no-error-summary", "use.py", cwd=tmp_path)
+    done = run_module("mypy", "--strict", "--no-error-summary", "use.py", cwd=tmp_path)
     found = re.findall(r'^use\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
     assert len(found) == len(expressions) == len(done.stdout.splitlines()), done.stdout + done.stderr
     for expression, kind in zip(expressions, found, strict=True):
-        # The shape of an array is no parameter of these types.
+        # These types have no parameter for the shape of an array.
         assert "Any" not in kind.replace("ndarray[tuple[Any, ...],", "ndarray["), (expression, kind)
         assert f"._native.{RESULTS.get(expression, '')}" in kind or expression in OTHERS, (expression, kind)
 
 
-def checked(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+def run_module(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_types_are_those_of_the_package(tmp_path):
-    # Modules that cannot be imported where Ray and what comes with it are not installed.
+def test_stubs_match_the_package(tmp_path):
+    # Modules that need Ray or its dependencies.
     optional = [name for name, needed in OPTIONAL.items() if find_spec(needed) is None]
     (tmp_path / "left_out").write_text("".join(f"candle_gpt2.{name}\n" for name in optional))
-    done = checked("mypy.stubtest", "candle_gpt2", "--allowlist", "left_out", cwd=tmp_path)
+    done = run_module("mypy.stubtest", "candle_gpt2", "--allowlist", "left_out", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_checker_finds_what_is_wrong_and_nothing_else(tmp_path):
+def test_mypy_reports_exactly_the_errors(tmp_path):
     file = tmp_path / "use.py"
     file.write_text(USE)
-    done = checked("mypy", "--strict", "--no-error-summary", str(file), cwd=tmp_path)
+    done = run_module("mypy", "--strict", "--no-error-summary", str(file), cwd=tmp_path)
     found = [line.split("error: ")[1] for line in done.stdout.splitlines() if "error: " in line]
-    # A wrong keyword is an error of all overloads, too.
+    # A wrong keyword is also an error for all overloads.
     assert len(found) == 3, done.stdout + done.stderr
     assert 'Unexpected keyword argument "temprature"' in found[0]
     assert "No overload variant" in found[1]

@@ -1,1 +1,1 @@
-"""Speed beside other programs, on one machine and in turns."""
+"""Benchmarks against other programs, interleaved on one machine."""

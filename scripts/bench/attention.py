@@ -1,12 +1,16 @@
-"""Speed of the attention family beside PyTorch: forward, and forward with backward, in f32 on the same threads.
+"""Speed of the attention family compared with PyTorch: forward and backward, f32, same threads.
 
 usage: python -m bench attention [--rounds N] [--threads N] [--isa avx2] [--only TEXT]
 
-Runs `cargo bench -p candle-gpt2-attention --bench family` and the same layers in PyTorch in turns, each round in a process of its own, and
-prints the medians in milliseconds, and PyTorch's time over ours: above 1, ours is faster. PyTorch's attention is a fused or three
-separate projections, `scaled_dot_product_attention` and an output projection; its encoder and decoder layers are
-`nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`. `--isa avx2` holds both to AVX2 where the processor has AVX-512. `plain` weights need no gradients, `trained` ones do; `backward` are
-a forward pass and the gradients of input and weights. Needs the packages of scripts/requirements.txt.
+Alternates between `cargo bench -p candle-gpt2-attention --bench family` and the same layers in PyTorch, each
+round in a separate process. Prints the medians in milliseconds and the ratio of PyTorch's time to ours; above
+1, ours is faster.
+
+PyTorch's attention is one fused or three separate projections, `scaled_dot_product_attention` and an output
+projection. Its encoder and decoder layers are `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
+`plain` weights need no gradients, `trained` weights do. `backward` is a forward pass plus the gradients of
+input and weights. `--isa avx2` restricts both to AVX2 on processors with AVX-512. Needs the packages in
+scripts/requirements.txt.
 """
 
 import argparse
@@ -19,19 +23,19 @@ from bench import common
 
 SIZES = [(1, 1024), (8, 128), (1, 1)]
 MASKS = ["causal", "bidirectional", "window", "cross", "additive"]
-SHORTEST_PASSES, SHORTEST_S = 5, 0.4
+MIN_PASSES, MIN_SECONDS = 5, 0.4
 WINDOW = 128
 LARGE_BLOCK = 31 << 20
 
 
 def torch_family(threads, only):
-    """One process's measurement of PyTorch, as a JSON line."""
+    """Measures PyTorch in this process and prints a JSON line."""
     import torch
     from torch import nn
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
-    torch.empty(LARGE_BLOCK, dtype=torch.uint8)  # as in the bench, which says why
+    torch.empty(LARGE_BLOCK, dtype=torch.uint8)  # same as in the Rust benchmark, which explains why
     found = {}
 
     class Attention(nn.Module):
@@ -64,7 +68,7 @@ def torch_family(threads, only):
             return
         run()
         seconds = []
-        while len(seconds) < SHORTEST_PASSES or sum(seconds) < SHORTEST_S:
+        while len(seconds) < MIN_PASSES or sum(seconds) < MIN_SECONDS:
             start = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - start)
@@ -120,7 +124,7 @@ def main():
         torch_family(arguments.threads, arguments.only)
         return
     options = ["--threads", str(arguments.threads), "--only", arguments.only]
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
     ours = common.cargo_bench("candle-gpt2-attention", "family", arguments.isa)
     theirs = common.worker("attention", "--worker")
     rounds = [(common.json_of(ours + options), common.json_of(theirs + options)) for _ in range(arguments.rounds)]
@@ -128,11 +132,11 @@ def main():
     print(f"{'':44} {'ours':>9} {'PyTorch':>9} {'PyTorch/ours':>13}")
     for case in rounds[0][0]:
         peer = case.replace("candle_backward", "backward")
-        mine = statistics.median(ours[case] for ours, _ in rounds)
-        its = statistics.median(theirs[peer] for _, theirs in rounds)
-        print(f"{case:44} {mine:9.3f} {its:9.3f} {its / mine:13.2f}")
+        our_median = statistics.median(ours[case] for ours, _ in rounds)
+        their_median = statistics.median(theirs[peer] for _, theirs in rounds)
+        print(f"{case:44} {our_median:9.3f} {their_median:9.3f} {their_median / our_median:13.2f}")
         if not case.endswith("candle_backward"):
-            ratios.append(its / mine)
+            ratios.append(their_median / our_median)
     if ratios:
         mean = math.exp(statistics.mean(map(math.log, ratios)))
         print(f"PyTorch's time over ours, geometric mean of {len(ratios)} cases: {mean:.2f}; lowest: {min(ratios):.2f}")

@@ -1,14 +1,16 @@
-"""Speed beside other work: training, prefill and decode on an otherwise idle machine, beside a busy loop of nice 19 on each core, and
-beside one busy loop of equal priority; compared with PyTorch on the same model.
+"""Speed under load: training, prefill and decode next to busy loops, compared with PyTorch.
 
 usage: python -m bench busy [--program FILE] [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--model FOLDER]
            [--data FILE] [--markdown] [--json]
 
-Every engine runs in a process of its own, in turns, and each figure is tokens per second over the time of all rounds. The percentages
-are fractions of the same engine's speed without the loops. Training: `gpt2 train` on 8 blocks, 256 wide, 4 windows of 128 tokens, and
-transformers' GPT2LMHeadModel with torch's AdamW. Prefill reads 512 tokens and decode generates 128: `gpt2 bench` and transformers with a
-cache, on the trained model or on MODEL, the folder of a checkpoint. The last line is the CPU time of `gpt2 serve` in a second without
-requests, after one. PyTorch is left out where it is not installed.
+Compares three states of the machine: idle, one busy loop at nice 19 on each core, and one busy loop of equal
+priority. Engines alternate, each in a separate process. Each figure is tokens per second over the total time
+of all rounds. The percentages are fractions of the same engine's speed without the loops.
+
+Training: `gpt2 train` with 8 blocks, hidden size 256 and 4 windows of 128 tokens, against transformers'
+GPT2LMHeadModel with torch's AdamW. Prefill of 512 tokens and decode of 128: `gpt2 bench` against transformers
+with a KV cache, on the freshly trained model or on MODEL, a checkpoint folder. The last line is the CPU time of
+an idle `gpt2 serve` within one second after its first request. PyTorch is skipped if it is not installed.
 """
 
 import argparse
@@ -38,8 +40,8 @@ IDLE_S = 3.0
 
 
 @contextlib.contextmanager
-def loops(state):
-    """Busy loops while measuring: one of nice 19 on each core, or one of equal priority."""
+def busy_loops(state):
+    """Runs busy loops during the measurement: one at nice 19 on each core, or one of equal priority."""
     loop = [sys.executable, "-c", "while True: pass"]
     commands = {"idle": [], "nice 19": [["nice", "-n", "19", *loop]] * len(os.sched_getaffinity(0)), "equal": [loop]}[state]
     running = [subprocess.Popen(command) for command in commands]
@@ -53,7 +55,7 @@ def loops(state):
 
 
 def train(program, threads, data, folder, tokenizer=None):
-    """Seconds of `STEPS` steps of `gpt2 train`."""
+    """Returns the seconds that `STEPS` steps of `gpt2 train` take."""
     config = folder.with_suffix(".json")
     config.write_text(json.dumps(SIZES))
     command = [program, "train", "--data", data, "--config", config, "--out", folder, "--threads", threads]
@@ -66,7 +68,7 @@ def train(program, threads, data, folder, tokenizer=None):
 
 
 def ours(program, threads, task, model, data):
-    """Seconds and tokens of a task."""
+    """Returns the seconds and the tokens of a task."""
     if task == "training":
         with tempfile.TemporaryDirectory() as folder:
             return train(program, threads, data, pathlib.Path(folder, "model"), model / "tokenizer.json"), STEPS * BATCH * CONTEXT
@@ -77,7 +79,7 @@ def ours(program, threads, task, model, data):
 
 
 def pytorch(threads, task, model):
-    """The same of PyTorch, in this process."""
+    """Measures PyTorch on the same task in this process."""
     import torch
     import transformers
 
@@ -105,8 +107,8 @@ def pytorch(threads, task, model):
 
     with torch.inference_mode():
         if task == "prefill":
-            read = ids_of(PREFILL_TOKENS)
-            return seconds_of(lambda: evaluated(read, logits_to_keep=1), 1, PREFILL_RUNS), PREFILL_RUNS * PREFILL_TOKENS
+            prompt_ids = ids_of(PREFILL_TOKENS)
+            return seconds_of(lambda: evaluated(prompt_ids, logits_to_keep=1), 1, PREFILL_RUNS), PREFILL_RUNS * PREFILL_TOKENS
         cache = transformers.DynamicCache(config=evaluated.config)
         ids = ids_of(DECODE[0])
 
@@ -114,7 +116,7 @@ def pytorch(threads, task, model):
             nonlocal ids
             ids = evaluated(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
 
-        # The first pass reads the prompt.
+        # The first pass is the prefill.
         return seconds_of(decode, 1, DECODE[1]), DECODE[1]
 
 
@@ -128,7 +130,7 @@ def seconds_of(run, warm_ups, runs):
 
 
 def idle_cpu_s(program, threads, model):
-    """CPU time of a server in a second without requests, after one that it has answered."""
+    """Returns the CPU time of an idle server within one second after its first request."""
     ticks = os.sysconf("SC_CLK_TCK")
     command = [str(program), "serve", "--model", str(model), "--threads", str(threads), "--port", str(PORT)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -154,16 +156,16 @@ def idle_cpu_s(program, threads, model):
 
 
 def main():
-    words = common.parser(__doc__, "rounds", "threads", "isa", "only", "program", "model", "json", "markdown")
-    words.add_argument("--data", type=pathlib.Path, help="text to train on [default: the pages of docs/src]")
-    words.add_argument("--states", default=",".join(STATES), help="some of them, separated by commas")
-    words.add_argument("--worker", nargs=2, metavar=("TASK", "FOLDER"), help=argparse.SUPPRESS)
-    arguments = words.parse_args()
+    parser = common.parser(__doc__, "rounds", "threads", "isa", "only", "program", "model", "json", "markdown")
+    parser.add_argument("--data", type=pathlib.Path, help="text to train on [default: the pages of docs/src]")
+    parser.add_argument("--states", default=",".join(STATES), help="some of them, separated by commas")
+    parser.add_argument("--worker", nargs=2, metavar=("TASK", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     if arguments.worker:
         seconds, tokens = pytorch(arguments.threads, *arguments.worker)
         print(json.dumps([seconds, tokens]))
         return
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or pathlib.Path(folder, "pages.txt")
         if not arguments.data:
@@ -187,7 +189,7 @@ def compare(arguments, model, trained, data):
         for state in states:
             for task in tasks:
                 for engine, measure in engines.items():
-                    with loops(state):
+                    with busy_loops(state):
                         seconds, tokens = measure(task, trained if task == "training" else model)
                     sums.setdefault((task, engine, state), []).append((seconds, tokens))
     if arguments.markdown:
@@ -198,10 +200,10 @@ def compare(arguments, model, trained, data):
             for state in states:
                 seconds, tokens = map(sum, zip(*sums[task, engine, state]))
                 speeds[state] = tokens / seconds
-            whole = speeds.get("idle", float("nan"))
+            idle_speed = speeds.get("idle", float("nan"))
             if arguments.json:
                 print(json.dumps({"task": task, "engine": engine, "tokens_per_s": speeds}))
                 continue
-            cells = [f"{speed:,.0f}" + (f" ({speed / whole:.0%})" if state != "idle" else "") for state, speed in speeds.items()]
+            cells = [f"{speed:,.0f}" + (f" ({speed / idle_speed:.0%})" if state != "idle" else "") for state, speed in speeds.items()]
             print(f"| {task}, {engine} | {' | '.join(cells)} |" if arguments.markdown else f"{task:9} {engine:8} {'  '.join(cells)}")
     print(f"CPU time of an idle server: {idle_cpu_s(program, threads, trained):.1%} of a core")

@@ -1,18 +1,22 @@
-"""Speed of circuits, graphs and dictionaries on the CPU, in f32 on the same threads, beside the programs that others wrote for them.
+"""CPU speed of circuits, graphs and dictionaries compared with their authors' code: f32, same threads.
 
 usage: python -m bench circuits [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--batch PAIRS] [--eap FOLDER]
 
-  eap         edge attribution patching: scores of the 32,491 edges of GPT-2 124M on 100 pairs of prompts of 16 tokens, beside the
-              authors' EAP-IG (github.com/hannamw/EAP-IG; its folder `src` is FOLDER, unless it is installed) on TransformerLens
-  graph       the attribution graph of 15 tokens of GPT-2 124M with the edges of 5,000 features, which are neurons; seconds and the peak
-              of the process's memory, of ours alone
-  dictionary  a step of a top-k dictionary, 768 wide, 6,144 latents, 32 active, 4,096 tokens whose values are at hand, beside SAELens
+  eap         edge attribution patching: scores of the 32,491 edges of GPT-2 124M on 100 pairs of 16-token prompts, compared
+              with the authors' EAP-IG on TransformerLens (github.com/hannamw/EAP-IG; FOLDER is its `src`, unless installed)
+  graph       attribution graph of 15 tokens of GPT-2 124M with the edges of 5,000 features (neurons): seconds and peak
+              memory of the process, ours only
+  dictionary  training step of a top-k dictionary with input size 768, 6,144 latents, 32 active, on 4,096 precomputed
+              activations, compared with SAELens
 
-Runs the cases of `cargo bench` of candle-gpt2-interpret and candle-gpt2-training and the others in turns, each round in a process of
-its own, and prints the medians, and the others' time over ours: above 1, ours is faster. All models have random weights: speed does not
-depend on their values. The authors' scores are written to CUDA; here they are written to the CPU. SAELens' step is that of its trainer:
-loss, gradient, clipping, Adam, activity of latents; as it comes, and with sparse activations, which on the CPU want activations that
-are not scaled by the directions. Needs the packages of scripts/requirements-circuits.txt.
+Alternates between the `cargo bench` cases of candle-gpt2-interpret and candle-gpt2-training and the other
+programs, each round in a separate process. Prints the medians and the ratio of the others' time to ours;
+above 1, ours is faster. All models have random weights, because speed does not depend on their values.
+
+The authors' code puts scores on CUDA; here they are redirected to the CPU. The SAELens step is its trainer's:
+loss, gradient, clipping, Adam, activity of latents. It runs with the default settings, and with sparse
+activations, which on the CPU require `rescale_acts_by_decoder_norm=False`. Needs the packages in
+scripts/requirements-circuits.txt.
 """
 
 import argparse
@@ -29,11 +33,11 @@ PAIRS, TOKENS = 100, 16
 ANSWER, AGAINST = 5335, 1757
 WIDTH, LATENTS, K, BATCH = 768, 6144, 32, 4096
 WARM_UP_STEPS = 2
-SHORTEST_STEPS, SHORTEST_S = 5, 5.0
+MIN_STEPS, MIN_SECONDS = 5, 5.0
 
 
 def their_edges(batch, folder):
-    """Seconds of the authors' EAP."""
+    """Returns the seconds of the authors' EAP."""
     import torch
     import transformer_lens
 
@@ -41,8 +45,8 @@ def their_edges(batch, folder):
     import eap.attribute
     from eap.graph import Graph
 
-    class Words:
-        """Pairs are given as ids: what stands for a tokenizer is only asked for its padding."""
+    class TokenizerStub:
+        """Stand-in for a tokenizer; prompts are token ids, so only its padding attributes are read."""
 
         bos_token_id = eos_token_id = pad_token_id = 50256
         padding_side = "right"
@@ -60,11 +64,11 @@ def their_edges(batch, folder):
         device="cpu", seed=1, use_attn_result=True, use_split_qkv_input=True, use_hook_mlp_in=True,
     )
     model = transformer_lens.HookedTransformer(config)
-    model.tokenizer = Words()
+    model.tokenizer = TokenizerStub()
     clean = torch.arange(PAIRS * TOKENS).reshape(PAIRS, TOKENS) * 37 % 50_000
     corrupted = clean.clone()
     corrupted[:, 10] += 1
-    # Every prompt has as many tokens: nothing is padded.
+    # All prompts have the same length, so nothing is padded.
     mask = torch.ones(batch, TOKENS, dtype=torch.int64)
     eap.attribute.tokenize_plus = lambda _, ids: (ids, mask[: len(ids)], mask[: len(ids)].sum(1), TOKENS)
 
@@ -83,7 +87,7 @@ def their_edges(batch, folder):
 
 
 def their_step(is_sparse):
-    """Seconds of a step of SAELens."""
+    """Returns the seconds of a SAELens training step."""
     import sae_lens
     import torch
     from sae_lens.saes.sae import TrainStepInput
@@ -117,7 +121,7 @@ def their_step(is_sparse):
     for _ in range(WARM_UP_STEPS):
         step()
     seconds = []
-    while len(seconds) < SHORTEST_STEPS or sum(seconds) < SHORTEST_S:
+    while len(seconds) < MIN_STEPS or sum(seconds) < MIN_SECONDS:
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
@@ -125,7 +129,7 @@ def their_step(is_sparse):
 
 
 def measure(arguments):
-    """One process's measurement of a program that is not ours, as a JSON line."""
+    """Measures another program in this process and prints a JSON line."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     import torch
 
@@ -146,7 +150,7 @@ def main():
     if arguments.worker:
         measure(arguments)
         return
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
     inside, step = ("candle-gpt2-interpret", "inside"), ("candle-gpt2-training", "step")
     benches = {"eap": inside, "graph": inside, "dictionary": step}
     options = ["--threads", str(arguments.threads)]
@@ -157,10 +161,10 @@ def main():
     def ours(case):
         crate, bench = benches[case]
         found = common.json_of([*compiled.get(bench, common.cargo_bench(crate, bench, None)), case, *options, *instructions])
-        # A step has its tokens; its memory is told in other units.
+        # A training step reports `seconds_per_step`, and its memory in MiB.
         return {"peak_MB": found.get("peak_mib", 0) * 2**20 / 1e6, "seconds": found.get("seconds_per_step")} | found
 
-    def told(name, case, rounds):
+    def report(name, case, rounds):
         seconds = statistics.median(found["seconds"] for found in rounds)
         rate = {"eap": f"{PAIRS / seconds:8.1f} pairs/s", "dictionary": f"{BATCH / seconds:8.0f} tokens/s"}.get(case, "")
         print(f"{case:10} {name:16} {seconds:9.3f} s {max(found['peak_MB'] for found in rounds):8.0f} MB {rate}", flush=True)
@@ -173,7 +177,7 @@ def main():
             rounds["ours"].append(ours(case))
             for name, worker in workers.items():
                 rounds[name].append(common.json_of(common.worker("circuits", "--worker", worker, *others)))
-        medians = {name: told(name, case, found) for name, found in rounds.items()}
+        medians = {name: report(name, case, found) for name, found in rounds.items()}
         if workers:
             fastest = min(medians[name] for name in workers)
             print(f"{case:10} theirs over ours {fastest / medians['ours']:8.2f}")

@@ -1,6 +1,6 @@
-"""Servers and clients of `serving`: processes of `gpt2 serve` and `llama-server`, and connections that measure.
+"""Servers and clients for `serving`: `gpt2 serve`, `llama-server` and connections that measure.
 
-Standard library alone.
+Uses only the standard library.
 """
 
 import collections
@@ -26,7 +26,7 @@ class Answer:
     status: int
     sent: float
     done: float
-    # When each event with text came.
+    # Arrival times of the events that carry text.
     events: list
     tokens: int = 0
     retry_after: str = ""
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Client:
-    """One connection, kept alive."""
+    """A persistent connection."""
 
     def __init__(self, address):
         self.connection = http.client.HTTPConnection(*address, timeout=600)
@@ -58,7 +58,7 @@ class Client:
         try:
             response = self._post(body)
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-            # llama-server closes connections that have streamed; a server may close any that is idle.
+            # llama-server closes connections after streaming, and any server may close an idle one.
             self.connection.close()
             response = self._post(body)
         answer = Answer(response.status, sent, 0.0, [], retry_after=response.getheader("Retry-After") or "")
@@ -71,8 +71,8 @@ class Client:
         answer.done = time.perf_counter()
         return answer
 
-    def leave(self, **body):
-        """Closes the connection as soon as an answer begins."""
+    def disconnect(self, **body):
+        """Closes the connection as soon as the response begins."""
         self.connection.close()
         self.connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         self.connection.sock.recv(200)
@@ -85,7 +85,7 @@ class Client:
     @staticmethod
     def _stream(response, answer, on_event):
         rest = b""
-        # A call returns what has come so far, at most one chunk of the transfer.
+        # A call returns the data received so far, at most one chunk of the transfer encoding.
         while piece := response.read1(1 << 16):
             now = time.perf_counter()
             *events, rest = (rest + piece).split(b"\n\n")
@@ -103,7 +103,7 @@ class Client:
 
 
 class Server:
-    """A server's process; `address` is where it listens."""
+    """A server process listening at `address`."""
 
     def __init__(self, command, environment, name):
         self.name = name
@@ -160,7 +160,7 @@ def start_ours(arguments, *options):
         server.fail(f"expected its address as the first line, found {line!r}")
     host, port = line.removeprefix("http://").rsplit(":", 1)
     server.address = (host, int(port))
-    # Its later lines must not fill the pipe.
+    # Drains the remaining output, so that the pipe never fills.
     threading.Thread(target=collections.deque, args=(server.process.stdout, 0), daemon=True).start()
     server.await_health()
     return server
@@ -179,27 +179,27 @@ def start_llama_server(arguments):
     return server
 
 
-numbers = itertools.count(1)
+request_numbers = itertools.count(1)
 
 
 def request(server, tokens, new_tokens=NEW_TOKENS, **extra):
-    """A request of exactly so many tokens; no two begin alike, so nothing computed before can be reused."""
-    number = next(numbers)
-    # The last ids of a vocabulary may be special ones.
-    ids = [1 + (number * 7919 + place * (37 + number)) % (server.vocabulary - 300) for place in range(tokens)]
+    """Returns a request of `tokens` tokens with a unique beginning, so that no prefix is reused."""
+    number = next(request_numbers)
+    # The last ids of a vocabulary may be special tokens.
+    ids = [1 + (number * 7919 + index * (37 + number)) % (server.vocabulary - 300) for index in range(tokens)]
     return {"model": server.model, "prompt": ids, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
             "stream_options": {"include_usage": True}, "cache_prompt": False, "logit_bias": {str(server.letter): 100}} | extra
 
 
-def together(count, work):
-    """Runs `work(number)` in so many threads that begin at once; gives all that they returned."""
+def run_concurrently(count, work):
+    """Runs `work(number)` in `count` threads that start together; returns all results."""
     gate, results, failures = threading.Barrier(count), [None] * count, []
 
     def run(number):
         try:
             gate.wait()
             results[number] = work(number)
-        except Exception as failure:  # noqa: BLE001 - told below, in the thread that asked
+        except Exception as failure:  # noqa: BLE001 - reported below, in the calling thread
             failures.append(failure)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
@@ -212,11 +212,11 @@ def together(count, work):
     return results
 
 
-def quantile(values, part):
+def quantile(values, fraction):
     values = sorted(values)
-    return values[min(int(part * len(values)), len(values) - 1)] if values else float("nan")
+    return values[min(int(fraction * len(values)), len(values) - 1)] if values else float("nan")
 
 
 def milliseconds(values):
-    named = {name: quantile(values, part) for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("worst", 1.0))}
+    named = {name: quantile(values, fraction) for name, fraction in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("worst", 1.0))}
     return {name: round(value * 1e3, 2) for name, value in named.items()}

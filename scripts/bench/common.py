@@ -1,4 +1,4 @@
-"""What the tables share: options by one name each, instruction sets, processes that measure."""
+"""Shared parts of the tables: options with common names, instruction sets, worker processes."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ import sys
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 ROOT = SCRIPTS.parent
 END_OF_TEXT = "<|endoftext|>"
-# Holds ours, oneDNN, MKL, PyTorch and CTranslate2 to AVX2; llama.cpp is compiled for it.
+# Restricts ours, oneDNN, MKL, PyTorch and CTranslate2 to AVX2; llama.cpp has a separate build.
 ONLY_AVX2 = {
     "GPT2_INSTRUCTION_SET": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -33,25 +33,25 @@ OPTIONS = {
 
 
 def parser(text, *names):
-    """A parser of these of the common options."""
-    words = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Returns a parser with the named common options."""
+    result = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in names:
-        words.add_argument(f"--{name}", **OPTIONS[name])
-    return words
+        result.add_argument(f"--{name}", **OPTIONS[name])
+    return result
 
 
-def hold_to(isa):
-    """Holds every engine that is started from here to an instruction set, where one is given."""
+def restrict_to(isa):
+    """Restricts every engine started from now on to the instruction set `isa`, if set."""
     os.environ.update(ONLY_AVX2 if isa else {})
 
 
 def worker(table, *arguments, python=sys.executable):
-    """The command of a process that measures a part of a table."""
+    """Returns the command of a worker process that measures part of a table."""
     return [python, "-m", "bench", table, *arguments]
 
 
 def cargo_bench(package, name, isa):
-    """The command of a bench of a crate; what is added are its arguments."""
+    """Returns the command of a crate's benchmark; callers append its arguments."""
     instructions = ["--instructions", isa] if isa else []
     return ["cargo", "bench", "--quiet", "-p", package, "--bench", name, "--", *instructions]
 
@@ -65,15 +65,15 @@ def output_of(command):
 
 
 def json_of(command):
-    """The last line of what a process prints; libraries may print before."""
+    """Returns the last line of a process's output, parsed as JSON; libraries may print earlier lines."""
     return json.loads(output_of(command).splitlines()[-1])
 
 
 def prompt(tokens):
-    return [place * 37 % 50000 for place in range(tokens)]
+    return [index * 37 % 50000 for index in range(tokens)]
 
 
 def peak_mib(process="self"):
-    """The peak of a process's resident memory."""
+    """Returns the peak resident memory of a process."""
     status = pathlib.Path(f"/proc/{process}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) >> 10

@@ -1,12 +1,13 @@
-"""Sizes of `gpt2 compress` beside xz, zstd, brotli, bzip3 and zpaq, and how fast it is with 1 stream and with 32.
+"""Compressed sizes of `gpt2 compress` and xz, zstd, brotli, bzip3 and zpaq, and its speed.
 
 usage: python -m bench compression FILE... [--speed] [--model MODEL] [--threads N] [--program PROGRAM] [--markdown] [--json]
 
-Every file is compressed by each program that is installed (on Debian: apt-get install xz-utils zstd brotli bzip3 zpaq), at its highest
-level, and by ours, which is also restored and compared. Printed are bits per byte, with all that a program writes. A model that has
-seen a file in training has memorised it: take texts that are newer, or held out. --speed compresses and restores the beginning of the
-first file, repeated where it is short: 32 KiB, which is one stream, and 1 MiB, which is 32; printed are kilobytes of text per second,
-without the loading of the model.
+Compresses every file with each installed program (on Debian: apt-get install xz-utils zstd brotli bzip3 zpaq)
+at its highest level, and with ours, which is also decompressed and compared. Prints bits per byte, all
+overhead included. A model that saw a file during training has memorized it, so use newer or held-out texts.
+
+--speed compresses and restores the beginning of the first file, repeated if it is too short: 32 KiB (1
+stream) and 1 MiB (32 streams). It prints kilobytes of text per second without the time to load the model.
 """
 
 import json
@@ -30,7 +31,7 @@ OTHERS = {
 
 
 def size_of(command, file, folder):
-    """Bytes that another program makes of a file, or None where it is not installed."""
+    """Returns the bytes another program compresses a file to, or None if it is not installed."""
     if not shutil.which(command[0]):
         return None
     out = folder / "out.zpaq"
@@ -42,7 +43,7 @@ def size_of(command, file, folder):
 
 
 def ours(arguments, file, folder):
-    """The report of our program, after the file was restored."""
+    """Returns our program's report after verifying the restored file."""
     compressed, restored = folder / "ours.gpt2z", folder / "restored"
     for path in [compressed, restored]:
         path.unlink(missing_ok=True)
@@ -61,24 +62,24 @@ def seconds(command):
 
 
 def speed(arguments, folder):
-    """Kilobytes per second of compressing and of restoring, by the number of streams."""
+    """Returns the kilobytes per second of compression and decompression by the number of streams."""
     text = arguments.files[0].read_bytes()
     model = ["--model", str(arguments.model or "built-in"), "--threads", str(arguments.threads)]
     data, compressed = folder / "data", folder / "data.gpt2z"
 
-    def both(size):
+    def round_trip(size):
         data.write_bytes((text * (size // len(text) + 1))[:size])
         return (
             seconds([arguments.program, "compress", "-f", "-o", compressed, data, *model]),
             seconds([arguments.program, "decompress", "-f", "-o", folder / "restored", compressed, *model]),
         )
 
-    # One byte costs what loading does.
-    loading = both(1)
+    # Compressing one byte takes the time of loading the model.
+    loading = round_trip(1)
     figures = {}
     for streams in [1, 32]:
         size = streams * STREAM
-        figures[streams] = [size / 1000 / max(took - load, 1e-3) for took, load in zip(both(size), loading)]
+        figures[streams] = [size / 1000 / max(took - load, 1e-3) for took, load in zip(round_trip(size), loading)]
     return figures
 
 

@@ -1,14 +1,15 @@
-"""Speed of inference beside llama.cpp, CTranslate2 and PyTorch: GPT-2 124M on one machine, every engine in turn.
+"""Inference speed of GPT-2 124M compared with llama.cpp, CTranslate2 and PyTorch, interleaved.
 
 usage: python -m bench cpu [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
 
-Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds, and the median of what
-memory and arithmetic allow, which `gpt2 doctor` measures before each precision of each round. The folder of the peers is what peers.sh
-makes; what it has no engine for is left out. Speed does not depend on the values of the weights.
+Prints a JSON line for each precision and row: tokens per second of every engine, the medians over the rounds,
+and the median of the limit set by memory and arithmetic, which `gpt2 doctor` measures before each precision
+of each round. peers.sh creates the folder of the peers; missing engines are skipped. Speed does not depend on
+the values of the weights.
 
-Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
-after 896; and of 32 tokens after 8 in batches of 8 and 32 texts. `--isa avx2` holds every engine to AVX2 where the processor has
-AVX-512. Needs the packages that peers.sh installs.
+Rows: prefill of 128, 512 and 1,024 tokens with the last token's logits; greedy decoding of 128 tokens after
+8, of 64 after 896, and of 32 tokens after 8 in batches of 8 and 32 sequences. `--isa avx2` restricts every
+engine to AVX2 on processors with AVX-512. Needs the packages that peers.sh installs.
 """
 
 import argparse
@@ -17,29 +18,29 @@ import pathlib
 import statistics
 import time
 
-from bench.common import END_OF_TEXT, hold_to, json_of, output_of, parser, prompt, worker
+from bench.common import END_OF_TEXT, json_of, output_of, parser, prompt, restrict_to, worker
 
 PREFILL_TOKENS = (128, 512, 1024)
 DECODE = {"decode": (8, 128), "decode_at_896": (896, 64)}
 BATCH_TOKENS, BATCHES = (8, 32), (8, 32)
 ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE) + [f"{texts} texts" for texts in BATCHES]
-# The peers' precisions that are nearest to each of ours.
+# The peers' precisions closest to each of ours.
 GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
 CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
 VOCAB_SIZE = 50257
-# Keys and values of a token, in bytes: both, 12 layers, 768 wide.
+# KV cache bytes of a token: keys and values, 12 layers, hidden size 768.
 KV_BYTES = {"f32": 2 * 12 * 768 * 4, "f16": 2 * 12 * 768 * 2, "q8": 2 * 12 * 768 * 2, "q4": 2 * 12 * 768 * 2}
 
 
 def write_checkpoint(folder):
-    """GPT-2 124M as transformers makes it anew, under a fixed seed, with a tokenizer of as many tokens."""
+    """Saves a randomly initialized GPT-2 124M with a fixed seed, and a tokenizer of the same size."""
     import tokenizers
     import torch
     import transformers
 
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(transformers.GPT2Config()).save_pretrained(folder)
-    # A byte-level BPE: every byte, then pairs of bytes.
+    # A byte-level BPE: all bytes, then pairs of bytes.
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     merges = [(first, second) for first in alphabet for second in alphabet][: VOCAB_SIZE - 1 - len(alphabet)]
     tokens = alphabet + [first + second for first, second in merges] + [END_OF_TEXT]
@@ -59,7 +60,7 @@ def measure_torch(folder, threads):
     torch.set_num_threads(threads)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def read(tokens):
+    def prefill(tokens):
         model(torch.tensor([prompt(tokens)]), logits_to_keep=1)
         return tokens
 
@@ -72,10 +73,10 @@ def measure_torch(folder, threads):
             logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             ids = logits[:, -1:].argmax(-1)
             seconds.append(time.perf_counter() - start)
-        return sum(seconds[1:])  # The first reads the prompt.
+        return sum(seconds[1:])  # the first step is the prefill
 
     with torch.inference_mode():
-        return speeds(read, decode)
+        return speeds(prefill, decode)
 
 
 def measure_ctranslate2(folder, threads):
@@ -90,8 +91,8 @@ def measure_ctranslate2(folder, threads):
         generator.generate_batch([words] * texts, max_length=new_tokens, min_length=new_tokens, include_prompt_in_result=False)
         return time.perf_counter() - start
 
-    def read(tokens):
-        # It generates at least one token, for which the context must have room.
+    def prefill(tokens):
+        # The call generates at least one token, which needs a free position in the context.
         tokens = min(tokens, 1023)
         generate(tokens, 1)
         return tokens
@@ -100,7 +101,7 @@ def measure_ctranslate2(folder, threads):
         alone = min(generate(tokens, 1) for _ in range(2))
         return generate(tokens, new_tokens + 1) - alone
 
-    rows = speeds(read, decode)
+    rows = speeds(prefill, decode)
     tokens, new_tokens = BATCH_TOKENS
     for texts in BATCHES:
         generate(tokens, 2, texts)
@@ -110,15 +111,18 @@ def measure_ctranslate2(folder, threads):
     return rows
 
 
-def speeds(read, decode):
-    """Tokens per second of every row: `read` says how many tokens it has read, `decode` how long it took; each once before."""
+def speeds(prefill, decode):
+    """Returns the tokens per second of every row, after one warm-up each.
+
+    `prefill` returns the number of tokens it processed, `decode` the seconds it took.
+    """
     rows = {}
     for tokens in PREFILL_TOKENS:
-        read(tokens)
+        prefill(tokens)
         seconds = []
         for _ in range(2):
             start = time.perf_counter()
-            count = read(tokens)
+            count = prefill(tokens)
             seconds.append(time.perf_counter() - start)
         rows[f"prefill {tokens}"] = count / min(seconds)
     decode(8, 8)
@@ -157,7 +161,7 @@ def measure_llama_cpp(programs, model, threads):
 
 
 def engines(peers, dtype, ours, threads, isa):
-    """The engines that are there for a precision: their names, and functions that measure them."""
+    """Yields the name and the measuring function of each engine available for a precision."""
     python, model = peers / "venv/bin/python", peers / "gpt2-124m"
     if ours:
         command = [ours, "bench", "--model", model, "--dtype", dtype, "--threads", threads, "--json"]
@@ -165,7 +169,7 @@ def engines(peers, dtype, ours, threads, isa):
     for type in GGUF_TYPES[dtype]:
         file = peers / f"gpt2-{type}.gguf"
         own, avx2 = (peers / folder / "bin" for folder in ("llama.cpp", "llama.cpp-avx2"))
-        # Where the processor has AVX2 alone, there is no second one.
+        # On processors limited to AVX2, peers.sh does not create a second build.
         programs = avx2 if isa and avx2.exists() else own
         if programs.exists() and file.exists():
             yield f"llama.cpp {type}", lambda programs=programs, file=file: measure_llama_cpp(programs, file, threads)
@@ -179,7 +183,7 @@ def engines(peers, dtype, ours, threads, isa):
 
 
 def limits(program, dtype, threads):
-    """Tokens per second that the machine allows, for each row: what is read once a step is read by all texts together."""
+    """Returns the machine's tokens per second limit for each row; a batch reads the weights once a step."""
     estimates = json_of([program, "doctor", "--threads", threads, "--json"])["estimates"]
     estimate = next(estimate for estimate in estimates if estimate["dtype"] == dtype)
     read, step, prompt = (estimate[key] for key in ("read_bytes", "new_tokens_per_s", "prompt_tokens_per_s"))
@@ -191,13 +195,13 @@ def limits(program, dtype, threads):
 
 def compare(arguments):
     peers = arguments.peers.resolve()
-    hold_to(arguments.isa)
-    samples, allowed = {}, {}
+    restrict_to(arguments.isa)
+    samples, measured_limits = {}, {}
     for _ in range(arguments.rounds):
         for dtype in arguments.only.split(","):
             if arguments.program.exists():
                 for row, limit in limits(arguments.program, dtype, arguments.threads).items():
-                    allowed.setdefault((dtype, row), []).append(limit)
+                    measured_limits.setdefault((dtype, row), []).append(limit)
             for engine, measure in engines(peers, dtype, arguments.program.exists() and arguments.program, arguments.threads, arguments.isa):
                 for row, speed in measure().items():
                     samples.setdefault((dtype, row), {}).setdefault(engine, []).append(speed)
@@ -205,7 +209,7 @@ def compare(arguments):
         for row in ROWS:
             medians = {engine: statistics.median(speeds) for engine, speeds in samples.get((dtype, row), {}).items()}
             others = [engine for engine in medians if engine != "ours"]
-            limit = statistics.median(allowed[dtype, row]) if (dtype, row) in allowed else None
+            limit = statistics.median(measured_limits[dtype, row]) if (dtype, row) in measured_limits else None
             line = {"dtype": dtype, "row": row, "tokens_per_s": medians, "limit": limit}
             if others:
                 line["best_peer"] = max(others, key=medians.get)
@@ -213,11 +217,11 @@ def compare(arguments):
 
 
 def main():
-    words = parser(__doc__, "rounds", "threads", "isa", "program", "peers")
-    words.add_argument("--only", default="f32,f16,q8,q4", help="precisions")
-    words.add_argument("--checkpoint", metavar="FOLDER", help="write a random checkpoint of GPT-2 124M's shape, and nothing else")
-    words.add_argument("--worker", nargs=2, metavar=("ENGINE", "FOLDER"), help=argparse.SUPPRESS)
-    arguments = words.parse_args()
+    argument_parser = parser(__doc__, "rounds", "threads", "isa", "program", "peers")
+    argument_parser.add_argument("--only", default="f32,f16,q8,q4", help="precisions")
+    argument_parser.add_argument("--checkpoint", metavar="FOLDER", help="write a random checkpoint of GPT-2 124M's shape, and nothing else")
+    argument_parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = argument_parser.parse_args()
     if arguments.checkpoint:
         write_checkpoint(arguments.checkpoint)
     elif arguments.worker:

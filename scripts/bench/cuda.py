@@ -1,14 +1,17 @@
-"""`gpt2 bench` against transformers on PyTorch, eager and compiled, in turn on the same GPU; prints the ratios.
+"""GPU speed of `gpt2 bench` compared with transformers on PyTorch, eager and compiled, interleaved.
 
 usage: python -m bench cuda --model DIR [--ours "target/release/gpt2 bench --device cuda --json"]
            [--dtype f32,f16,bf16] [--engines ours,eager,compiled] [--device cuda] [--rounds 3] [--tokens-scale 1]
            [--limit SECONDS] [--engine-limit SECONDS] [--lines]
 
-Rows, in tokens per second, as `gpt2 bench` measures them: prefill of 128, 512 and 1024 tokens with the logits of the last
-position only; greedy decoding of 128 tokens after 8, and of 64 after 896. Compiled is torch.compile with a static cache
-and, on a GPU, CUDA graphs (mode "reduce-overhead"); compiling is not counted. f32 is strict f32 on both sides. Every
-engine runs in a process of its own; rounds alternate, and medians count. `--lines` prints each figure as a JSON line as soon
-as it is there. What the limits cut off is missing from the table, and named below it. Needs torch and transformers.
+Rows, in tokens per second, as in `gpt2 bench`: prefill of 128, 512 and 1024 tokens with the logits of the
+last position only; greedy decoding of 128 tokens after 8, and of 64 after 896. Compiled means torch.compile
+with a static cache and, on a GPU, CUDA graphs (mode "reduce-overhead"); compilation time is excluded. f32 is
+strict f32 on both sides.
+
+Every engine runs in a separate process. Rounds alternate between engines, and the table shows medians and
+ratios. `--lines` prints each figure as a JSON line as soon as it is measured. Figures cut off by the limits
+are missing from the table and named below it. Needs torch and transformers.
 """
 
 import argparse
@@ -50,42 +53,42 @@ def measure_torch(model_path, dtype, device, is_compiled, scale):
         logits = model(ids, position_ids=positions, past_key_values=cache, logits_to_keep=1).logits
         return logits[:, -1].argmax(-1, keepdim=True)
 
-    # One compiled function for each shape: prompts, and single tokens.
+    # One compiled function for prompts and one for single tokens.
     prefill = torch.compile(next_token, mode="default", dynamic=False) if is_compiled else next_token
     step = torch.compile(next_token, mode=mode, dynamic=False) if is_compiled else next_token
 
     def cache(capacity):
         return StaticCache(model.config, capacity) if is_compiled else DynamicCache(config=model.config)
 
-    def timed_prefill(count, kept):
-        kept.reset()
+    def timed_prefill(count, kv_cache):
+        kv_cache.reset()
         positions = torch.arange(count, device=device)[None]
         synchronize()
         start = time.perf_counter()
-        prefill(tokens(count), positions, kept).item()
+        prefill(tokens(count), positions, kv_cache).item()
         return time.perf_counter() - start
 
-    def timed_decode(prompt, new, kept):
-        kept.reset()
-        token = prefill(tokens(prompt), torch.arange(prompt, device=device)[None], kept).clone()
-        places = torch.arange(prompt, prompt + new, device=device)
+    def timed_decode(prompt, new, kv_cache):
+        kv_cache.reset()
+        token = prefill(tokens(prompt), torch.arange(prompt, device=device)[None], kv_cache).clone()
+        positions = torch.arange(prompt, prompt + new, device=device)
         synchronize()
         start = time.perf_counter()
-        for place in range(new):
+        for index in range(new):
             if is_compiled and mode == "reduce-overhead":
                 torch.compiler.cudagraph_mark_step_begin()
-            token = step(token, places[None, place : place + 1], kept).clone()
+            token = step(token, positions[None, index : index + 1], kv_cache).clone()
         token.item()
         return time.perf_counter() - start
 
     def best(measure, capacity):
-        kept = cache(capacity)
+        kv_cache = cache(capacity)
         seconds = []
-        for run in range(RUNS + 2):  # two runs to compile, to capture, and to warm up
+        for run in range(RUNS + 2):  # two extra runs to compile, capture and warm up
             if not is_compiled:
-                kept = cache(capacity)
-                kept.reset = lambda: None
-            elapsed = measure(kept)
+                kv_cache = cache(capacity)
+                kv_cache.reset = lambda: None
+            elapsed = measure(kv_cache)
             if run >= 2:
                 seconds.append(elapsed)
         return statistics.median(seconds)
@@ -93,26 +96,26 @@ def measure_torch(model_path, dtype, device, is_compiled, scale):
     with torch.inference_mode():
         for name, (prompt, new) in DECODES.items():
             prompt, new = max(2, int(prompt * scale)), max(2, int(new * scale))
-            yield name, new / best(lambda kept: timed_decode(prompt, new, kept), prompt + new)
+            yield name, new / best(lambda kv_cache: timed_decode(prompt, new, kv_cache), prompt + new)
         for count in PREFILLS:
             count = max(2, int(count * scale))
-            yield f"prefill {count}", count / best(lambda kept: timed_prefill(count, kept), count)
+            yield f"prefill {count}", count / best(lambda kv_cache: timed_prefill(count, kv_cache), count)
 
 
 def rows_of_ours(line):
-    """The rows of a report of `gpt2 bench`."""
+    """Returns the rows of a `gpt2 bench` report."""
     report = json.loads(line)
     rows = {name: report[name] for name in DECODES if report.get(name)}
     return rows | {f"prefill {count}": speed for count, speed in report["prefill"].items()}
 
 
 class Stopped(Exception):
-    """Why a process has not done all."""
+    """A process failed or exceeded its time limit."""
 
 
 def lines_of(command, limit):
-    """Yields what a process prints, and raises `Stopped` where it fails or takes longer than `limit` seconds."""
-    # In a session of its own, so that what it has started ends with it.
+    """Yields a process's output lines; raises `Stopped` if it fails or exceeds `limit` seconds."""
+    # A separate session, so that its child processes end with it.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     errors, is_late = [], threading.Event()
 
@@ -149,7 +152,7 @@ def measured(engine, dtype, args, limit):
 
 
 def print_table(samples):
-    """`samples`: dtype to row to engine to speeds."""
+    """Prints `samples`, which maps dtype to row to engine to speeds."""
     for dtype, rows in samples.items():
         print(f"{dtype:<14} {'ours':>10} {'eager':>10} {'compiled':>10} {'/ eager':>9} {'/ compiled':>11}")
         for row, engines in rows.items():

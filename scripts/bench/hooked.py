@@ -1,18 +1,20 @@
-"""Speed of `HookedTransformer` beside TransformerLens on PyTorch: GPT-2 124M in f32, 64 tokens, on the same threads.
+"""Speed of `HookedTransformer` compared with TransformerLens: GPT-2 124M, f32, 64 tokens.
 
 usage: python -m bench hooked [--peers DIR] [--rounds N] [--threads N] [--isa avx2] [--markdown]
 
-Of the peers what `WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` makes is enough, with transformer_lens in its Python. The Python that
-runs this has the package. Both give every logit; TransformerLens is a bridge in compatibility mode without gradients. In each of the
-rounds each engine is a process of its own, which takes every case in turns and tells the median of 30 turns:
+`WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` creates everything needed except transformer_lens, which must be
+installed in its Python. The Python that runs this script needs our package. Both engines return all logits;
+TransformerLens is a bridge in compatibility mode without gradients. In each round each engine is a separate
+process that cycles through the cases and reports the median of 30 runs:
 
   cache      run_with_cache of every hook point
-  no logits  the same with return_type=None (ours alone: TransformerLens computes the logits all the same)
+  no logits  the same with return_type=None (ours only: TransformerLens computes the logits anyway)
   one site   run_with_cache of blocks.5.hook_resid_post with stop_at_layer=6
   forward    model(tokens)
-  hook       the same with a hook at blocks.5.attn.hook_z that looks and edits nothing
+  hook       the same with a hook at blocks.5.attn.hook_z that reads and edits nothing
 
-Printed are the medians of the rounds in milliseconds, and what the hook adds to a pass as the median over the turns of both beside each other.
+Prints the medians of the rounds in milliseconds, and the hook's overhead as the median ratio of paired
+runs.
 """
 
 import argparse
@@ -23,13 +25,13 @@ import time
 
 from bench import common
 
-TOKENS, WARM_UP, TURNS = 64, 3, 30
+TOKENS, WARM_UP, RUNS = 64, 3, 30
 SITE, HOOKED = "blocks.5.hook_resid_post", "blocks.5.attn.hook_z"
 ENGINES = ("candle-gpt2", "TransformerLens")
 
 
 def open_model(engine, folder, threads):
-    """The model, and the tokens as it takes them."""
+    """Returns the model, and the tokens in its input format."""
     ids = [common.prompt(TOKENS)]
     if engine == "candle-gpt2":
         import numpy as np
@@ -47,10 +49,10 @@ def open_model(engine, folder, threads):
 
 
 def measure(engine, folder, threads):
-    """Milliseconds of each case, and what the hook adds to a pass."""
+    """Returns the milliseconds of each case, and the overhead of the hook."""
     model, tokens = open_model(engine, folder, threads)
 
-    def look(value, hook):
+    def read(value, hook):
         assert value.shape[1] == TOKENS
 
     cases = {
@@ -58,16 +60,16 @@ def measure(engine, folder, threads):
         "no logits": lambda: model.run_with_cache(tokens, return_type=None),
         "one site": lambda: model.run_with_cache(tokens, names_filter=SITE, stop_at_layer=6),
         "forward": lambda: model(tokens),
-        "hook": lambda: model.run_with_hooks(tokens, fwd_hooks=[(HOOKED, look)]),
+        "hook": lambda: model.run_with_hooks(tokens, fwd_hooks=[(HOOKED, read)]),
     }
     if engine != "candle-gpt2":
         del cases["no logits"]
     samples = {case: [] for case in cases}
-    for turn in range(WARM_UP + TURNS):
+    for iteration in range(WARM_UP + RUNS):
         for case, run in cases.items():
             start = time.perf_counter()
             run()
-            if turn >= WARM_UP:
+            if iteration >= WARM_UP:
                 samples[case].append((time.perf_counter() - start) * 1000)
     rows = {case: statistics.median(times) for case, times in samples.items()}
     pairs = zip(samples["hook"], samples["forward"], strict=True)
@@ -75,15 +77,15 @@ def measure(engine, folder, threads):
 
 
 def main():
-    words = common.parser(__doc__, "rounds", "threads", "isa", "peers", "markdown")
-    words.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
-    arguments = words.parse_args()
+    parser = common.parser(__doc__, "rounds", "threads", "isa", "peers", "markdown")
+    parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     peers = arguments.peers.resolve()
     folder = str(peers / "gpt2-124m")
     if arguments.worker:
         print(json.dumps(measure(arguments.worker, folder, arguments.threads)))
         return
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(arguments.threads)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
@@ -96,8 +98,8 @@ def main():
                 samples.setdefault(row, {}).setdefault(engine, []).append(value)
     if arguments.markdown:
         print("| | candle-gpt2 | TransformerLens |\n|---|---|---|")
-    for row, of_row in samples.items():
-        medians = {engine: statistics.median(values) for engine, values in of_row.items()}
+    for row, by_engine in samples.items():
+        medians = {engine: statistics.median(values) for engine, values in by_engine.items()}
         if arguments.markdown:
             cells = [f"{medians[engine]:.{2 if '/' in row else 0}f}" if engine in medians else "" for engine in ENGINES]
             print(f"| {row} | " + " | ".join(cells) + " |")

@@ -1,19 +1,21 @@
-"""Speed of looking inside beside TransformerLens on PyTorch: grids of GPT-2 124M in f32 on the same threads.
+"""Speed of interpretability compared with TransformerLens: grids of GPT-2 124M, f32, same threads.
 
 usage: python -m bench inside [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--program FILE --model FOLDER]
 
-Runs `cargo bench -p candle-gpt2-interpret --bench inside` and the same grids with TransformerLens in turns, each round in a process of its
-own, and prints the medians in seconds, and TransformerLens' time over ours, of the medians and of the fastest rounds: above 1, ours is
-faster. Where other programs run besides, the fastest say more. The grids, of 15 tokens:
+Alternates between `cargo bench -p candle-gpt2-interpret --bench inside` and the same grids with
+TransformerLens, each round in a separate process. Prints the medians in seconds, and the ratio of
+TransformerLens's time to ours for the medians and for the fastest rounds; above 1, ours is faster. On a busy
+machine the fastest rounds are more reliable. The grids, of 15 tokens:
 
-  ablation   z of each of the 144 heads set to zero at every position, the logit difference at the last one
-  patching   the residual stream before each block at each position as in another text: 180 cells, with both texts' own runs
+  ablation   z of each of the 144 heads set to zero at all positions; metric: logit difference at the last position
+  patching   residual stream before each block patched at each position: 180 cells plus the clean and corrupted runs
 
-TransformerLens is a bridge in compatibility mode without gradients; its ablation is a `run_with_hooks` for each head, its patching
-`transformer_lens.patching.get_act_patch_resid_pre`. Both models have random weights: speed does not depend on their values.
-Then the memory of a record of 512 tokens, of ours alone. With MODEL, the folder of a checkpoint of 124M,
-also the time from start to end of `gpt2 look attention` with 64 tokens and a page, of which files are read once before.
-`--isa avx2` holds both to AVX2 where the processor has AVX-512. Needs the packages of scripts/requirements.txt.
+TransformerLens is a bridge in compatibility mode without gradients. Its ablation is one `run_with_hooks` per
+head, its patching `transformer_lens.patching.get_act_patch_resid_pre`. Both models have random weights: speed
+does not depend on their values. Then prints the memory of a record of 512 tokens, ours only. With MODEL, a
+checkpoint folder of the 124M model, also prints the total time of `gpt2 look attention` with 64 tokens and an
+HTML page, with warm file caches. `--isa avx2` restricts both to AVX2 on processors with AVX-512. Needs the
+packages in scripts/requirements.txt.
 """
 
 import argparse
@@ -36,7 +38,7 @@ LAYERS = HEADS = 12
 
 
 def lens_grid(case, threads):
-    """Seconds of one grid with TransformerLens, in this process, as a JSON line."""
+    """Measures one grid with TransformerLens in this process and prints a JSON line."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     import tokenizers
     import torch
@@ -47,9 +49,9 @@ def lens_grid(case, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    # TransformerLens asks for a tokenizer; without a bos_token, for with one it tries to load it again by its name.
-    words = tokenizers.models.WordLevel({f"t{index}": index for index in range(model.config.vocab_size)}, unk_token="t0")
-    backend = tokenizers.Tokenizer(words)
+    # TransformerLens needs a tokenizer. With a bos_token it would try to reload the tokenizer by name.
+    word_level = tokenizers.models.WordLevel({f"t{index}": index for index in range(model.config.vocab_size)}, unk_token="t0")
+    backend = tokenizers.Tokenizer(word_level)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t0", pad_token="t0")
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
@@ -88,13 +90,13 @@ def lens_grid(case, threads):
         start = time.perf_counter()
         grid = run()
         seconds = time.perf_counter() - start
-    # A grid whose cells are alike would not have been changed by its hooks.
+    # If the hooks had no effect, all cells would be equal.
     assert grid.shape == shape and len(grid.unique()) > grid.numel() / 4
     print(json.dumps({"case": case, "cells": grid.numel(), "tokens": GRID_TOKENS, "seconds": seconds}))
 
 
 def look_attention(program, model, threads):
-    """Seconds of the whole process, and the bytes of the page."""
+    """Returns the seconds of the whole process and the bytes of the page."""
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder, "attention.html")
         ids = ",".join(map(str, common.prompt(ATTENTION_TOKENS)))
@@ -111,7 +113,7 @@ def main():
     if arguments.worker:
         lens_grid(arguments.worker, arguments.threads)
         return
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
     bench = common.cargo_bench("candle-gpt2-interpret", "inside", None)
     options = ["--threads", str(arguments.threads)]
     instructions = ["--instructions", arguments.isa] if arguments.isa else []
@@ -119,20 +121,20 @@ def main():
     def ours(case):
         return common.json_of([*bench, case, *options, *instructions])
 
-    def is_wanted(case):
+    def is_selected(case):
         return arguments.only in case
 
     print(f"{'':16} {'ours':>9} {'TransformerLens':>16} {'theirs/ours':>12} {'of fastest':>11}")
-    for case in filter(is_wanted, GRIDS):
+    for case in filter(is_selected, GRIDS):
         theirs = common.worker("inside", "--worker", case, *options)
         rounds = [(ours(case)["seconds"], common.json_of(theirs)["seconds"]) for _ in range(arguments.rounds)]
-        mine, its = (statistics.median(seconds) for seconds in zip(*rounds))
+        our_median, their_median = (statistics.median(seconds) for seconds in zip(*rounds))
         fastest, their_fastest = (min(seconds) for seconds in zip(*rounds))
-        print(f"{case:16} {mine:9.3f} {its:16.3f} {its / mine:12.2f} {their_fastest / fastest:11.2f}", flush=True)
-    if is_wanted(MEMORY):
+        print(f"{case:16} {our_median:9.3f} {their_median:16.3f} {their_median / our_median:12.2f} {their_fastest / fastest:11.2f}", flush=True)
+    if is_selected(MEMORY):
         found = ours(MEMORY)
         print(f"{MEMORY:16} kept {found['kept_MB']:.1f} MB, at most {found['more_MB']:.1f} MB more", flush=True)
-    if arguments.model and is_wanted(ATTENTION):
+    if arguments.model and is_selected(ATTENTION):
         rounds = [look_attention(arguments.program, arguments.model, arguments.threads) for _ in range(arguments.rounds + 1)][1:]
         seconds, size = (statistics.median(values) for values in zip(*rounds))
         print(f"{ATTENTION:16} {seconds:.3f} s from start to end, a page of {size / 1e6:.2f} MB")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs the engines that scripts/bench compares with, and makes the checkpoint that all of them
-# run: GPT-2 124M with random weights. The check of `llama_perplexity` takes llama.cpp's tool from here.
-# usage: scripts/bench/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
-# Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores (an hour
-# where the processor has AVX-512).
+# Installs the engines that scripts/bench compares with, and creates their common checkpoint: GPT-2 124M with
+# random weights. Also builds llama.cpp's tool for the check `llama_perplexity`.
+# usage: scripts/bench/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 skips its compilation)
+# Needs Python and the release build of `gpt2`. llama.cpp needs a C++ compiler and about half an hour on two
+# cores (an hour on processors with AVX-512).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts=$PWD/scripts
@@ -16,7 +16,8 @@ python=$PWD/venv/bin/python
 install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
 install torch==2.15.0 transformers==5.23.0 tokenizers==0.23.3 safetensors==0.8.0 numpy==2.4.6 ctranslate2==4.8.5
 
-# finished TARGET COMMAND…: makes a file or folder that appears whole or not at all; COMMAND gets its temporary name at the end.
+# finished TARGET COMMAND…: creates a file or folder atomically; COMMAND receives its temporary name as the
+# last argument.
 finished() {
   [ ! -e "$1" ] || return 0
   rm -rf "unfinished-$1"
@@ -30,8 +31,8 @@ for type in float32 int8; do
 done
 
 [ -z "${WITHOUT_LLAMA_CPP:-}" ] || exit 0
-# llama.cpp, as the source distribution of its Python package holds it: for this processor, and where that has AVX-512 for AVX2
-# alone as well.
+# llama.cpp from the source distribution of its Python package: a native build, and on processors with AVX-512
+# also one restricted to AVX2.
 package=llama_cpp_python-0.3.36
 programs="llama-bench llama-batched-bench llama-server"
 install cmake ninja
@@ -43,7 +44,7 @@ build() { # FOLDER PROGRAMS CMAKE_OPTIONS…
   PATH=$PWD/venv/bin:$PATH cmake -S "$package/vendor/llama.cpp" -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF \
     -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF "${@:3}" >/dev/null
-  # shellcheck disable=SC2086  # the programs' names are words
+  # shellcheck disable=SC2086  # word splitting separates the programs
   PATH=$PWD/venv/bin:$PATH ninja -C "$1" $2 >/dev/null
 }
 is_built() { # FOLDER PROGRAMS
@@ -56,7 +57,7 @@ is_built llama.cpp "$native" || build llama.cpp "$native" -DGGML_NATIVE=ON
 if grep -q avx512f /proc/cpuinfo && ! is_built llama.cpp-avx2 "$programs"; then
   build llama.cpp-avx2 "$programs" -DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON
 fi
-# Our own converter writes what llama.cpp reads; its tool makes the other types from that. Names end in .gguf for both.
+# Our converter writes F32 and F16; llama.cpp's tool quantizes from F32. All names end in .gguf.
 [ -e gpt2-F32.gguf ] || "$gpt2" convert gpt2-124m gpt2-F32.gguf --dtype f32
 [ -e gpt2-F16.gguf ] || "$gpt2" convert gpt2-124m gpt2-F16.gguf --dtype f16
 for type in Q8_0 Q4_0 Q4_K_M; do

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What `python -m bench web` compares the page's engine with: transformers.js (onnxruntime-web) and wllama (llama.cpp) from npm, and
-# the checkpoint of scripts/bench/peers.sh, GPT-2 124M with random weights, in their formats.
+# Installs the peers of `python -m bench web`: transformers.js (onnxruntime-web) and wllama (llama.cpp) from
+# npm, and converts the checkpoint of scripts/bench/peers.sh, GPT-2 124M with random weights, to their
+# formats.
 # usage: scripts/bench/peers_web.sh [DIR]   (default: target/peers; about 3 GB more; safe to run twice)
-# Needs what `WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` makes, the `gpt2` program's release build, and npm.
+# Needs the output of `WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh`, the release build of `gpt2`, and npm.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts=$PWD/scripts
@@ -13,12 +14,12 @@ peers=$PWD
 mkdir -p web
 cd web
 
-# Without the scripts of its packages: one of them downloads a program that browsers have no use for.
+# Skips install scripts: one of them downloads a native program that browsers cannot use.
 [ -d node_modules ] || npm install --silent --no-audit --no-fund --ignore-scripts --prefix . \
   @huggingface/transformers@4.3.1 @wllama/wllama@3.8.1
 
-# ONNX by the exporter whose files transformers.js has on the Hub. It needs an older transformers than the other peers, and takes
-# their PyTorch.
+# Uses the exporter behind transformers.js's files on the Hub. It needs an older transformers than the other
+# peers, and shares their PyTorch.
 if [ ! -d onnx ]; then
   [ -x venv/bin/python ] || python3 -m venv venv
   "$peers/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$(echo venv/lib/python*/site-packages)/zz-peers.pth"
@@ -29,7 +30,7 @@ if [ ! -d onnx ]; then
   mv unfinished onnx
 fi
 
-# GGUF by our own converter.
+# GGUF files from our own converter.
 for type in f32 f16 q8_0 q4_0; do
   file=gpt2-$type.gguf
   [ -e "$file" ] || "$gpt2" convert "$checkpoint" "$file" --dtype "$type"

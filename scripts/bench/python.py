@@ -1,12 +1,13 @@
-"""Speed of the Python package beside the program, transformers (PyTorch) and CTranslate2: GPT-2 124M on one machine, in turns.
+"""Speed of the Python package compared with the program, transformers and CTranslate2: GPT-2 124M.
 
 usage: python -m bench python [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--isa avx2] [--markdown]
 
-Of the peers what `WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` makes is enough. The Python
-that runs this has the package, built in release; the peers run in that folder's own. The program and the package are asked for the
-same texts, always the most probable token, each time in a process of its own: a prompt of 128, 512 and 1,023 tokens up to the first
-token, and 128 tokens after 8, and 64 after 896. The program tells its own times, the package's are taken around its calls: so what
-Python adds is the difference. The peers' rows are those of `cpu`; `8 texts` counts the tokens of all.
+`WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` creates all peers needed. The Python that runs this script needs
+our package, built in release mode; the peers run in the Python of that folder. All engines run interleaved on
+one machine. The program and the package get the same prompts and decode greedily, each time in a separate
+process: time to first token for prompts of 128, 512 and 1,023 tokens, 128 tokens after 8, and 64 after 896.
+The program reports its own times, and the package's calls are timed from outside, so the difference is
+Python's overhead. The peers' rows are those of `cpu`; `8 texts` counts the tokens of the whole batch.
 """
 
 import argparse
@@ -17,13 +18,13 @@ import time
 
 from bench import common, cpu
 
-PREFILL_TOKENS = (128, 512, 1023)  # the context of 1,024 has room for the one that follows
+PREFILL_TOKENS = (128, 512, 1023)  # the context of 1,024 must also hold the next token
 DECODE = cpu.DECODE
 TEXTS, (TEXT_TOKENS, TEXT_NEW_TOKENS) = 8, cpu.BATCH_TOKENS
 
 
 def measure(folder):
-    """The package: seconds of calls of `generate` as tokens per second."""
+    """Times the package's `generate` calls; returns tokens per second."""
     import candle_gpt2
 
     model = candle_gpt2.Model.from_pretrained(folder, dtype="f32")
@@ -39,7 +40,7 @@ def measure(folder):
 
     rows = {}
     for tokens in PREFILL_TOKENS:
-        # As in a process of the program the first one counts.
+        # The first call counts, as it does for the program.
         rows[f"prefill {tokens}"] = tokens / seconds(common.prompt(tokens), 1)
     for row, (tokens, new_tokens) in DECODE.items():
         rows[row] = decode(common.prompt(tokens), new_tokens, 1)
@@ -48,7 +49,7 @@ def measure(folder):
 
 
 def measure_program(program, folder, threads):
-    """The same texts by the program: what it says of its own speed."""
+    """Runs the same prompts with the program; returns the speeds it reports."""
 
     def seconds(tokens, new_tokens):
         ids = ",".join(map(str, common.prompt(tokens)))
@@ -70,9 +71,9 @@ def compare(arguments):
     peers = arguments.peers.resolve()
     folder = peers / "gpt2-124m"
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
 
-    def of_peer(engine, folder):
+    def peer_rows(engine, folder):
         options = ("--worker", engine, peers / folder, "--threads", arguments.threads)
         rows = common.json_of(common.worker("cpu", *options, python=peers / "venv/bin/python"))
         rows["prefill 1023"] = rows["prefill 1024"]
@@ -81,8 +82,8 @@ def compare(arguments):
     engines = {
         "program": lambda: measure_program(arguments.program, folder, arguments.threads),
         "candle-gpt2": lambda: common.json_of(common.worker("python", "--worker", folder)),
-        "transformers": lambda: of_peer("torch", "gpt2-124m"),
-        "CTranslate2": lambda: of_peer("ctranslate2", "ctranslate2-float32"),
+        "transformers": lambda: peer_rows("torch", "gpt2-124m"),
+        "CTranslate2": lambda: peer_rows("ctranslate2", "ctranslate2-float32"),
     }
     samples = {}
     for _ in range(arguments.rounds):
@@ -103,9 +104,9 @@ def compare(arguments):
 
 
 def main():
-    words = common.parser(__doc__, "rounds", "threads", "isa", "program", "peers", "markdown")
-    words.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
-    arguments = words.parse_args()
+    parser = common.parser(__doc__, "rounds", "threads", "isa", "program", "peers", "markdown")
+    parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     if arguments.worker:
         print(json.dumps(measure(arguments.worker)))
     else:

@@ -1,12 +1,14 @@
-"""What a bulk job on Ray costs beside the program's own prompts file, on the same cores; and how many actors of how many threads.
+"""Overhead of a bulk job on Ray compared with the program's prompts file, by actors and threads.
 
 usage: python -m bench ray [--program target/release/gpt2] [--model DIR] [--rows 512] [--new-tokens 32]
          [--shapes 1x2,2x1] [--threads 2] [--rounds 3] [--rows-per-block N] [--json]
 
-A shape is actors x threads, all on this machine; the program takes --threads. Rounds alternate between all of them, and medians are
-told. `job` is the time from the first block to the written output, with the start of the actors and their models; `program` is the
-whole time of `gpt2 generate --prompts-file`, its start with it. Ray itself, which a cluster has running, is started before and not
-counted. Texts of both are compared: every row draws with the same seed. Needs `pip install '.[ray]'` in a clone, built in release.
+A shape is actors x threads, all on this machine; the program uses --threads. Rounds alternate between all of
+them, and the report shows medians. `job` is the time from the first block to the written output, including
+the start of the actors and their models. `program` is the total time of `gpt2 generate --prompts-file`,
+startup included. Ray itself is started beforehand and not counted, because a cluster already runs it. Both
+outputs are compared: each row samples with the same seed. Needs `pip install '.[ray]'` in a clone, built in
+release mode.
 """
 
 import json
@@ -59,7 +61,7 @@ def main():
     arguments = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     seconds = {"program": []} | {f"{actors} x {threads}": [] for actors, threads in shapes}
-    # As `candle_gpt2.ray` starts it: with the priority that the program has.
+    # Like `candle_gpt2.ray`, gives workers the same priority as the program.
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,19 +1,20 @@
-"""Load on `gpt2 serve` and, beside it, on llama.cpp's `llama-server`: clients in closed loops, each engine in turn on one machine.
+"""Load tests of `gpt2 serve` and llama.cpp's `llama-server`: closed-loop clients, engines interleaved.
 
 usage: python -m bench serving --program target/release/gpt2 --model DIR [--dtype f16] [--isa avx2]
          [--llama-server PROGRAM --gguf FILE] [--clients 1,2,4,8,16,32] [--prompts 32,512] [--rounds N] [--json]
-       python -m bench serving … --health          time of GET /health while prompts of 1,000 tokens are computed
-       python -m bench serving … --gap             a running text's worst gap while prompts of 1,000 tokens come in
-       python -m bench serving … --overload        twice as many clients as the queue holds (ours alone)
-       python -m bench serving … --soak 100000     memory of the server's process over so many requests (ours alone)
-       python -m bench serving … --activations     plain requests to a server with --activations and to one without (ours alone)
+       python -m bench serving … --health          latency of GET /health during prefills of 1,000 tokens
+       python -m bench serving … --gap             worst gap of a running completion during prefills of 1,000 tokens
+       python -m bench serving … --overload        twice as many clients as the queue holds (ours only)
+       python -m bench serving … --soak 100000     memory of the server process over this number of requests (ours only)
+       python -m bench serving … --activations     plain requests to servers with and without --activations (ours only)
 
-Every request of the first table is a prompt of token ids that no other request begins like, decoded greedily for 64 tokens without
-an end, streamed; a bias makes every token the letter a, for a server holds back what is half a character, and the checkpoint's
-weights are random. TTFT is the time to the first event with text; a gap lies between two such events. With --json each cell is a
-line of its own. --health, --gap, --overload and --soak end with exit code 1 where they see what must not be. --activations prints tokens a
-second of the same load on both servers, which run side by side and are loaded in turns, and their ratio. Standard library alone;
-peers.sh builds llama-server and makes the checkpoint (target/peers/gpt2-124m and its .gguf files).
+Every request of the first table is a streamed greedy completion of 64 tokens that ignores end of text, for a
+prompt of token ids whose beginning is unique. A bias makes every token the letter a, because the checkpoint's
+weights are random and a server holds back incomplete characters. TTFT is the time to the first event with
+text; a gap is the time between two such events. --json prints a line for each cell. --health, --gap,
+--overload and --soak exit with code 1 if a limit is exceeded. --activations loads two running servers
+alternately and prints tokens per second of both and their ratio. Uses only the standard library; peers.sh
+builds llama-server and creates the checkpoint (target/peers/gpt2-124m and its .gguf files).
 """
 
 import collections
@@ -25,22 +26,22 @@ import statistics
 import threading
 import time
 
-from bench.clients import NEW_TOKENS, Client, milliseconds, quantile, request, start_llama_server, start_ours, together
+from bench.clients import NEW_TOKENS, Client, milliseconds, quantile, request, run_concurrently, start_llama_server, start_ours
 from bench.common import parser
 
 LONG_PROMPT = 1000
-# What `--health` and `--soak` must hold.
+# Limits that `--health` and `--soak` enforce.
 HEALTH_SECONDS, MEMORY_GROWTH = 0.010, 0.05
 
 
 def measure(server, clients, tokens, requests):
-    """One cell: so many clients, each sending `requests` requests one after another."""
+    """Measures one cell: `clients` clients send `requests` requests each, one after another."""
 
     def loop(_):
         client = Client(server.address)
         return [client.complete(**request(server, tokens)) for _ in range(requests)]
 
-    answers = list(itertools.chain.from_iterable(together(clients, loop)))
+    answers = list(itertools.chain.from_iterable(run_concurrently(clients, loop)))
     served = [answer for answer in answers if answer.status == 200]
     for answer in served:
         if answer.error or answer.tokens != NEW_TOKENS:
@@ -57,7 +58,7 @@ def measure(server, clients, tokens, requests):
 
 
 def median_cell(cells):
-    """Medians over the rounds; the worst of what is called worst, and the sum of the refusals."""
+    """Merges the rounds: the maximum of `worst`, the sum of `refusals` and the median of all else."""
 
     def merge(name, values):
         if isinstance(values[0], dict):
@@ -94,7 +95,7 @@ def load(arguments, engines):
 
 
 class Background:
-    """Clients that send long prompts one after another until the block ends."""
+    """Clients that send long prompts, one after another, until the `with` block ends."""
 
     def __init__(self, server, clients, tokens):
         self.server, self.clients, self.tokens, self.answers = server, clients, tokens, []
@@ -128,9 +129,9 @@ def health(arguments, engines):
             prober, seconds = Client(server.address), []
             end = time.perf_counter() + arguments.seconds
             while time.perf_counter() < end:
-                asked = time.perf_counter()
+                sent = time.perf_counter()
                 status, _ = prober.get("/health")
-                seconds.append(time.perf_counter() - asked)
+                seconds.append(time.perf_counter() - sent)
                 assert status == 200, f"{name}: /health answered {status}"
                 time.sleep(0.005)
         report = {"engine": name, "asked": len(seconds), "prompts": len(background.answers), "health_ms": milliseconds(seconds)}
@@ -150,15 +151,16 @@ def gap(arguments, engines):
                 answers = [client.complete(**request(server, tokens, 1)) for _ in range(6)]
                 return statistics.median(answer.events[0] - answer.sent for answer in answers[1:])
 
-            # The last chunk of a prompt is the dearest, for it attends to all before; on a busy machine the difference says little.
+            # The last chunk of a prompt costs the most, because it attends to all earlier tokens.
+            # On a busy machine the difference of the two times is unreliable.
             last_chunk = max(first(tokens) - first(tokens - chunk), first(tokens) / math.ceil(tokens / chunk))
             alone = client.complete(**request(server, 8, new_tokens)).gaps
-            begun = threading.Event()
+            has_begun = threading.Event()
             running = []
             body = request(server, 8, new_tokens)
-            reader = threading.Thread(target=lambda: running.append(Client(server.address).complete(begun.set, **body)))
+            reader = threading.Thread(target=lambda: running.append(Client(server.address).complete(has_begun.set, **body)))
             reader.start()
-            begun.wait()
+            has_begun.wait()
             with Background(server, 2, tokens) as background:
                 reader.join()
         loaded, step = running[0].gaps, quantile(alone, 0.99)
@@ -166,7 +168,7 @@ def gap(arguments, engines):
                   "alone_ms": milliseconds(alone), "loaded_ms": milliseconds(loaded), "last_chunk_ms": round(last_chunk * 1e3, 2),
                   "worst_over_chunk_and_step": round(max(loaded) / (last_chunk + step), 2)}
         print(json.dumps(report), flush=True)
-        # Half as much again for the machine's own noise.
+        # Allows 50% for noise of the machine.
         failed |= name == "ours" and max(loaded) > 1.5 * (last_chunk + step)
     return failed
 
@@ -179,7 +181,7 @@ def overload(arguments, _):
             def one(_):
                 return Client(server.address).complete(**request(server, 16, stream=False, stream_options=None))
 
-            answers = together(2 * arguments.queue + arguments.parallel, one)
+            answers = run_concurrently(2 * arguments.queue + arguments.parallel, one)
             counts = collections.Counter(answer.status for answer in answers)
             refused = [answer for answer in answers if answer.status == 429]
             seconds = [answer.done - answer.sent for answer in refused]
@@ -195,16 +197,16 @@ def overload(arguments, _):
     return failed
 
 
-def stranger(server, chance):
-    """A short request of one kind or another, as many clients would send them; ends whatever the answer is."""
-    kind = chance.randrange(10)
-    body = request(server, chance.randrange(1, 24), chance.randrange(1, 8))
+def random_request(server, rng):
+    """Returns a short request of a random kind, and whether the client disconnects early."""
+    kind = rng.randrange(10)
+    body = request(server, rng.randrange(1, 24), rng.randrange(1, 8))
     if kind < 3:
         body |= {"stream": False, "stream_options": None}
     elif kind == 3:
         body |= {"echo": True, "logprobs": 5}
     elif kind == 4:
-        body |= {"n": 3, "temperature": 1, "seed": chance.randrange(1000)}
+        body |= {"n": 3, "temperature": 1, "seed": rng.randrange(1000)}
     elif kind == 5:
         body |= {"prompt": [server.vocabulary + 7]}
     elif kind == 6:
@@ -216,26 +218,26 @@ def stranger(server, chance):
 
 def soak(arguments, _):
     with start_ours(arguments) as server:
-        left, statuses, samples = itertools.count(), collections.Counter(), {}
-        share = max(1, arguments.soak // 10)
+        counter, statuses, samples = itertools.count(), collections.Counter(), {}
+        interval = max(1, arguments.soak // 10)
         print(json.dumps({"requests": 0, "resident": server.memory()[0]}), flush=True)
 
         def loop(number):
-            client, chance = Client(server.address), random.Random(number)
-            while (index := next(left)) < arguments.soak:
-                body, leaves = stranger(server, chance)
-                if leaves:
-                    # Says good-bye in the middle of the text.
-                    client.leave(**body)
+            client, rng = Client(server.address), random.Random(number)
+            while (index := next(counter)) < arguments.soak:
+                body, disconnects = random_request(server, rng)
+                if disconnects:
+                    # Disconnects in the middle of the completion.
+                    client.disconnect(**body)
                     statuses["left"] += 1
                 else:
                     statuses[client.complete(**body).status] += 1
-                if (index + 1) % share == 0:
-                    samples[(index + 1) // share] = server.memory()
-                    print(json.dumps({"requests": index + 1, "resident": samples[(index + 1) // share][0]}), flush=True)
+                if (index + 1) % interval == 0:
+                    samples[(index + 1) // interval] = server.memory()
+                    print(json.dumps({"requests": index + 1, "resident": samples[(index + 1) // interval][0]}), flush=True)
 
         start = time.perf_counter()
-        together(16, loop)
+        run_concurrently(16, loop)
         seconds = time.perf_counter() - start
         before, after = samples[min(2, max(samples))], server.memory()
     growth = after[0] / before[0] - 1
@@ -251,10 +253,10 @@ def activations(arguments, _):
         servers = [("without", without), ("with", allowed)]
         for _, server in servers:
             measure(server, 1, min(arguments.prompts), 1)
-        for place in range(arguments.rounds):
+        for round_number in range(arguments.rounds):
             for tokens, clients in itertools.product(arguments.prompts, arguments.clients):
-                # Each goes first in every other round.
-                for name, server in servers if place % 2 else servers[::-1]:
+                # The order alternates between rounds.
+                for name, server in servers if round_number % 2 else servers[::-1]:
                     speed = measure(server, clients, tokens, arguments.requests)["tokens_per_s"]
                     cells[tokens, clients][name].append(speed)
     for (tokens, clients), measured in cells.items():
@@ -264,34 +266,34 @@ def activations(arguments, _):
 
 
 def main():
-    words = parser(__doc__, "program", "json")
+    argument_parser = parser(__doc__, "program", "json")
     numbers_of = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    words.add_argument("--model", required=True, help="what its --model takes")
-    words.add_argument("--dtype", default="f16")
-    words.add_argument("--isa", help="holds ours to an instruction set, as GPT2_INSTRUCTION_SET does")
-    words.add_argument("--options", default="", help="further words for `gpt2 serve`")
-    words.add_argument("--llama-server", help="the program of llama.cpp to compare with")
-    words.add_argument("--gguf", help="its model")
-    words.add_argument("--parallel", type=int, default=16, help="texts at a time, of both servers")
-    words.add_argument("--clients", type=numbers_of, default=[1, 2, 4, 8, 16, 32])
-    words.add_argument("--prompts", type=numbers_of, default=[32, 512])
-    words.add_argument("--requests", type=int, default=3, help="of each client, one after another")
-    words.add_argument("--rounds", type=int, default=1)
-    words.add_argument("--seconds", type=float, default=20, help="of --health")
-    words.add_argument("--queue", type=int, default=64, help="of --overload")
-    words.add_argument("--prefill-chunk", type=int, default=128, help="of --gap: the server's")
-    words.add_argument("--health", action="store_true")
-    words.add_argument("--gap", action="store_true")
-    words.add_argument("--overload", action="store_true")
-    words.add_argument("--soak", type=int)
-    words.add_argument("--activations", action="store_true")
-    arguments = words.parse_args()
+    argument_parser.add_argument("--model", required=True, help="what its --model takes")
+    argument_parser.add_argument("--dtype", default="f16")
+    argument_parser.add_argument("--isa", help="holds ours to an instruction set, as GPT2_INSTRUCTION_SET does")
+    argument_parser.add_argument("--options", default="", help="further words for `gpt2 serve`")
+    argument_parser.add_argument("--llama-server", help="the program of llama.cpp to compare with")
+    argument_parser.add_argument("--gguf", help="its model")
+    argument_parser.add_argument("--parallel", type=int, default=16, help="texts at a time, of both servers")
+    argument_parser.add_argument("--clients", type=numbers_of, default=[1, 2, 4, 8, 16, 32])
+    argument_parser.add_argument("--prompts", type=numbers_of, default=[32, 512])
+    argument_parser.add_argument("--requests", type=int, default=3, help="of each client, one after another")
+    argument_parser.add_argument("--rounds", type=int, default=1)
+    argument_parser.add_argument("--seconds", type=float, default=20, help="of --health")
+    argument_parser.add_argument("--queue", type=int, default=64, help="of --overload")
+    argument_parser.add_argument("--prefill-chunk", type=int, default=128, help="of --gap: the server's")
+    argument_parser.add_argument("--health", action="store_true")
+    argument_parser.add_argument("--gap", action="store_true")
+    argument_parser.add_argument("--overload", action="store_true")
+    argument_parser.add_argument("--soak", type=int)
+    argument_parser.add_argument("--activations", action="store_true")
+    arguments = argument_parser.parse_args()
     engines = {"ours": lambda: start_ours(arguments)}
     if arguments.llama_server:
         if not arguments.gguf:
-            words.error("--llama-server needs --gguf")
+            argument_parser.error("--llama-server needs --gguf")
         engines["llama-server"] = lambda: start_llama_server(arguments)
     modes = [(arguments.health, health), (arguments.gap, gap), (arguments.overload, overload), (arguments.soak, soak),
              (arguments.activations, activations), (True, load)]
-    mode = next(mode for asked, mode in modes if asked)
+    mode = next(mode for is_requested, mode in modes if is_requested)
     return 1 if mode(arguments, engines) else 0

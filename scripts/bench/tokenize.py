@@ -1,13 +1,13 @@
-"""Speed and memory of `gpt2 tokenize` beside Python's `tokenizers`, and whether both give the same tokens.
+"""Speed and memory of `gpt2 tokenize` compared with Python's `tokenizers`; verifies equal tokens.
 
 usage: python -m bench tokenize TEXT... --tokenizer FILE [--bytes N] [--rounds N] [--threads N] [--program PROGRAM] [--work DIR]
 
-Documents are made of the lines of the texts in an order of their own, every second line with a word that is changed, so that words
-go on coming that were not met before; JSONL files hold one a line. `tokenizers` encodes them in batches by all threads
-(encode_batch_fast, which keeps no offsets) and writes them as nanoGPT's prepare.py does. Both take turns, each round in processes of
-its own; printed are megabytes of JSONL per second, of all that a process does, and the peak of its resident memory (VmHWM). Then our
-files are read as nanoGPT's train.py and llm.c's dataloader.h read theirs, and compared token by token. Needs numpy and tokenizers
-(scripts/requirements.txt).
+Documents are shuffled lines of the texts with one word changed in every second line, so that new words keep
+appearing. JSONL files hold one document per line. `tokenizers` encodes them in batches on all threads
+(encode_batch_fast, which skips offsets) and writes the ids as nanoGPT's prepare.py does. Rounds alternate
+between both, each in separate processes. Prints megabytes of JSONL per second of the whole process, and its
+peak resident memory (VmHWM). Then reads our files as nanoGPT's train.py and llm.c's dataloader.h do, and
+compares them token by token. Needs numpy and tokenizers (scripts/requirements.txt).
 """
 
 import argparse
@@ -28,23 +28,23 @@ from bench import common
 from bench.common import END_OF_TEXT
 
 BATCH = 1000
-# llm.c's header: 256 numbers of 32 bits, of which three are used.
+# llm.c's header: 256 32-bit integers, of which three are used.
 HEADER_BYTES = 1024
 HEADER_OF_GPT2 = (20240520, 1)
 
 
 def documents(texts, size):
-    """As many bytes of documents as asked for, and no two alike."""
-    chosen = random.Random(1)
+    """Yields `size` bytes of documents, all different."""
+    rng = random.Random(1)
     lines = [line for text in texts for line in text.read_text().splitlines(keepends=True)]
     letters = "abcdefghijklmnopqrstuvwxyz"
     while size > 0:
         document = []
-        for line in chosen.choices(lines, k=chosen.randrange(5, 60)):
-            if chosen.random() < 0.5:
+        for line in rng.choices(lines, k=rng.randrange(5, 60)):
+            if rng.random() < 0.5:
                 words = line.split(" ")
-                word = chosen.randrange(len(words))
-                words[word] = "".join(chosen.choices(letters, k=2)) + words[word]
+                word = rng.randrange(len(words))
+                words[word] = "".join(rng.choices(letters, k=2)) + words[word]
                 line = " ".join(words)
             document.append(line)
         document = "".join(document)
@@ -53,7 +53,7 @@ def documents(texts, size):
 
 
 def library(tokenizer, data, out):
-    """One process's work with Python's library."""
+    """Tokenizes with Python's `tokenizers` in this process."""
     import tokenizers
 
     encoder = tokenizers.Tokenizer.from_file(tokenizer)
@@ -75,7 +75,7 @@ def library(tokenizer, data, out):
 
 
 def run(command, environment):
-    """Seconds, peak of resident memory in MiB, and what was printed."""
+    """Returns the seconds, the peak resident memory in MiB, and the output."""
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     peak = 0
@@ -83,7 +83,7 @@ def run(command, environment):
         try:
             peak = max(peak, common.peak_mib(process.pid))
         except (OSError, StopIteration):
-            pass  # It has just ended.
+            pass  # the process has already ended
         time.sleep(0.005)
     elapsed = time.monotonic() - start
     if process.returncode:
@@ -92,7 +92,7 @@ def run(command, environment):
 
 
 def read_llm_c(path):
-    """The tokens of a shard, as dataloader.h checks and reads them."""
+    """Returns the tokens of a shard, checked and read like dataloader.h does."""
     header = np.fromfile(path, dtype=np.int32, count=HEADER_BYTES // 4)
     assert (header[0], header[1]) == HEADER_OF_GPT2, f"{path}: magic or version"
     assert not header[3:].any(), f"{path}: the rest of the header"

@@ -1,12 +1,13 @@
-"""Speed and memory of a training step beside PyTorch: forward, backward, clipping, AdamW, in f32 on the same threads.
+"""Speed and memory of a training step compared with PyTorch: forward, backward, clipping, AdamW, f32.
 
 usage: python -m bench training [--case small|gpt2|gpt2-1024]... [--rounds N] [--threads N] [--dropout RATE] [--isa avx2]
            [--device cpu|cuda:N] [--compute-dtype f32|bf16] [--ours PROGRAM] [--lines]
 
-Runs `cargo bench -p candle-gpt2-training --bench step` and transformers' GPT2LMHeadModel with torch's AdamW in turns, each round in
-a process of its own, and prints the medians, with the peak of each process's resident memory (VmHWM). `--isa avx2` holds both to
-AVX2 where the processor has AVX-512. On a GPU, f32 is strict f32 on both sides, and bf16 is PyTorch's autocast with weights in
-f32; `--ours` names the compiled bench, and `--lines` prints each figure as a JSON line. Needs the packages of scripts/requirements.txt.
+Alternates between `cargo bench -p candle-gpt2-training --bench step` and transformers' GPT2LMHeadModel with
+torch's AdamW on the same threads, each round in a separate process. Prints the medians and the peak resident
+memory of each process (VmHWM). `--isa avx2` restricts both to AVX2 on processors with AVX-512. On a GPU, f32
+is strict f32 on both sides, and bf16 is PyTorch's autocast with f32 weights. `--ours` names the compiled
+benchmark, and `--lines` prints each figure as a JSON line. Needs the packages in scripts/requirements.txt.
 """
 
 import argparse
@@ -22,11 +23,11 @@ CASES = {
     "gpt2-1024": {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "batch": 8, "context": 1024},
 }
 WARM_UP_STEPS = 2
-SHORTEST_STEPS, SHORTEST_S = 5, 5.0
+MIN_STEPS, MIN_SECONDS = 5, 5.0
 
 
 def torch_step(case, threads, dropout, device, compute_dtype):
-    """One process's measurement of PyTorch, as a JSON line."""
+    """Measures PyTorch in this process and prints a JSON line."""
     import torch
     import transformers
 
@@ -51,13 +52,13 @@ def torch_step(case, threads, dropout, device, compute_dtype):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        # Both sides tell it at each step; a GPU is waited for.
+        # Both sides read the loss after each step, which synchronizes with the GPU.
         return loss.item()
 
     for _ in range(WARM_UP_STEPS):
         step()
     seconds = []
-    while len(seconds) < SHORTEST_STEPS or sum(seconds) < SHORTEST_S:
+    while len(seconds) < MIN_STEPS or sum(seconds) < MIN_SECONDS:
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
@@ -84,7 +85,7 @@ def main():
     ours = [arguments.ours] if arguments.ours else common.cargo_bench("candle-gpt2-training", "step", None)
     theirs = common.worker("training", "--worker", "--case")
     instructions = ["--instructions", arguments.isa] if arguments.isa else []
-    common.hold_to(arguments.isa)
+    common.restrict_to(arguments.isa)
     for case in cases:
         results = {"ours": [], "PyTorch": []}
         for _ in range(arguments.rounds):

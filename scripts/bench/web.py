@@ -1,17 +1,19 @@
-"""Speed of the engine in a browser beside transformers.js (onnxruntime-web), wllama (llama.cpp) and our own program: GPT-2 124M, one
-thread each, on one machine, in turns.
+"""Speed in a browser compared with transformers.js, wllama and our own program: GPT-2 124M, 1 thread.
 
 usage: python -m bench web [--peers DIR] [--dist web/dist] [--program target/release/gpt2] [--rounds 3] [--only f32,f16,q8,q4]
          [--engines ours,transformers,wllama,program] [--prefill 128] [--decode 128] [--markdown]
        python -m bench web --first-word [--dist web/dist] [--rounds 5]      from opening the page to its first words
 
-scripts/bench/peers_web.sh adds to the folder that peers.sh makes; `scripts/build_web.sh` makes
-web/dist. Each measurement is a headless Chromium of its own, which opens a page of a server on this machine (isolated from other
-origins, as threads would want it), and runs the engine in a worker: once as a warm-up, then a prompt, greedily. The program runs the
-same prompt with `--threads 1`. Printed are medians over the rounds: tokens per second of reading the prompt and of the tokens after
-the first; seconds until the model is ready, with its files from this machine; the highest memory of the tab's process; and the bytes of
-code to download, gzip, beside the model's file. The texts that engines write from the same f32 weights are compared. Precisions for
-which an engine has no file are left out. Standard library alone; needs chromium and chromedriver.
+scripts/bench/peers_web.sh extends the folder that peers.sh creates; `scripts/build_web.sh` creates web/dist.
+transformers.js runs onnxruntime-web, wllama runs llama.cpp. Runs are interleaved on one machine.
+
+Each measurement starts a headless Chromium, opens a page from a local server (cross-origin isolated, as
+threads would require), and runs the engine in a worker: a warm-up, then a greedy completion of the prompt.
+The program runs the same prompt with `--threads 1`. Prints medians over the rounds: prefill and decode speed
+in tokens per second, seconds until the model is ready with local files, peak memory of the tab's process, and
+download size of code (gzip) and model. Compares the texts that the engines generate from the same f32
+weights. Skips precisions for which an engine has no file. Uses only the standard library; needs chromium and
+chromedriver.
 """
 
 import functools
@@ -41,13 +43,13 @@ ENGINES = {
 NAMES = {"ours": "ours", "transformers": "transformers.js", "wllama": "wllama", "program": "the program"}
 ROWS = ("prefill", "decode")
 MODEL_FILES = (".safetensors", ".gguf", ".onnx")
-PATIENCE = 600
-# What the prompt consists of, as browser/worker.js has it.
+TIMEOUT_S = 600
+# The prompt repeats this letter, as in browser/worker.js.
 LETTER = "k"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of several folders by the first part of their path; remembers what was asked for."""
+    """Serves several folders by the first part of the path, and records the requested files."""
 
     protocol_version = "HTTP/1.1"
     extensions_map = http.server.SimpleHTTPRequestHandler.extensions_map | {".wasm": "application/wasm", ".mjs": "text/javascript"}
@@ -56,7 +58,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         first, _, rest = urllib.parse.unquote(urllib.parse.urlparse(path).path).lstrip("/").partition("/")
         folder = self.server.folders.get(first)
         file = pathlib.Path(folder, rest) if folder else HERE / "browser" / first
-        self.server.asked.add(file)
+        self.server.requested.add(file)
         return str(file)
 
     def end_headers(self):
@@ -73,7 +75,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, folders):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folders, self.asked = folders, set()
+        self.folders, self.requested = folders, set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -82,7 +84,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Chromium:
-    """A headless browser by chromedriver, with one tab."""
+    """A headless browser with one tab, controlled through chromedriver."""
 
     def __init__(self, *arguments):
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -101,22 +103,22 @@ class Chromium:
         request = urllib.request.Request(
             self.address + self.session + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             return json.load(reply)["value"]
 
     def script(self, script):
         return self.post("/execute/sync", script=script, args=[])
 
     def wait_for(self, script):
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while (value := self.script(script)) is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 sys.exit(f"waited in vain for: {script}")
             time.sleep(0.1)
         return value
 
     def peak_memory(self):
-        """The highest resident memory of a process of a page so far, in bytes."""
+        """Returns the peak resident memory of a renderer process so far, in bytes."""
         parents, peaks = {}, {}
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             try:
@@ -141,7 +143,7 @@ class Chromium:
         return self
 
     def __exit__(self, *_):
-        urllib.request.urlopen(urllib.request.Request(self.address + self.session, method="DELETE"), timeout=PATIENCE).close()
+        urllib.request.urlopen(urllib.request.Request(self.address + self.session, method="DELETE"), timeout=TIMEOUT_S).close()
         self.driver.terminate()
         self.driver.wait()
         self.profile.cleanup()
@@ -153,15 +155,15 @@ def gzip_size(file):
 
 
 def measure_in_browser(engine, dtype, server, arguments):
-    server.asked.clear()
+    server.requested.clear()
     with Chromium() as browser:
         browser.post("/url", url=f"{server.url}/page.html?engine={engine}&dtype={dtype}&prefill={arguments.prefill}&decode={arguments.decode}")
         result = browser.wait_for("return document.title === 'done' ? window.result : null;")
         if "error" in result:
             sys.exit(f"{engine} {dtype}: {result['error']}")
         result["memory"] = browser.peak_memory()
-    # The page itself and the checkpoint's small files are the same for all.
-    files = [file for file in server.asked if file.is_file() and HERE not in file.parents]
+    # The page itself and the checkpoint's small files are the same for all engines.
+    files = [file for file in server.requested if file.is_file() and HERE not in file.parents]
     result["model"] = sum(file.stat().st_size for file in files if file.suffix in MODEL_FILES)
     result["code"] = sum(gzip_size(file) for file in files if file.suffix in (".js", ".mjs", ".wasm"))
     return result
@@ -177,10 +179,10 @@ def measure_program(dtype, checkpoint, arguments):
             sys.exit(run.stderr[-2000:])
         return json.loads(run.stdout)
 
-    told = report(arguments.decode + 1)
-    first = told["time_to_first_token_s"]
-    seconds = (arguments.decode + 1) / told["tokens_per_s"] - first
-    return {"prefill": arguments.prefill / first, "decode": arguments.decode / seconds, "text": told["text"]}
+    measured = report(arguments.decode + 1)
+    first = measured["time_to_first_token_s"]
+    seconds = (arguments.decode + 1) / measured["tokens_per_s"] - first
+    return {"prefill": arguments.prefill / first, "decode": arguments.decode / seconds, "text": measured["text"]}
 
 
 def compare(arguments):
@@ -198,8 +200,8 @@ def compare(arguments):
                 else:
                     sample = measure_in_browser(engine, dtype, server, arguments)
                 samples.setdefault((dtype, engine), []).append(sample)
-                told = {name: round_off(value) for name, value in sample.items() if name != "text"}
-                print(json.dumps({"round": round + 1, "dtype": dtype, "engine": engine, **told}), file=sys.stderr, flush=True)
+                fields = {name: round_off(value) for name, value in sample.items() if name != "text"}
+                print(json.dumps({"round": round + 1, "dtype": dtype, "engine": engine, **fields}), file=sys.stderr, flush=True)
     check_texts(samples)
     medians = {
         cell: {name: statistics.median(sample[name] for sample in rows) for name in rows[0] if name != "text"}
@@ -213,7 +215,7 @@ def round_off(value):
 
 
 def check_texts(samples):
-    """From the same weights in f32 every engine must write the same; rounding, each does in its own way."""
+    """Compares the texts of all engines in f32; with quantized weights, each engine rounds differently."""
     texts = {engine: {sample["text"] for sample in rows} for (dtype, engine), rows in samples.items() if dtype == "f32"}
     if len(set.union(set(), *texts.values())) > 1:
         shown = {engine: [text[:60] for text in found] for engine, found in texts.items()}
@@ -229,8 +231,8 @@ def ratios(medians, dtype, row):
 def print_lines(medians):
     for (dtype, engine), cell in medians.items():
         over = {row: round_off(ratios(medians, dtype, row)[1].get(engine)) for row in ROWS if engine != "ours"}
-        told = {name: round_off(value) for name, value in cell.items()}
-        print(json.dumps({"dtype": dtype, "engine": engine, **told, "ours over it": over}))
+        fields = {name: round_off(value) for name, value in cell.items()}
+        print(json.dumps({"dtype": dtype, "engine": engine, **fields, "ours over it": over}))
 
 
 def print_markdown(medians):
@@ -250,7 +252,7 @@ def print_markdown(medians):
 
 
 def first_word(arguments):
-    """Seconds from the page's own start to its first written text, and from the driver's call."""
+    """Returns the seconds from the start of the page to its first text, and from the driver's call."""
     page = pathlib.Path(arguments.dist, "gpt2.html").resolve()
     watch = """new MutationObserver(() => {
         const text = document.querySelector('[data-testid=text]')?.textContent;

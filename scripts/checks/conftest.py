@@ -1,4 +1,4 @@
-"""Options and fixtures of the checks beside other programs. A check whose peer is missing is skipped, and says so in a line."""
+"""Options and fixtures of the checks against other programs; a check without its peer is skipped."""
 
 import collections
 import contextlib
@@ -7,42 +7,42 @@ import subprocess
 import threading
 
 import pytest
-from paths import BUILT_IN, ROOT
+from paths import ROOT
 
 OPTIONS = {
-    "program": (pathlib.Path, ROOT / "target/release/gpt2", "the built gpt2"),
-    "llama-perplexity": (pathlib.Path, ROOT / "target/peers/llama.cpp/bin/llama-perplexity", "llama.cpp's tool"),
-    "model": (pathlib.Path, BUILT_IN, "checkpoint folder with its tokenizer, for evaluations, servers and llama.cpp's tool"),
-    "tokenizer": (pathlib.Path, None, "tokenizer of --model, where it has none"),
-    "base-url": (str, None, "a server that runs, in place of one that is started"),
-    "key": (str, None, "a key that the server of --base-url takes, where it asks for one"),
-    "queue": (int, None, "prompts that the queue of the server of --base-url holds"),
-    "clients": (int, 32, "clients of the soak"),
-    "seconds": (float, 120, "length of the soak"),
-    "tasks": (str, None, "lm-evaluation-harness' task files of your own, by commas"),
-    "items": (int, 8, "items of each of the harness' tasks that are made here"),
-    "protocol": (str, None, "evaluate this protocol on --data, in place of all on samples"),
-    "data": (pathlib.Path, None, "data of --protocol, or of the training in --trained"),
-    "limit": (int, None, "items of --data"),
-    "context": (int, 64, "tokens of a window of llama.cpp's tool, or of the training in --trained"),
-    "tokens": (int, 2048, "tokens of the text for llama.cpp's tool"),
-    "trained": (pathlib.Path, None, "folder that gpt2 train wrote, in place of trainings that are made here"),
-    "task": (str, "text", "what was taught in --trained: text, classify or answer"),
-    "base": (pathlib.Path, None, "what --trained was trained from, where it has adapters"),
+    "program": (pathlib.Path, ROOT / "target/release/gpt2", "the gpt2 program"),
+    "llama-perplexity": (pathlib.Path, ROOT / "target/peers/llama.cpp/bin/llama-perplexity", "llama.cpp's llama-perplexity"),
+    "model": (pathlib.Path, None, "checkpoint folder with a tokenizer, instead of the built-in model in f32"),
+    "tokenizer": (pathlib.Path, None, "tokenizer for a --model without one"),
+    "base-url": (str, None, "use this running server instead of starting one"),
+    "key": (str, None, "API key for the server at --base-url, if it requires one"),
+    "queue": (int, None, "queue capacity of the server at --base-url, in prompts"),
+    "clients": (int, 32, "clients of the soak test"),
+    "seconds": (float, 120, "duration of the soak test"),
+    "tasks": (str, None, "your own task files for lm-evaluation-harness, separated by commas"),
+    "items": (int, 8, "items in each generated task"),
+    "protocol": (str, None, "evaluate this protocol on --data instead of all protocols on samples"),
+    "data": (pathlib.Path, None, "data for --protocol, or training data of --trained"),
+    "limit": (int, None, "maximum number of items from --data"),
+    "context": (int, 64, "context of llama-perplexity, or training context of --trained, in tokens"),
+    "tokens": (int, 2048, "length of the text for llama-perplexity, in tokens"),
+    "trained": (pathlib.Path, None, "output folder of gpt2 train, instead of short trainings"),
+    "task": (str, "text", "training task of --trained: text, classify or answer"),
+    "base": (pathlib.Path, None, "base checkpoint of --trained, if it has adapters"),
 }
 
 
 def pytest_addoption(parser):
-    for name, (kind, default, told) in OPTIONS.items():
-        parser.addoption(f"--{name}", type=kind, default=default, help=f"{told} [default: {default}]")
-    parser.addoption("--checkpoint", type=pathlib.Path, action="append", help="convert this one, in place of the repository's")
+    for name, (kind, default, description) in OPTIONS.items():
+        parser.addoption(f"--{name}", type=kind, default=default, help=f"{description} [default: {default}]")
+    parser.addoption("--checkpoint", type=pathlib.Path, action="append", help="convert this checkpoint instead of the fixtures")
     parser.addoption("--other", action="append", help="command of a program for another system, such as 'scripts/wine.sh gpt2.exe'")
-    parser.addoption("--all-ways", action="store_true", help="ask the server in all sixteen ways, not in eight of them")
+    parser.addoption("--all-ways", action="store_true", help="run the harness in all sixteen configurations instead of eight")
 
 
 @pytest.fixture(scope="session")
 def option(request):
-    """The value of an option by its name."""
+    """Returns a function that looks up the value of an option by name."""
     return lambda name: request.config.getoption(name.replace("-", "_"))
 
 
@@ -51,7 +51,7 @@ class Program:
         self.path = path
 
     def __call__(self, *arguments):
-        """What it prints."""
+        """Runs the program and returns its output."""
         command = [str(self.path), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-2000:]}"
@@ -59,13 +59,13 @@ class Program:
 
     @contextlib.contextmanager
     def serving(self, *options):
-        """A server of the program; yields its address. `server` is its process."""
+        """Starts a server of the program and yields its address; `server` is its process."""
         process = subprocess.Popen([self.path, "serve", "--port", "0", *options], stdout=subprocess.PIPE, text=True)
         self.server = process
         try:
             line = process.stdout.readline().strip()
             assert line.startswith("http://"), f"expected the server's address, found {line!r}"
-            # Its later lines must not fill the pipe.
+            # Drains the remaining output, so that the pipe never fills.
             threading.Thread(target=collections.deque, args=(process.stdout, 0), daemon=True).start()
             yield line
         finally:
@@ -77,5 +77,19 @@ class Program:
 def program(option):
     path = option("program").resolve()
     if not path.is_file():
-        pytest.skip("there is no program: cargo build --release, or --program FILE")
+        pytest.skip("the program is not built: cargo build --release, or --program FILE")
     return Program(path)
+
+
+@pytest.fixture(scope="session")
+def built_in(program, tmp_path_factory):
+    """Folder with the built-in model in f32, which transformers loads."""
+    folder = tmp_path_factory.mktemp("models") / "built-in"
+    program("convert", "built-in", folder, "--dtype", "f32")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(option, request):
+    """Folder in --model, or the built-in model."""
+    return option("model") or request.getfixturevalue("built_in")

@@ -1,4 +1,4 @@
-"""Checkpoints of GPT-2 in TransformerLens 2, which the other programs for circuits run on."""
+"""GPT-2 checkpoints in TransformerLens 2, which the other circuit programs use."""
 
 import os
 
@@ -11,7 +11,7 @@ from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights 
 
 
 def seeded(folder, tokenizer, seed=5, **sizes):
-    """Writes a checkpoint of random weights with the tokenizer of another folder."""
+    """Writes a checkpoint with random weights and the tokenizer of another folder."""
     from reference import common
 
     words = transformers.AutoTokenizer.from_pretrained(tokenizer)
@@ -22,7 +22,7 @@ def seeded(folder, tokenizer, seed=5, **sizes):
 
 
 def hooked(folder, kind=transformer_lens.HookedTransformer, **arguments):
-    """The checkpoint as it is: nothing folded, nothing centred."""
+    """Loads a checkpoint without folding or centering any weights."""
     model = transformers.GPT2LMHeadModel.from_pretrained(folder).float().eval()
     sizes = model.config
     config = transformer_lens.HookedTransformerConfig(
@@ -32,7 +32,7 @@ def hooked(folder, kind=transformer_lens.HookedTransformer, **arguments):
     )
     lens = kind(config, tokenizer=transformers.AutoTokenizer.from_pretrained(folder))
     missing, _ = lens.load_state_dict(convert_gpt2_weights(model, config), strict=False)
-    # Masks, and a bias of zeros.
+    # Only masks and the zero unembedding bias may be missing.
     assert not [name for name in missing if not name.endswith(("mask", "IGNORE", "b_U"))], missing
     ids = torch.arange(1, 9)[None]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where things of the repository are."""
+"""Paths in the repository."""
 
 import pathlib
 

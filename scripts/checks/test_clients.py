@@ -1,6 +1,6 @@
-"""openai-python and langchain-openai, unmodified, work with `gpt2 serve`: every check asserts values.
+"""Unmodified openai-python and langchain-openai work with `gpt2 serve`; every check asserts values.
 
-The server is started here, once open and once with a key, or is the one of --base-url.
+Starts a server with a key and one without, or uses the one at --base-url.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ openai = pytest.importorskip("openai")
 PROMPT = "First, the good news: é, 日本 and 😀 are here.\n"
 PLAIN = "The king and"
 NEW_TOKENS = 12
-# More prompts than langchain sends in a request, and few enough to be soon full.
+# More prompts than langchain sends in one request, but few enough to fill the queue quickly.
 QUEUE = 64
 
 
@@ -23,26 +23,26 @@ def text_of(chunks):
 
 
 def check_logprobs(choice, alternatives, echo):
-    """The shape of `logprobs`: four lists side by side, and each token's value among its alternatives to the last bit."""
-    told = choice.logprobs
-    length = len(told.tokens)
-    assert length == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset), told
-    for place, (token, logprob, top) in enumerate(zip(told.tokens, told.token_logprobs, told.top_logprobs)):
-        if echo and place == 0:
-            assert logprob is None and top is None, (place, logprob, top)
+    """Checks `logprobs`: four parallel lists; each token's value is bit-identical among its alternatives."""
+    logprobs = choice.logprobs
+    length = len(logprobs.tokens)
+    assert length == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(logprobs.text_offset), logprobs
+    for index, (token, logprob, top) in enumerate(zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs)):
+        if echo and index == 0:
+            assert logprob is None and top is None, (index, logprob, top)
             continue
-        assert math.isfinite(logprob) and logprob <= 0.0, (place, logprob)
-        assert top[token] == logprob, (place, token, logprob, top)
-        assert alternatives <= len(top) <= alternatives + 1, (place, len(top))
-        assert sum(map(math.exp, top.values())) <= 1 + 1e-9, (place, top)
+        assert math.isfinite(logprob) and logprob <= 0.0, (index, logprob)
+        assert top[token] == logprob, (index, token, logprob, top)
+        assert alternatives <= len(top) <= alternatives + 1, (index, len(top))
+        assert sum(map(math.exp, top.values())) <= 1 + 1e-9, (index, top)
         values = sorted(top.values(), reverse=True)
-        assert logprob in values[: alternatives + 1] and logprob >= values[-1], (place, logprob, top)
-    assert told.text_offset == sorted(told.text_offset), told.text_offset
-    return told
+        assert logprob in values[: alternatives + 1] and logprob >= values[-1], (index, logprob, top)
+    assert logprobs.text_offset == sorted(logprobs.text_offset), logprobs.text_offset
+    return logprobs
 
 
 def raises(kind, status, call, *, param=None, code=None, words=()):
-    """The client raises exactly this class, made of an error object with all four keys."""
+    """Checks that the client raises exactly this class, with an error object that has all four keys."""
     try:
         call()
     except openai.APIStatusError as error:
@@ -57,7 +57,7 @@ def raises(kind, status, call, *, param=None, code=None, words=()):
 
 
 class Api:
-    """A server by openai-python."""
+    """A server accessed through openai-python."""
 
     def __init__(self, base_url, key, queue):
         self.key, self.queue = key, queue
@@ -77,7 +77,7 @@ class Api:
 def api(request, option, tmp_path_factory):
     if option("base-url"):
         if request.param != "open":
-            pytest.skip("the server is that of --base-url")
+            pytest.skip("--base-url supplies a single server")
         yield Api(option("base-url"), option("key"), option("queue"))
         return
     program, keys = request.getfixturevalue("program"), tmp_path_factory.mktemp("clients") / "keys"
@@ -102,7 +102,7 @@ def test_completion(api):
     assert choice.finish_reason in ("stop", "length"), choice
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, usage
     assert usage.completion_tokens == NEW_TOKENS or choice.finish_reason == "stop", usage
-    assert text_of([answer]) == text_of([api.greedy()]), "greedy text differs between two calls"
+    assert text_of([answer]) == text_of([api.greedy()]), "greedy completions differ between two calls"
 
 
 def test_stream(api):
@@ -111,7 +111,7 @@ def test_stream(api):
         chunks = list(api.create(stream=True, stream_options={"include_usage": True}, **options))
         assert chunks[-1].choices == [] and chunks[-1].usage.model_dump() == whole.usage.model_dump(), chunks[-1]
         assert all(chunk.usage is None for chunk in chunks[:-1]), "usage before the end"
-        assert {chunk.id for chunk in chunks} == {chunks[0].id}, "one answer, several ids"
+        assert {chunk.id for chunk in chunks} == {chunks[0].id}, "one response has several ids"
         for choice in whole.choices:
             parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
             assert "".join(part.text for part in parts) == choice.text, (parts, choice)
@@ -135,9 +135,9 @@ def test_stream_of_split_characters(api):
 def test_n_and_best_of(api):
     several = api.create(n=3, seed=5)
     assert [choice.index for choice in several.choices] == [0, 1, 2], several
-    assert len({choice.text for choice in several.choices}) > 1, "three draws, one text"
+    assert len({choice.text for choice in several.choices}) > 1, "all three samples are equal"
     single = api.create(seed=5)
-    assert several.choices[0].text == single.choices[0].text, "choice 0 of three must be the text of one"
+    assert several.choices[0].text == single.choices[0].text, "choice 0 of three must equal a single completion"
     assert several.usage.prompt_tokens == single.usage.prompt_tokens, (several.usage, single.usage)
     of_all = api.create(n=4, seed=5, logprobs=0)
     best = api.create(n=2, best_of=4, seed=5, logprobs=0)
@@ -148,7 +148,7 @@ def test_n_and_best_of(api):
     expected = sorted(map(mean, of_all.choices), reverse=True)[:2]
     found = [mean(choice) for choice in best.choices]
     assert all(abs(a - b) < 1e-9 for a, b in zip(sorted(found, reverse=True), expected)), (found, expected)
-    assert best.usage.completion_tokens == of_all.usage.completion_tokens, "best_of counts what it drops"
+    assert best.usage.completion_tokens == of_all.usage.completion_tokens, "usage must include the dropped candidates"
     assert len(api.create(n=2, best_of=2).choices) == 2
     raises(openai.BadRequestError, 400, lambda: api.create(n=3, best_of=2), param="best_of")
     raises(openai.BadRequestError, 400, lambda: api.create(best_of=2, stream=True), param="best_of")
@@ -157,37 +157,38 @@ def test_n_and_best_of(api):
 def test_echo_with_logprobs(api):
     answer = api.greedy(PROMPT, echo=True, logprobs=5)
     choice = answer.choices[0]
-    told = check_logprobs(choice, 5, echo=True)
-    assert len(told.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens, answer.usage
-    assert told.text_offset[0] == 0, told.text_offset
-    for token, offset in zip(told.tokens, told.text_offset):
+    logprobs = check_logprobs(choice, 5, echo=True)
+    assert len(logprobs.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens, answer.usage
+    assert logprobs.text_offset[0] == 0, logprobs.text_offset
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset):
         if not token.startswith("bytes:"):
             assert choice.text[offset : offset + len(token)] == token, (token, offset)
     scored = api.greedy(PROMPT, echo=True, logprobs=5, max_tokens=0)
     prompt_tokens = scored.usage.prompt_tokens
     assert scored.choices[0].text == PROMPT and scored.usage.completion_tokens == 0, scored
-    before = check_logprobs(scored.choices[0], 5, echo=True)
-    assert before.token_logprobs == told.token_logprobs[:prompt_tokens], "scores of the prompt depend on what follows"
-    assert before.top_logprobs == told.top_logprobs[:prompt_tokens]
-    # What was generated scores the same when it comes as a prompt; pieces of characters only with ids.
+    prompt_logprobs = check_logprobs(scored.choices[0], 5, echo=True)
+    assert prompt_logprobs.token_logprobs == logprobs.token_logprobs[:prompt_tokens], "prompt scores depend on the completion"
+    assert prompt_logprobs.top_logprobs == logprobs.top_logprobs[:prompt_tokens]
+    # Generated tokens score the same as a prompt. Only ids round-trip, because a token may be part of a
+    # character.
     ids = api.greedy(PROMPT, extra_body={"return_token_ids": True}).choices[0].model_extra.get("token_ids")
     if ids:
         prompt_ids = api.greedy(PROMPT, extra_body={"return_token_ids": True}).choices[0].model_extra["prompt_token_ids"]
         again = api.greedy(prompt_ids + ids, echo=True, logprobs=5, max_tokens=0).choices[0].logprobs
-        assert sum(again.token_logprobs[1:]) == sum(told.token_logprobs[1 : len(again.token_logprobs)]), "sums of scores differ"
+        assert sum(again.token_logprobs[1:]) == sum(logprobs.token_logprobs[1 : len(again.token_logprobs)]), "the sums of the scores differ"
 
 
 def test_logprobs_without_echo(api):
     answer = api.greedy(PROMPT, logprobs=3)
-    told = check_logprobs(answer.choices[0], 3, echo=False)
-    assert len(told.tokens) == answer.usage.completion_tokens, (len(told.tokens), answer.usage)
-    assert told.text_offset[0] == len(PROMPT), "offsets begin behind the prompt"
-    assert told.token_logprobs == [max(top.values()) for top in told.top_logprobs], "a greedy token is the most probable"
-    # Neither temperature nor filters change what is told.
-    drawn = api.create(PROMPT, logprobs=3, max_tokens=1, temperature=0.3, top_p=0.5, seed=1)
-    assert drawn.choices[0].logprobs.top_logprobs[0].items() >= told.top_logprobs[0].items(), "not those of the raw model"
-    only = api.greedy(PROMPT, logprobs=0).choices[0].logprobs
-    assert only.token_logprobs == told.token_logprobs and all(len(top) == 1 for top in only.top_logprobs), only
+    logprobs = check_logprobs(answer.choices[0], 3, echo=False)
+    assert len(logprobs.tokens) == answer.usage.completion_tokens, (len(logprobs.tokens), answer.usage)
+    assert logprobs.text_offset[0] == len(PROMPT), "offsets must start after the prompt"
+    assert logprobs.token_logprobs == [max(top.values()) for top in logprobs.top_logprobs], "a greedy token is the most probable"
+    # Temperature and filters do not change the reported log-probabilities.
+    sampled = api.create(PROMPT, logprobs=3, max_tokens=1, temperature=0.3, top_p=0.5, seed=1)
+    assert sampled.choices[0].logprobs.top_logprobs[0].items() >= logprobs.top_logprobs[0].items(), "log-probabilities must be those before temperature and filters"
+    chosen = api.greedy(PROMPT, logprobs=0).choices[0].logprobs
+    assert chosen.token_logprobs == logprobs.token_logprobs and all(len(top) == 1 for top in chosen.top_logprobs), chosen
 
 
 def test_stop(api):
@@ -222,8 +223,8 @@ def test_seed(api):
     assert len({api.create(seed=seed).choices[0].text for seed in (11, 12, -3, 2**62 + 1)}) > 1, "the seed changes nothing"
     unseeded = api.create()
     seed = unseeded.model_extra.get("seed", unseeded.choices[0].model_extra.get("seed"))
-    assert seed is not None, "an unseeded answer tells its seed"
-    assert api.create(seed=seed).choices[0].text == unseeded.choices[0].text, "the told seed gives another text"
+    assert seed is not None, "an unseeded response must report its seed"
+    assert api.create(seed=seed).choices[0].text == unseeded.choices[0].text, "the reported seed gives a different completion"
 
 
 def test_id_prompts(api):
@@ -240,15 +241,15 @@ def test_batches(api):
     alone = [api.greedy(prompt).choices[0].text for prompt in prompts]
     answer = api.greedy(prompts)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3], answer
-    assert [choice.text for choice in answer.choices] == alone, "a text in a batch differs from the text alone"
-    told = api.greedy(prompts, extra_body={"return_token_ids": True}).choices
-    lists = [choice.model_extra["prompt_token_ids"] for choice in told]
+    assert [choice.text for choice in answer.choices] == alone, "a completion depends on its batch"
+    choices = api.greedy(prompts, extra_body={"return_token_ids": True}).choices
+    lists = [choice.model_extra["prompt_token_ids"] for choice in choices]
     assert [choice.text for choice in api.greedy(lists).choices] == alone
     assert answer.usage.prompt_tokens == sum(map(len, lists)), answer.usage
-    drawn = api.create(prompts, n=2, seed=3)
-    assert [choice.index for choice in drawn.choices] == list(range(8)), drawn
+    sampled = api.create(prompts, n=2, seed=3)
+    assert [choice.index for choice in sampled.choices] == list(range(8)), sampled
     chunks = list(api.create(prompts, n=2, seed=3, stream=True))
-    for choice in drawn.choices:
+    for choice in sampled.choices:
         streamed = "".join(part.text for chunk in chunks for part in chunk.choices if part.index == choice.index)
         assert streamed == choice.text, (choice, streamed)
 
@@ -268,7 +269,7 @@ def test_errors(api):
     raises(openai.NotFoundError, 404, lambda: api.client.moderations.create(input="no such route"))
 
 
-def test_chat_says_what_to_do(api):
+def test_chat_answers_or_explains_the_template(api):
     message = [{"role": "user", "content": "Hello"}]
     try:
         answer = api.client.chat.completions.create(model=api.model, messages=message, max_tokens=4, temperature=0)
@@ -296,7 +297,7 @@ def test_async_client(api):
 def test_keys(api):
     if not api.key:
         other = openai.OpenAI(**api.address | {"api_key": "any"})
-        assert other.models.list().data, "without keys every key is taken"
+        assert other.models.list().data, "a server without keys must accept any key"
         return
     other = openai.OpenAI(**api.address | {"api_key": api.key + "x"})
     create = other.completions.create
@@ -308,7 +309,7 @@ def test_rate_limit(api):
     if not api.queue:
         pytest.skip("not provoked: --queue is not given")
 
-    def ask(_):
+    def send(_):
         try:
             return api.create(max_tokens=40, extra_body={"ignore_eos": True}).usage.completion_tokens
         except openai.RateLimitError as error:
@@ -317,7 +318,7 @@ def test_rate_limit(api):
 
     clients = 2 * api.queue + 64
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(ask, range(clients)))
+        answers = list(pool.map(send, range(clients)))
     assert answers.count("refused") and answers.count(40) == clients - answers.count("refused"), answers
     assert answers.count(40) >= api.queue, f"the queue holds {api.queue}, but {answers.count(40)} were served"
     test_completion(api)
@@ -355,8 +356,8 @@ def test_langchain_generate(api, llm):
     result = llm(temperature=1, n=2, best_of=2, seed=9, logprobs=2).generate(prompts)
     assert [len(texts) for texts in result.generations] == [2] * len(prompts), result
     assert result.llm_output["token_usage"]["completion_tokens"] > 0, result.llm_output
-    told = result.generations[0][0].generation_info
-    assert told["finish_reason"] in ("stop", "length") and told["logprobs"]["token_logprobs"][0] <= 0.0, told
+    info = result.generations[0][0].generation_info
+    assert info["finish_reason"] in ("stop", "length") and info["logprobs"]["token_logprobs"][0] <= 0.0, info
 
 
 def test_langchain_chain(api, llm):

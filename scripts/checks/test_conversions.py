@@ -1,7 +1,8 @@
-"""transformers and llama.cpp read what `gpt2 convert` writes, and make the same of it: the same greedy text, and of a head over labels
-or choices the same logits. Where the numbers are rounded, transformers computes with the written ones in f32.
+"""transformers and llama.cpp compute the same from the output of `gpt2 convert`.
 
---checkpoint names one of yours; without, it is the fixtures in every format and with every head, and seeded models of other sizes.
+Checks the greedy text, and the logits of a head over labels or choices. If the conversion rounds weights,
+transformers computes in f32 with the rounded weights. --checkpoint names your own checkpoint; by default the
+checks cover the fixtures in every format and with every head, and seeded models of other sizes.
 """
 
 import json
@@ -17,7 +18,7 @@ from reference.common import random_gpt2, seeded  # noqa: E402
 FORMATS = ["pytorch-legacy", "tensorflow", "llmc/gpt2.bin", "gguf/q4_0.gguf", "safetensors-shards"]
 HEADS = ["double", "multi_label", "pytorch-shards", "sequence", "token"]
 SIZES = dict(vocab_size=311, n_positions=37, n_embd=36, n_layer=2, n_head=3, n_inner=52, bos_token_id=0, eos_token_id=0)
-# Models with a head of other sizes, other activations and other summaries.
+# Models with a head: other sizes, activations and summary types.
 SEEDED = {
     "one label": ("GPT2ForSequenceClassification", dict(num_labels=1, pad_token_id=0)),
     "eleven labels": ("GPT2ForSequenceClassification", dict(num_labels=11, activation_function="gelu")),
@@ -26,7 +27,7 @@ SEEDED = {
     "choices by mean": ("GPT2DoubleHeadsModel", dict(summary_type="mean")),
 }
 TOKENIZER = FIXTURES / "tiny-checkpoint" / "tokenizer.json"
-LARGEST = 1e-4
+TOLERANCE = 1e-4
 ROWS = [[5, 299, 1, 17, 130], [42], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]]
 IDS = ROWS[0]
 NEW_TOKENS = 12
@@ -34,10 +35,10 @@ NEW_TOKENS = 12
 
 def pytest_generate_tests(metafunc):
     if "source" in metafunc.fixturenames:
-        given = metafunc.config.getoption("checkpoint")
+        checkpoints = metafunc.config.getoption("checkpoint")
         readable = ["wide", "safetensors-shards", *HEADS, *SEEDED]
-        names = list(map(str, given)) if given else ["wide", *FORMATS, *HEADS, *SEEDED]
-        cases = [(name, dtype) for name in names for dtype in ("as it is", "f32", "f16", "bf16") if dtype != "as it is" or name in readable]
+        names = list(map(str, checkpoints)) if checkpoints else ["wide", *FORMATS, *HEADS, *SEEDED]
+        cases = [(name, dtype) for name in names for dtype in ("original", "f32", "f16", "bf16") if dtype != "original" or name in readable]
         metafunc.parametrize("source, dtype", cases, indirect=["source"])
 
 
@@ -48,8 +49,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wide(folder):
-    """Wide enough for llama.cpp's kernels; large embeddings, so that the most probable token stands out as it does in a trained model,
-    and llama.cpp's rounding of activations to 8 bits does not decide."""
+    """Returns a model wide enough for llama.cpp's kernels.
+
+    Its embeddings are large, so that the most probable token stands out as in a trained model and llama.cpp's
+    rounding of activations to 8 bits does not change it.
+    """
     model = random_gpt2(77, vocab_size=300, n_positions=32, n_embd=128, n_layer=2, n_head=2)
     model.transformer.wte.weight.data *= 4
     model.save_pretrained(folder / "wide")
@@ -82,7 +86,7 @@ def greedy(program, path):
 
 
 def logits(program, path, rows_file):
-    """The logits of the rows, in the order of labels, tokens and choices."""
+    """Returns the logits of the rows, in the order of labels, tokens and choices."""
     config = config_of(path)
     names = [config["id2label"][str(number)] for number in range(len(config["id2label"]))] if "id2label" in config else []
     is_double = config["architectures"] == ["GPT2DoubleHeadsModel"]
@@ -90,8 +94,8 @@ def logits(program, path, rows_file):
     lines = [json.loads(line) for line in program("classify", "--model", path, "--prompts-file", rows_file).splitlines()]
     if is_double:
         return [choice["logit"] for choice in sorted(lines[0]["choices"], key=lambda choice: choice["index"])]
-    labelled = [token["labels"] for line in lines for token in line["tokens"]] if "tokens" in lines[0] else [line["labels"] for line in lines]
-    return [{label["label"]: label["logit"] for label in labels}[name] for labels in labelled for name in names]
+    labeled = [token["labels"] for line in lines for token in line["tokens"]] if "tokens" in lines[0] else [line["labels"] for line in lines]
+    return [{label["label"]: label["logit"] for label in labels}[name] for labels in labeled for name in names]
 
 
 @torch.no_grad()
@@ -107,18 +111,18 @@ def their_logits(path):
     architecture = config_of(path)["architectures"][0]
     model = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
     if architecture == "GPT2DoubleHeadsModel":
-        # One row at a time, since other summaries than `cls_index` take no axis of choices.
+        # One row at a time, because summary types other than `cls_index` do not support a choice axis.
         return [model(torch.tensor([row])).mc_logits.item() for row in ROWS]
     return [logit for row in ROWS for logit in model(torch.tensor([row])).logits.flatten().tolist()]
 
 
-def test_transformers_makes_the_same_of_it(program, folder, source, dtype):
+def test_transformers_computes_the_same_from_the_output(program, folder, source, dtype):
     target = source
-    if dtype != "as it is":
+    if dtype != "original":
         target = folder / f"{source.name}-{dtype}"
         program("convert", source, target, "--dtype", dtype, "--tokenizer", TOKENIZER)
     if has_head(target):
-        assert logits(program, target, folder / "rows.jsonl") == pytest.approx(their_logits(target), rel=0, abs=LARGEST)
+        assert logits(program, target, folder / "rows.jsonl") == pytest.approx(their_logits(target), rel=0, abs=TOLERANCE)
         return
     assert greedy(program, target) == their_greedy(target)
     if dtype == "f32":
@@ -126,12 +130,12 @@ def test_transformers_makes_the_same_of_it(program, folder, source, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0"])
-def test_llama_cpp_writes_the_same_text(program, folder, wide, option, dtype):
+def test_llama_cpp_generates_the_same_tokens(program, folder, wide, option, dtype):
     llama_cpp = pytest.importorskip("llama_cpp")
     [source] = option("checkpoint") or [wide]
     target = folder / f"{dtype}.gguf"
     program("convert", source, target, "--dtype", dtype, "--tokenizer", TOKENIZER)
-    # Token by token: batches of such small quantized models crash llama.cpp, its own files included.
+    # One token at a time: batches of such small quantized models crash llama.cpp, even with its own files.
     model = llama_cpp.Llama(model_path=str(target), n_ctx=32, n_batch=1, verbose=False, n_threads=1)
     new = []
     for token in model.generate(list(IDS), top_k=1, temp=0.0, repeat_penalty=1.0):

@@ -1,11 +1,12 @@
-"""Dictionaries of features: SAELens encodes and decodes with those that `gpt2 train` writes as we do, and we with SAELens'.
+"""Dictionaries: SAELens encodes and decodes like this package, with dictionaries of either.
 
-Needs requirements-circuits.txt, and the Python package of this repository (scripts/build_wheel.sh). Each kind is trained here for a
-few steps on the built-in model, and each class of SAELens is filled with random numbers and saved by SAELens.
+Needs requirements-circuits.txt and this repository's Python package (scripts/build_wheel.sh). `gpt2 train`
+trains each kind for a few steps on the built-in model. Each SAELens class is filled with random numbers and
+saved by SAELens.
 """
 
 import pytest
-from paths import BUILT_IN, FIXTURES
+from paths import FIXTURES
 
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
@@ -16,8 +17,8 @@ candle_gpt2 = pytest.importorskip("candle_gpt2", reason="needs the Python packag
 from sae_lens.registry import get_sae_class  # noqa: E402
 from sae_lens.saes.sae import SAEMetadata  # noqa: E402
 
-WIDTH, LATENTS, K = 192, 256, 8
-# Of the largest value; sums of some hundred products in f32, in another order.
+WIDTH, LATENTS, K = 256, 256, 8
+# Relative to the largest value; covers f32 sums of hundreds of products in a different order.
 TOLERANCE = 1e-5
 KINDS = ("top-k", "batch-top-k", "matryoshka", "standard", "jump-relu", "gated", "transcoder", "skip-transcoder")
 ARCHITECTURES = (
@@ -27,18 +28,18 @@ ARCHITECTURES = (
 
 @pytest.fixture(scope="module")
 def model():
-    return candle_gpt2.Model.from_pretrained(BUILT_IN)
+    return candle_gpt2.Model.from_pretrained()
 
 
-def assert_near(found, expected, what):
+def assert_near(found, expected, label):
     found, expected = numpy.asarray(found), expected.numpy()
     difference = numpy.abs(found - expected).max() / numpy.abs(expected).max()
-    print(f"{what}: differs by {difference:.1e} of the largest")
-    assert difference < TOLERANCE, what
+    print(f"{label}: differs by {difference:.1e} of the largest")
+    assert difference < TOLERANCE, label
 
 
 def compare(model, folder):
-    """Latents and outputs of both, for values that the model has and that are random."""
+    """Compares latents and outputs of both for random inputs."""
     theirs = sae_lens.SAE.load_from_disk(folder, device="cpu")
     ours = model.dictionary(folder)
     assert (ours.hook_name, ours.d_in, ours.d_sae) == (theirs.cfg.metadata.hook_name, theirs.cfg.d_in, theirs.cfg.d_sae)
@@ -49,22 +50,25 @@ def compare(model, folder):
         active = (latents > 0).sum(-1).float().mean().item()
         assert 1 < active < LATENTS, f"{active} latents are active"
         assert_near(found, latents, f"{theirs.cfg.architecture()}, {active:.1f} active: latents")
-        # Of a skip transcoder, SAELens' `decode` alone leaves out what the connection adds.
+        # SAELens's `decode` omits the skip connection of a skip transcoder.
         assert_near(ours.decode(found, x.numpy()), theirs(x), f"{theirs.cfg.architecture()}: output")
+        sae = candle_gpt2.SAE.load(folder)
+        assert_near(sae.encode(x), latents, f"{theirs.cfg.architecture()}: latents of SAE")
+        assert_near(sae.decode(latents, x), theirs(x), f"{theirs.cfg.architecture()}: output of SAE")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ours_in_saelens(kind, model, program, tmp_path):
+def test_saelens_loads_our_dictionaries(kind, model, program, tmp_path):
     hook = "blocks.2.ln2.hook_normalized" if kind.endswith("transcoder") else "blocks.2.hook_resid_post"
     text = FIXTURES / "evaluation" / "text.txt"
     active = [] if kind == "gated" else ["--k", K]
-    program("train", "--task", "dictionary", "--data", text, "--init", BUILT_IN, "--site", hook, "--kind", kind, "--latents", LATENTS,
+    program("train", "--task", "dictionary", "--data", text, "--init", "built-in", "--site", hook, "--kind", kind, "--latents", LATENTS,
             *active, "--steps", 5, "--batch-size", 2, "--context", 64, "--out", tmp_path / "ours")
     compare(model, tmp_path / "ours")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_theirs_here(architecture, model, tmp_path):
+def test_our_loader_reads_saelens_dictionaries(architecture, model, tmp_path):
     kind, config = get_sae_class(architecture)
     is_transcoder = architecture.endswith("transcoder")
     hook = "blocks.2.hook_resid_mid" if is_transcoder else "blocks.2.hook_resid_pre"

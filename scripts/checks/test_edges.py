@@ -1,15 +1,14 @@
-"""Scores of edges: those of `gpt2 look circuit` are those of the authors of EAP-IG.
+"""Edge scores: `gpt2 look circuit` agrees with the authors' EAP-IG.
 
-Needs requirements-circuits.txt and https://github.com/hannamw/EAP-IG, which is installed from its source (`pip install` of the
-folder). Each method scores 20 pairs of prompts of `gpt2 look data`, of the model in --model and of one with random weights. The authors
-write scores to CUDA; here they are written to the CPU. They take the mean of a batch and divide by the number of pairs once more,
-so batches are of one pair.
+Needs requirements-circuits.txt and https://github.com/hannamw/EAP-IG, installed from source (`pip install` of
+the folder). Each method scores 20 prompt pairs from `gpt2 look data`, on the model in --model and on one with
+random weights. The authors' code puts scores on CUDA; here they are redirected to the CPU. It averages over a
+batch and divides by the number of pairs again, so each batch holds one pair.
 """
 
 import json
 
 import pytest
-from paths import BUILT_IN
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformer_lens.HookedTransformer", reason="needs TransformerLens 2")
@@ -20,13 +19,13 @@ from eap.graph import Graph  # noqa: E402
 import lens  # noqa: E402
 
 PAIRS, STEPS = 20, 5
-# Of the largest score; sums of products in f32, in another order.
+# Relative to the largest score; covers f32 sums of products in a different order.
 TOLERANCE = 1e-4
 METHODS = {"eap": "EAP", "eap-ig": "EAP-IG-inputs", "clean-corrupted": "clean-corrupted"}
 
 
 class ToCpu:
-    """PyTorch for a module that asks for CUDA."""
+    """Makes PyTorch use the CPU in a module that requests CUDA."""
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -35,10 +34,9 @@ class ToCpu:
         return torch.zeros(*sizes, device="cpu", **options)
 
 
-@pytest.fixture(scope="module", params=["given", "seeded"])
-def folder(request, option, tmp_path_factory):
-    given = option("model") or BUILT_IN
-    return given if request.param == "given" else lens.seeded(tmp_path_factory.mktemp("seeded"), option("tokenizer") or given)
+@pytest.fixture(scope="module", params=["supplied", "seeded"])
+def folder(request, option, checkpoint, tmp_path_factory):
+    return checkpoint if request.param == "supplied" else lens.seeded(tmp_path_factory.mktemp("seeded"), option("tokenizer") or checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def batches(model, path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_of_edges(method, model, pairs, folder, program, monkeypatch):
+def test_edge_scores_match_eap_ig(method, model, pairs, folder, program, monkeypatch):
     monkeypatch.setattr(attribution, "torch", ToCpu())
     graph = Graph.from_model(model)
     attribution.attribute(

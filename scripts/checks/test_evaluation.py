@@ -1,26 +1,27 @@
-"""`gpt2 eval` measures what lm-evaluation-harness' `hf` model does, and what the other protocols' scripts would, on --model.
+"""`gpt2 eval` reports the figures of lm-evaluation-harness's `hf` model and of the other protocols.
 
-Every protocol is run on samples, or --protocol on --data of yours, such as LAMBADA's. `hf` reads one text at a time, in float32 with
-logarithms in float64; what is no task of the harness is asked of the oracle. A figure may be off by 1e-5 of it; every decision must be
-the same.
+Runs every protocol on samples with --model, or --protocol on your --data, such as LAMBADA's. `hf` scores one
+sequence at a time, in float32 with float64 log-softmax. The oracle computes the protocols that the harness
+lacks. Figures may differ by 1e-5 relative; every decision must be the same.
 """
 
 import json
 
 import pytest
+from paths import BUILT_IN
 
 pytest.importorskip("lm_eval")
 
 from reference import evaluation, harness, oracle  # noqa: E402
 
 FIGURE_TOLERANCE = 1e-5
-# Divergences near 0 are differences of what float32 rounds to about 1e-7.
+# Divergences near 0 are differences of float32 values with rounding errors of about 1e-7.
 SMALL_FIGURE_TOLERANCE = 1e-6
 
 
 def pytest_generate_tests(metafunc):
     option = metafunc.config.getoption
-    config = json.loads((option("model") / "config.json").read_text())
+    config = json.loads(((option("model") or BUILT_IN) / "config.json").read_text())
     cases = [(option("protocol"), option("data"), None)] if option("protocol") else evaluation.cases(config["n_positions"])
     metafunc.parametrize("protocol, data, context", cases, ids=[f"{case[0]} {case[1]} {case[2] or ''}".strip() for case in cases])
 
@@ -33,60 +34,60 @@ def samples(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def hf(option):
-    return harness.model(option("model"))
+def hf(checkpoint):
+    return harness.model(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def model(option):
-    return oracle.Model(option("model"))
+def model(checkpoint):
+    return oracle.Model(checkpoint)
 
 
 def evaluate(program, folder, protocol, data, log, **options):
-    """What the program reports, and the lines of its log."""
+    """Returns the program's report and the lines of its log."""
     [tokenizer] = folder.glob("*tokenizer.json")
-    given = [f"--{name}={value}" for name, value in options.items() if value]
-    given += [] if tokenizer.name == "tokenizer.json" else ["--tokenizer", tokenizer]
-    fixed = ("--dtype", "f32", "--device", "cpu", "--json")
-    report = program("eval", "--model", folder, *fixed, protocol, "--data", data, "--items", log, *given)
+    flags = [f"--{name}={value}" for name, value in options.items() if value]
+    flags += [] if tokenizer.name == "tokenizer.json" else ["--tokenizer", tokenizer]
+    common = ("--dtype", "f32", "--device", "cpu", "--json")
+    report = program("eval", "--model", folder, *common, protocol, "--data", data, "--items", log, *flags)
     return json.loads(report), harness.read_jsonl(log)
 
 
-def other_decisions(theirs, ours):
-    """Items that are judged otherwise."""
+def differing_items(theirs, ours):
+    """Returns the items with different decisions."""
     different = []
     for index, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         if "words" in their:
             different += [index] if their["words"] != our["words"] else []
             continue
         choices = list(zip(their["choices"], our["choices"], strict=True))
-        judged = {}
+        decided = {}
         if "predicted" in our:
-            judged = {name: our["predicted"][key] == our["gold"] for name, key in (("acc", "sum"), ("acc_norm", "per_character"))}
-            judged |= our["predicted"]
+            decided = {name: our["predicted"][key] == our["gold"] for name, key in (("acc", "sum"), ("acc_norm", "per_character"))}
+            decided |= our["predicted"]
         elif "acc" in their:
-            judged = {"acc": our["choices"][0]["is_greedy"]}
-        told = {name: their[name] for name in ("acc", "acc_norm", "sum", "per_token") if name in their}
+            decided = {"acc": our["choices"][0]["is_greedy"]}
+        reported = {name: their[name] for name in ("acc", "acc_norm", "sum", "per_token") if name in their}
         greedy = [(a["is_greedy"], b["is_greedy"]) for a, b in choices if "is_greedy" in a]
-        if any(judged[name] != value for name, value in told.items()) or any(a != b for a, b in greedy):
+        if any(decided[name] != value for name, value in reported.items()) or any(a != b for a, b in greedy):
             different.append(index)
     return different
 
 
-def test_figures_and_decisions(program, option, tmp_path, samples, hf, model, protocol, data, context):
-    folder, base, limit = option("model"), None, option("limit")
+def test_figures_and_decisions_match_the_reference(program, option, checkpoint, tmp_path, samples, hf, model, protocol, data, context):
+    folder, base, limit = checkpoint, None, option("limit")
     if option("protocol") is None:
         data = samples / data
     if protocol in harness.TASKS:
         theirs = harness.evaluate(hf, protocol, data, limit)
     else:
-        asked = model
+        evaluated = model
         if protocol == "kl":
             folder, base = tmp_path / "changed", folder
             folder.mkdir()
             evaluation.with_other_config(base, folder)
-            asked = oracle.Model(folder)
-        theirs = oracle.evaluate(protocol, asked, data, context, limit, base=base and model)
+            evaluated = oracle.Model(folder)
+        theirs = oracle.evaluate(protocol, evaluated, data, context, limit, base=base and model)
     report, log = evaluate(program, folder, protocol, data, tmp_path / "items.jsonl", context=context, limit=limit, base=base)
     ours = {}
     for metric in report["metrics"]:
@@ -96,5 +97,5 @@ def test_figures_and_decisions(program, option, tmp_path, samples, hf, model, pr
         scale = expected["base_perplexity"] if "difference" in metric else abs(value)
         near = pytest.approx(value, rel=0, abs=max(FIGURE_TOLERANCE * scale, SMALL_FIGURE_TOLERANCE))
         assert ours.get(metric) == near, metric
-    # Of windows there are no items to compare.
-    assert not theirs["items"] or not other_decisions(theirs["items"], log)
+    # Protocols over windows have no items to compare.
+    assert not theirs["items"] or not differing_items(theirs["items"], log)

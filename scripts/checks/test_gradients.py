@@ -1,13 +1,12 @@
-"""Gradients of `HookedTransformer` beside TransformerLens' and SAELens', in one process: the same hooks run in both.
+"""Gradients of `HookedTransformer` equal those of TransformerLens and SAELens with the same hooks.
 
-Needs requirements-circuits.txt, and the Python package of this repository (scripts/build_wheel.sh). The checkpoints are the built-in model
-and two small random ones; SAEs are filled with random numbers and saved by SAELens.
+Needs requirements-circuits.txt, the program, and this repository's Python package (scripts/build_wheel.sh). The
+checkpoints are the built-in model and two small random ones. SAEs are filled with random numbers and saved by SAELens.
 """
 
 from functools import partial
 
 import pytest
-from paths import BUILT_IN
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformer_lens.HookedTransformer", reason="needs TransformerLens 2 or 3")
@@ -18,7 +17,7 @@ import lens  # noqa: E402
 from sae_lens.registry import get_sae_class  # noqa: E402
 from sae_lens.saes.sae import SAEMetadata  # noqa: E402
 
-# Of the largest value; sums in f32, in another order.
+# Relative to the largest value; covers f32 sums in a different order.
 TOLERANCE = 1e-4
 CHECKPOINTS = {"built-in": None, "plain": dict(), "relu": dict(seed=7, n_embd=40, n_layer=2, n_head=5, activation_function="relu")}
 SAES = ("standard", "topk", "jumprelu", "gated")
@@ -27,18 +26,18 @@ IDS = torch.tensor([[5, 9, 200, 31, 7, 7, 90, 2], [1, 44, 8, 16, 3, 7, 5, 6]])
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
-def models(request, tmp_path_factory):
-    """The model in TransformerLens and here, both with the weights as they are."""
+def models(request, built_in, tmp_path_factory):
+    """Returns the model in TransformerLens and in this package, both with unprocessed weights."""
     sizes = CHECKPOINTS[request.param]
-    folder = BUILT_IN if sizes is None else lens.seeded(tmp_path_factory.mktemp(request.param), BUILT_IN, **sizes)
+    folder = built_in if sizes is None else lens.seeded(tmp_path_factory.mktemp(request.param), built_in, **sizes)
     theirs = lens.hooked(folder, sae_lens.HookedSAETransformer)
     return theirs, candle_gpt2.HookedTransformer.from_pretrained_no_processing(folder)
 
 
-def assert_near(found, expected, what):
+def assert_near(found, expected, label):
     difference = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
-    print(f"{what}: differs by {difference:.1e} of the largest")
-    assert difference < TOLERANCE, what
+    print(f"{label}: differs by {difference:.1e} of the largest")
+    assert difference < TOLERANCE, label
 
 
 def random(*shape, seed=1, scale=0.1):
@@ -64,8 +63,8 @@ def project_out(value, hook, direction):
 
 
 def mix_patterns(value, hook, weights):
-    shares = weights.softmax(0)
-    return shares[0] * value + shares[1] * value.flip(1)
+    fractions = weights.softmax(0)
+    return fractions[0] * value + fractions[1] * value.flip(1)
 
 
 def bias_scores(value, hook, bias):
@@ -90,7 +89,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_edits(models, name):
+def test_gradients_through_edits_match(models, name):
     point, edit, parameters_of = EDITS[name]
     parameters = parameters_of(models[0].cfg)
     found = []
@@ -101,8 +100,8 @@ def test_edits(models, name):
         assert_near(ours, theirs, name)
 
 
-def test_integrated_gradients_by_an_own_hook(models):
-    def integrated(model):
+def test_integrated_gradients_from_a_custom_hook_match(models):
+    def integrated_gradients(model):
         with torch.no_grad():
             x = model.run_with_cache(IDS, names_filter="hook_embed")[1]["hook_embed"]
         baseline = x.mean((0, 1), keepdim=True).expand_as(x)
@@ -113,11 +112,11 @@ def test_integrated_gradients_by_an_own_hook(models):
             total += torch.autograd.grad((logits[:, -1, 3] - logits[:, -1, 5]).sum(), point)[0]
         return (x - baseline) * total / 8
 
-    theirs, ours = map(integrated, models)
+    theirs, ours = map(integrated_gradients, models)
     assert_near(ours, theirs, "integrated gradients")
 
 
-def test_the_residual_stream_that_a_run_starts_with(models):
+def test_gradient_of_the_initial_residual_matches(models):
     found = []
     for model in models:
         with torch.no_grad():
@@ -129,8 +128,8 @@ def test_the_residual_stream_that_a_run_starts_with(models):
     assert_near(found[1], found[0], "start_at_layer=1")
 
 
-def test_every_activation(models):
-    """With weights that require gradients, autograd follows a run from its beginning."""
+def test_gradients_of_every_activation_match(models):
+    """If weights require gradients, autograd records the run from its beginning."""
     models[1].requires_grad_()
     found = []
     for model in models:
@@ -140,18 +139,18 @@ def test_every_activation(models):
             seen[hook.name] = value
             return value
 
-        # TransformerLens runs ln1 three times in a block. SAELens adds mlp.hook_in.
+        # TransformerLens runs ln1 three times per block. SAELens adds mlp.hook_in.
         loss = model.run_with_hooks(IDS, return_type="loss", fwd_hooks=[(lambda name: ".ln1." not in name and "mlp.hook_in" not in name, keep)])
         found.append(dict(zip(seen, torch.autograd.grad(loss, list(seen.values())), strict=True)))
     models[1].requires_grad_(False)
     assert len(found[1]) > 30 and set(found[1]) <= set(found[0])
     for name, gradient in found[1].items():
-        if name.endswith("attn_scores"):  # of what is masked there is no slope
+        if name.endswith("attn_scores"):  # masked scores have no gradient
             gradient, found[0][name] = gradient.tril(), found[0][name].tril()
         assert_near(gradient, found[0][name], name)
 
 
-def test_weights(models):
+def test_weight_gradients_match(models):
     found = []
     for model in models:
         model.zero_grad()
@@ -161,13 +160,13 @@ def test_weights(models):
         model.zero_grad()
     models[1].requires_grad_(False)
     for name, gradient in found[0].items():
-        if name.endswith("b_K"):  # what is added to all scores of a query changes nothing
+        if name.endswith("b_K"):  # a constant added to all scores of a query changes nothing
             assert gradient.abs().max() < 1e-6 and found[1][name].abs().max() < 1e-6
         else:
             assert_near(found[1][name], gradient, name)
 
 
-def test_backward_hooks_under_an_edit(models):
+def test_backward_hooks_through_an_edit_match(models):
     vector = random(models[0].cfg.d_model)
     points = ["blocks.0.hook_resid_pre", "blocks.0.attn.hook_z", "blocks.1.hook_resid_post"]
     found = []
@@ -183,7 +182,7 @@ def test_backward_hooks_under_an_edit(models):
         assert_near(found[1][name], found[0][name], name)
 
 
-def test_a_steering_vector_is_learned_in_as_many_steps(models):
+def test_training_a_steering_vector_gives_the_same_losses(models):
     losses = []
     for model in models:
         vector = torch.zeros(model.cfg.d_model, requires_grad=True)
@@ -203,8 +202,8 @@ def test_a_steering_vector_is_learned_in_as_many_steps(models):
     assert_near(losses[1], losses[0], "losses")
 
 
-def filled(architecture, cfg, folder):
-    """A dictionary of random numbers, saved by SAELens: theirs, and ours."""
+def random_sae(architecture, cfg, folder):
+    """Returns a random dictionary saved by SAELens: as their object and as ours."""
     kind, config = get_sae_class(architecture)
     is_transcoder = architecture.endswith("transcoder")
     metadata = SAEMetadata(hook_name="blocks.1.hook_resid_mid" if is_transcoder else "blocks.1.hook_resid_pre", prepend_bos=True)
@@ -226,15 +225,15 @@ def filled(architecture, cfg, folder):
 
 @pytest.mark.parametrize("use_error_term", [False, True])
 @pytest.mark.parametrize("architecture", [*SAES, *TRANSCODERS])
-def test_latents_and_errors(models, architecture, use_error_term, tmp_path):
-    pair = filled(architecture, models[0].cfg, tmp_path)
+def test_latent_and_error_gradients_match(models, architecture, use_error_term, tmp_path):
+    pair = random_sae(architecture, models[0].cfg, tmp_path)
     prefix = "blocks.1.hook_mlp_out" if architecture in TRANSCODERS else "blocks.1.hook_resid_pre"
     found = []
     for model, sae in zip(models, pair, strict=True):
         seen = {}
 
         def keep(value, hook, seen=seen):
-            # SAELens' error is a constant.
+            # SAELens treats the error as a constant.
             if hook.name.endswith("error"):
                 value = value.detach().requires_grad_()
             elif not value.requires_grad:
@@ -250,3 +249,34 @@ def test_latents_and_errors(models, architecture, use_error_term, tmp_path):
     assert set(found[0]) == set(found[1]) == set(names)
     for name in names:
         assert_near(found[1][name], found[0][name], f"{architecture}: {name}")
+
+
+@pytest.mark.parametrize("architecture", [*SAES, *TRANSCODERS])
+def test_dictionary_weight_gradients_match(models, architecture, tmp_path):
+    pair = random_sae(architecture, models[0].cfg, tmp_path)
+    found = []
+    for model, sae in zip(models, pair, strict=True):
+        sae.requires_grad_()
+        with model.saes(saes=[sae]), torch.enable_grad():
+            model(IDS, return_type="loss").backward()
+        found.append({name: weight.grad for name, weight in sae.named_parameters()})
+    models[0].zero_grad()
+    assert set(found[0]) == set(found[1])
+    for name, gradient in found[0].items():
+        if gradient is None:  # only in comparisons
+            assert found[1][name] is None and name in ("threshold", "b_gate")
+        else:
+            assert_near(found[1][name], gradient, f"{architecture}: {name}")
+
+
+@pytest.mark.parametrize("name", ["W_E", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U"])
+def test_gradients_of_a_loss_on_stacked_weights_match(models, name):
+    found = []
+    for model in models:
+        model.zero_grad()
+        (model(IDS, return_type="loss") * getattr(model, name).square().mean()).backward()
+        found.append({weight: value.grad for weight, value in model.named_parameters() if weight.endswith(name)})
+        model.zero_grad()
+    models[1].requires_grad_(False)
+    for weight, gradient in found[0].items():
+        assert_near(found[1][weight], gradient, weight)

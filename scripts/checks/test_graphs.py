@@ -1,14 +1,14 @@
-"""Attribution graphs: the edges of `gpt2 look graph` are circuit-tracer's, and its JSON is what circuit-tracer's models of it ask for.
+"""Attribution graphs: `gpt2 look graph` yields circuit-tracer's edges, and JSON that fits its models.
 
-Needs requirements-circuits.txt. Random transcoders in circuit-tracer's own files, of the model in --model and of one with random
-weights. circuit-tracer has no node for the embedding of a position, and sets the errors of the first position to 0: those edges are
-left out. Its scores count neither, so they are not compared.
+Needs requirements-circuits.txt. Uses random transcoders in circuit-tracer's file format, for the model in
+--model and for one with random weights. circuit-tracer has no node for the position embedding and zeroes the
+errors of the first position, so those edges are skipped. Its scores ignore both, so they are not compared.
 """
 
 import json
 
 import pytest
-from paths import BUILT_IN, FIXTURES
+from paths import FIXTURES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformer_lens.HookedTransformer", reason="needs TransformerLens 2")
@@ -26,9 +26,9 @@ import lens  # noqa: E402
 TEXT = "When Mia and Tom went to the park, Tom gave a ball to"
 LATENTS = 60
 OUTPUT = "hook_mlp_out"
-# Of the largest edge: sums of some hundred products in f32, in another order.
+# Relative to the largest edge; covers f32 sums of hundreds of products in a different order.
 TOLERANCE = 1e-5
-# What they read, whether there is a threshold, and a skip connection.
+# Kind of files, input hook point, threshold, skip connection.
 KINDS = {
     "relu": ("transcoder_set", "hook_resid_mid", False, False),
     "jump-relu": ("transcoder_set", "ln2.hook_normalized", True, False),
@@ -37,15 +37,14 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["given", "seeded"])
-def folder(request, option, tmp_path_factory):
-    given = option("model") or BUILT_IN
-    return given if request.param == "given" else lens.seeded(tmp_path_factory.mktemp("seeded"), option("tokenizer") or given)
+@pytest.fixture(scope="module", params=["supplied", "seeded"])
+def folder(request, option, checkpoint, tmp_path_factory):
+    return checkpoint if request.param == "supplied" else lens.seeded(tmp_path_factory.mktemp("seeded"), option("tokenizer") or checkpoint)
 
 
-def written(folder, layers, width, kind):
-    """Random transcoders of which few latents are active, in a folder that both programs read."""
-    model_kind, reads, has_threshold, has_skip = KINDS[kind]
+def write_transcoders(folder, layers, width, kind):
+    """Writes random transcoders with few active latents to a folder that both programs read."""
+    model_kind, input_hook, has_threshold, has_skip = KINDS[kind]
     generator = torch.Generator().manual_seed(11)
 
     def random(*shape, scale):
@@ -67,21 +66,21 @@ def written(folder, layers, width, kind):
         if has_skip:
             encoder["W_skip"] = random(width, width, scale=0.3 * width**-0.5)
         save_file(encoder, folder / f"layer_{layer}.safetensors")
-    config = {"model_kind": model_kind, "feature_input_hook": reads, "feature_output_hook": OUTPUT, "scan": "check", "activation": "relu"}
+    config = {"model_kind": model_kind, "feature_input_hook": input_hook, "feature_output_hook": OUTPUT, "scan": "check", "activation": "relu"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def read(folder, layers, kind):
-    """The transcoders in circuit-tracer."""
-    model_kind, reads, *_ = KINDS[kind]
-    common = dict(feature_input_hook=reads, feature_output_hook=OUTPUT, scan="check", device=torch.device("cpu"), dtype=torch.float32)
+def load_transcoders(folder, layers, kind):
+    """Loads the transcoders in circuit-tracer."""
+    model_kind, input_hook, *_ = KINDS[kind]
+    common = dict(feature_input_hook=input_hook, feature_output_hook=OUTPUT, scan="check", device=torch.device("cpu"), dtype=torch.float32)
     if model_kind == "cross_layer_transcoder":
         return load_clt(str(folder), **common)
     return load_transcoder_set({layer: str(folder / f"layer_{layer}.safetensors") for layer in range(layers)}, **common)
 
 
 def edges_of(graph, layers):
-    """Its edges by the ids that the nodes have here."""
+    """Returns circuit-tracer's edges, keyed by our node ids."""
     ids = graph.input_tokens.tolist()
     nodes = [f"{layer}_{feature}_{position}" for layer, position, feature in graph.active_features.tolist()]
     nodes += [f"err_{layer}_{position}" for layer in range(layers) for position in range(len(ids))]
@@ -90,12 +89,12 @@ def edges_of(graph, layers):
     return {target: dict(zip(nodes, row)) for target, row in zip(nodes, graph.adjacency_matrix.tolist())}
 
 
-def assert_same(program, folder, transcoders, of_tracer):
-    """`gpt2 look graph` with a folder of transcoders, and circuit-tracer with the same in its own classes."""
+def assert_same(program, folder, transcoders, tracer_transcoders):
+    """Compares `gpt2 look graph` with circuit-tracer on the same transcoders."""
     layers = json.loads((folder / "config.json").read_text())["n_layer"]
     model = lens.hooked(folder, TransformerLensReplacementModel)
-    # As its `from_pretrained` does after loading.
-    model._configure_replacement_model(of_tracer)
+    # `from_pretrained` calls this after loading.
+    model._configure_replacement_model(tracer_transcoders)
     ids = model.to_tokens(TEXT, prepend_bos=True)[0]
     theirs = edges_of(tracer.attribute(ids, model, batch_size=64), layers)
     found = json.loads(
@@ -103,10 +102,10 @@ def assert_same(program, folder, transcoders, of_tracer):
                 "--max-feature-nodes", 100_000, "--json")
     )
     Frontend.model_validate(found)
-    # Nodes without influence on the logits are left out here.
+    # Our graph omits nodes without influence on the logits.
     nodes = [node["node_id"] for node in found["nodes"]]
     ours = [node for node in nodes if node in theirs]
-    assert len(nodes) - len(ours) == len(ids), "the positions alone are more"
+    assert len(nodes) - len(ours) == len(ids), "only the position nodes are extra"
     weights = {(link["target"], link["source"]): link["weight"] for link in found["links"]}
     largest = max(abs(weight) for row in theirs.values() for weight in row.values())
     differences = {
@@ -121,20 +120,23 @@ def assert_same(program, folder, transcoders, of_tracer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_edges_of_graphs(kind, folder, program, tmp_path):
+def test_graph_edges_match_circuit_tracer(kind, folder, program, tmp_path):
     sizes = json.loads((folder / "config.json").read_text())
-    written(tmp_path, sizes["n_layer"], sizes["n_embd"], kind)
-    assert_same(program, folder, tmp_path, read(tmp_path, sizes["n_layer"], kind))
+    write_transcoders(tmp_path, sizes["n_layer"], sizes["n_embd"], kind)
+    assert_same(program, folder, tmp_path, load_transcoders(tmp_path, sizes["n_layer"], kind))
 
 
-def test_transcoders_that_were_trained_here(program, tmp_path):
-    """They are saved as SAELens does; circuit-tracer takes them with a matrix turned and a name changed, as the guide says."""
-    layers = json.loads((BUILT_IN / "config.json").read_text())["n_layer"]
+def test_graph_of_trained_transcoders_matches_circuit_tracer(program, built_in, tmp_path):
+    """Checks transcoders saved in SAELens's format.
+
+    circuit-tracer reads them after one matrix is transposed and one name is changed, as the guide describes.
+    """
+    layers = json.loads((built_in / "config.json").read_text())["n_layer"]
     text = FIXTURES / "evaluation" / "text.txt"
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     theirs.mkdir()
     for layer in range(layers):
-        program("train", "--task", "dictionary", "--kind", "skip-transcoder", "--data", text, "--init", BUILT_IN, "--site",
+        program("train", "--task", "dictionary", "--kind", "skip-transcoder", "--data", text, "--init", built_in, "--site",
                 f"blocks.{layer}.hook_resid_mid", "--latents", LATENTS, "--k", 12, "--steps", 3, "--batch-size", 2, "--context", 64,
                 "--out", ours / str(layer))
         tensors = load_file(ours / str(layer) / "sae_weights.safetensors")
@@ -142,7 +144,7 @@ def test_transcoders_that_were_trained_here(program, tmp_path):
         tensors["activation_function.threshold"] = tensors.pop("threshold")
         save_file(tensors, theirs / f"layer_{layer}.safetensors")
     paths = {layer: str(theirs / f"layer_{layer}.safetensors") for layer in range(layers)}
-    of_tracer = load_transcoder_set(
+    tracer_transcoders = load_transcoder_set(
         paths, feature_input_hook="hook_resid_mid", feature_output_hook=OUTPUT, scan="check", device=torch.device("cpu"),
     )
-    assert_same(program, BUILT_IN, ours, of_tracer)
+    assert_same(program, built_in, ours, tracer_transcoders)

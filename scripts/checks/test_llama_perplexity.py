@@ -1,11 +1,13 @@
-"""`gpt2 eval` measures what llama.cpp's llama-perplexity does, on the same weights and texts, both in f32.
+"""`gpt2 eval` reports the figures of llama.cpp's llama-perplexity on the same weights and texts.
 
-scripts/bench/peers.sh builds the tool. Both get GGUF files of --model, one with the numbers as they are and one with numbers that were
-rounded to 4 bits and stored in f32, so that both programs compute in f32 and only the weights are coarse. The text is drawn from the
-model itself. The figures are the digits that the tool prints. It keeps the base's log-probabilities of a divergence in 16 bits, over a
-range of 16 below the largest: what that can change is the tolerance, and what is below the range is computed from our log and allowed
-for. It looks its GELU up in a table of f16, in f32 models too: single log-probabilities therefore differ by 3e-4, and the largest of
-25,000 by 3e-3; means are not touched.
+scripts/bench/peers.sh builds the tool. Both programs read GGUF files of --model: one with the original
+weights and one with weights rounded to 4 bits but stored in f32, so that both compute in f32. The text is
+sampled from the model. Figures are compared to the digits that the tool prints.
+
+For divergences, the tool stores the base's log-probabilities in 16 bits, over a range of 16 below the
+largest. The tolerance covers the rounding, and values below the range are computed from our log and accounted
+for. The tool computes GELU with an f16 lookup table, even in f32 models. Single log-probabilities therefore
+differ by 3e-4, and the largest of 25,000 by 3e-3; means are unaffected.
 """
 
 import itertools
@@ -19,27 +21,30 @@ import subprocess
 import pytest
 
 RELATIVE = 1e-5
-# What the tool stores of the base: log-probabilities down to so far below the largest, in so many steps.
+# The tool's format for the base: log-probabilities down to `RANGE` below the largest, in steps of `STEP`.
 RANGE = 16
 STEP = RANGE / 65535
-# The errors of many places cancel out in means: 9e-7 was the worst of models beside themselves, whose divergence is 0.
+# Errors of many positions cancel out in means. The worst measured was 9e-7, for a model compared with itself.
 MEAN_ROUNDING = 5e-6
-# What the table of GELU may change in the largest and smallest of all places, as a share of them.
+# Error of the GELU table in the largest and smallest of all positions, as a fraction of the value.
 EXTREMES = 1e-2
-# Two tokens of the base that are closer than a step change places: 1 of 10,000 places of models beside themselves.
+# Two tokens of the base closer than a step may swap: 1 of 10,000 positions for a model compared with itself.
 TOP_ROUNDING = 1e-3
 SEED = 7
 HELLASWAG_ITEMS = 200
 
 
 class Theirs:
-    """llama.cpp's tool, with keys and values in f32 and attention as plain products: what `--dtype f32` is here."""
+    """llama.cpp's tool, with an f32 KV cache and without flash attention, as `--dtype f32` computes here."""
 
     def __init__(self, program, threads):
         self.command = [program, "-t", str(threads), "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-warmup"]
 
     def run(self, find, model, *options):
-        """What `find` finds in the output. On a busy machine the tool may end before its last lines are written: once more, then."""
+        """Returns the match of `find` in the output.
+
+        Retries, because on a busy machine the tool may exit before it writes its last lines.
+        """
         for _ in range(3):
             command = [*self.command, "-m", *map(str, (model, *options))]
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -54,7 +59,10 @@ class Theirs:
         return tuple(map(float, self.run(final.search, model, "-f", data, "-c", context, *options).groups()))
 
     def divergence(self, model, logits, context):
-        """Value and standard error of each figure by its name in the tool's output; there are none of fewer than a hundred tokens."""
+        """Returns the value and standard error of each figure by its name in the tool's output.
+
+        The tool reports none for fewer than a hundred tokens.
+        """
         line = re.compile(r"^ *(\S.*?) *: *(-?[\d.]+)%?(?: ± *([\d.]+))?(?: %)?$", re.MULTILINE)
 
         def figures(output):
@@ -64,25 +72,25 @@ class Theirs:
         return {re.sub(" +", " ", name): (float(value), float(error or "nan")) for name, value, error in found}
 
     def hellaswag(self, model, data, items):
-        """The share of right decisions after the last task."""
+        """Returns the fraction of correct decisions after the last task."""
         last = re.compile(rf"^{items}\t([\d.]+)%", re.MULTILINE)
         options = ("-f", data, "-c", 512, "--hellaswag", "--hellaswag-tasks", items)
         return float(self.run(last.search, model, *options)[1]) / 100
 
 
 class Ours:
-    """The program, its two models, and a text that the first draws from its whole distribution."""
+    """Our program, its two models, and a text sampled from the first one's full distribution."""
 
-    def __init__(self, program, option, folder):
+    def __init__(self, program, option, checkpoint, folder):
         self.program, self.folder = program, folder
         self.tokenizer = ["--tokenizer", option("tokenizer")] if option("tokenizer") else []
-        self.model = self.convert(option("model"), "f32.gguf", "f32", *self.tokenizer)
+        self.model = self.convert(checkpoint, "f32.gguf", "f32", *self.tokenizer)
         self.coarse = self.convert(self.convert(self.model, "q4_0.gguf", "q4_0"), "coarse.gguf", "f32")
         tokens = option("tokens")
         text = program("generate", "", "--model", self.model, "--dtype", "f32", "--max-new-tokens", tokens, "--min-new-tokens", tokens,
-                       "--slide", "--top-k", 1_000_000, "--seed", SEED)
-        # A line break inside an item of the six-line format would be another line.
-        self.text = folder / "drawn.txt"
+                       "--slide", "--temperature", 1, "--top-k", 1_000_000, "--min-p", 0, "--seed", SEED)
+        # In the six-line format, a line break inside an item would start another line.
+        self.text = folder / "sampled.txt"
         self.text.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 
     def convert(self, model, name, dtype, *options):
@@ -98,24 +106,24 @@ class Ours:
 @pytest.fixture(scope="module")
 def theirs(option):
     if not option("llama-perplexity").is_file():
-        pytest.skip("there is no llama-perplexity: scripts/bench/peers.sh, or --llama-perplexity FILE")
+        pytest.skip("llama-perplexity is not built: scripts/bench/peers.sh, or --llama-perplexity FILE")
     return Theirs(option("llama-perplexity"), os.cpu_count())
 
 
 @pytest.fixture(scope="module")
-def ours(theirs, program, option, tmp_path_factory):
-    return Ours(program, option, tmp_path_factory.mktemp("llama"))
+def ours(theirs, program, option, checkpoint, tmp_path_factory):
+    return Ours(program, option, checkpoint, tmp_path_factory.mktemp("llama"))
 
 
 class Checks:
-    """What was compared, and what was not equal."""
+    """Compares figures and collects the differences."""
 
     def __init__(self):
         self.different = []
 
-    def compare(self, what, ours, theirs, tolerance):
+    def compare(self, label, ours, theirs, tolerance):
         if abs(ours - theirs) > tolerance:
-            self.different.append(f"{what.strip()}: {ours:.7f} and {theirs:.7f}, within {tolerance:.1e}")
+            self.different.append(f"{label.strip()}: {ours:.7f} and {theirs:.7f}, within {tolerance:.1e}")
 
 
 @pytest.fixture
@@ -132,8 +140,8 @@ def test_perplexity(checks, ours, theirs, option):
     assert not checks.different
 
 
-def cut_off(log):
-    """What the tool's range cuts off from the base's losses: at most so much of their mean, and of its standard error."""
+def clipping_errors(log):
+    """Returns upper bounds for the clipping error of the base's mean loss and of its standard error."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     below = [max(0.0, -RANGE - logprob) for line in lines for logprob in line["base_logprob"]]
     squares = sum(excess * excess for excess in below) / len(below)
@@ -146,10 +154,14 @@ def test_divergence(checks, ours, theirs, option):
     metrics = ours.evaluate("kl", other, text, "--context", context, "--base", base, "--items", log)
     theirs.perplexity(base, text, context, "--kl-divergence-base", ours.folder / "logits")
     figures = theirs.divergence(other, ours.folder / "logits", context)
-    mean_cut, spread_cut = cut_off(log)
+    mean_cut, spread_cut = clipping_errors(log)
 
     def compare(name, label, tolerance, cut=0.0, percent=False, decimals=6):
-        """`cut` is what the figure changes by where the base's mean loss does; percentages have so many decimals."""
+        """Compares one figure.
+
+        `cut` is the figure's sensitivity to the base's mean loss. `decimals` counts the printed digits of a
+        percentage.
+        """
         scale = 100 if percent else 1
         value, error = (number / scale for number in figures[label])
         printed = 0.5 * 10.0**-decimals / scale

@@ -1,11 +1,13 @@
-"""lm-evaluation-harness prints the same figures for `gpt2 serve` as for its own `hf` model of the same checkpoint, --model.
+"""lm-evaluation-harness reports the same figures for `gpt2 serve` as for its own `hf` model.
 
-The server is started here, or is the one of --base-url, which serves that checkpoint in float32. Without --tasks the tasks are four of
-texts that the checkpoint itself writes under a fixed seed: a choice of endings, rolling log-likelihoods of texts within and beyond the
-context, and greedy generation. The harness asks in eight ways (with --all-ways in all sixteen): ids or text, batches of 1 and 8, one
-request or four at a time, tokens by the server's own routes or by transformers. Every figure of its table must be the same string, and
-each log-likelihood the same to 1e-4; where `hf` itself rounds sums in float32 so that they are not, they must be so with its
-softmax_dtype=float64.
+Starts a server for the checkpoint in --model, or uses the one at --base-url, which must serve it in float32.
+Without --tasks, uses four tasks made from texts that the checkpoint generates with a fixed seed: multiple
+choice, rolling log-likelihoods of texts shorter and longer than the context, and greedy generation. The
+harness runs in eight configurations (sixteen with --all-ways): ids or text, batches of 1 and 8, one or four
+concurrent requests, tokenizer of the server or of transformers.
+
+Every figure in the harness's table must be the same string, and each log-likelihood must agree to 1e-4. If
+`hf` misses this through float32 rounding of its sums, the figures must agree with softmax_dtype=float64.
 """
 
 import functools
@@ -18,7 +20,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from reference import harness  # noqa: E402, F401 - keeps lm_eval and its libraries from the network
+from reference import harness  # noqa: E402, F401 - disables network access of lm_eval and its libraries
 import lm_eval  # noqa: E402
 import lm_eval.utils  # noqa: E402
 import torch  # noqa: E402
@@ -26,7 +28,7 @@ import transformers  # noqa: E402
 
 TOLERANCE = 1e-4
 GENERATED = 16
-# Tokens of a text that the checkpoint writes: transformers takes long over more.
+# Length limit of generated texts in tokens; transformers is slow on longer ones.
 LONGEST = 192
 STARTS = ("The", "What is", "First Citizen:\n", "O, ", "“Ünïcode” – 日本 😀 ", "And in the", "It was")
 
@@ -53,13 +55,13 @@ generation_kwargs: {until: ["\\n"], max_gen_toks: %d}
 metric_list: [{metric: exact_match}]
 """ % GENERATED,
 }
-# As `rolling`, of texts that fill several windows. As text they are no test of the server: a window that begins within a word reads
-# back as other tokens.
+# Like `rolling`, with texts that span several windows. Needs ids: a window that starts inside a word would be
+# tokenized differently as text.
 TASKS["windows"] = TASKS["rolling"]
 
 
 class Writer:
-    """Texts that the checkpoint writes: of its own domain, and the same at every run."""
+    """Generates texts with the checkpoint: in its own domain, and the same in every run."""
 
     def __init__(self, checkpoint):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
@@ -71,10 +73,11 @@ class Writer:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     @torch.no_grad()
-    def continued(self, text, tokens, count):
-        """So many texts that go on from this one; a single one is the greedy one."""
+    def continuations(self, text, tokens, count):
+        """Returns `count` continuations of the text; a single one is greedy."""
         ids = torch.tensor([self.ids(text)])
-        # Cool enough that the texts are probable: a perplexity of thousands has more digits than f32 holds.
+        # A low temperature keeps the texts probable: a perplexity in the thousands has more digits than f32
+        # holds.
         sampling = {"do_sample": True, "top_k": 20, "temperature": 0.7, "num_return_sequences": count}
         options = sampling if count > 1 else {"do_sample": False}
         end = self.tokenizer.eos_token_id
@@ -83,29 +86,29 @@ class Writer:
         return self.tokenizer.batch_decode(output[:, ids.shape[1] :])
 
     def passages(self, count, tokens):
-        """Texts of about so many tokens, never more when they are read back."""
-        made = []
+        """Returns texts of about `tokens` tokens, never more when re-tokenized."""
+        passages = []
         for start in STARTS:
-            for text in self.continued(start, max(8, tokens - len(self.ids(start))), -(-count // len(STARTS)) + 1):
-                # The last characters may be halves.
+            for text in self.continuations(start, max(8, tokens - len(self.ids(start))), -(-count // len(STARTS)) + 1):
+                # The last characters may be incomplete.
                 ids = self.ids((start + text).rstrip("\ufffd "))[: tokens - 2]
-                made.append(self.tokenizer.decode(ids).rstrip("\ufffd "))
-        return made[:count]
+                passages.append(self.tokenizer.decode(ids).rstrip("\ufffd "))
+        return passages[:count]
 
     def items(self, count):
         short = max(12, min(40, self.context // 4))
         passages = self.passages(count, short + short // 2)
-        # Whole words, so that the context's tokens are a beginning of the whole text's.
+        # Splits at spaces, so that the context's tokens are a prefix of the whole text's tokens.
         split = [text.split(" ") for text in passages]
         contexts = [" ".join(words[: len(words) // 2]) or "It" for words in split]
         endings = [" " + " ".join(words[len(words) // 2 :]) for words in split]
-        greedy = [self.continued(context, GENERATED, 1)[0].split("\n")[0] for context in contexts]
+        greedy = [self.continuations(context, GENERATED, 1)[0].split("\n")[0] for context in contexts]
         for number in range(count):
             label = number % 4
             choices = [endings[(number + step) % count] for step in (1, 2, 3)]
             choices.insert(label, endings[number])
             yield "choice", {"context": contexts[number], "label": label, "endings": choices}
-            # Half the targets are right, so that the figure is neither 0 nor 1.
+            # Half of the targets are correct, so that the score is neither 0 nor 1.
             yield "generate", {"context": contexts[number], "target": greedy[number] if number % 2 else greedy[number] + "!"}
         long = min(self.context * 3 // 4, LONGEST)
         texts = self.passages(count, long)
@@ -135,7 +138,7 @@ def evaluate(model, model_args, tasks, batch_size):
 
 
 def figures(results):
-    """Every cell of the table that the harness prints, by task, filter and metric."""
+    """Returns every cell of the harness's table, keyed by task, filter and metric."""
     table = [line.split("|")[1:-1] for line in lm_eval.utils.make_table(results).splitlines() if line.startswith("|")]
     rows, task = {}, ""
     for cells in table[2:]:
@@ -146,85 +149,85 @@ def figures(results):
 
 
 def samples(results):
-    """The answer to each request: a log-likelihood and whether it is the greedy text, a log-likelihood, or a text."""
-    told = {}
+    """Returns the response to each request: a log-likelihood with or without an is-greedy flag, or a text."""
+    responses = {}
     for task, of_task in results["samples"].items():
         for sample in of_task:
-            for place, answer in enumerate(sample["resps"]):
-                told[task, sample["doc_id"], place] = answer[0] if isinstance(answer, list) else answer
-    return told
+            for index, response in enumerate(sample["resps"]):
+                responses[task, sample["doc_id"], index] = response[0] if isinstance(response, list) else response
+    return responses
 
 
-def numbers_of(answer):
+def split_numbers(answer):
     values = answer if isinstance(answer, (list, tuple)) else [answer]
     return [float(value) for value in values if not isinstance(value, (bool, str))], [v for v in values if isinstance(v, (bool, str))]
 
 
 def differences(expected, found):
-    """What is not the same, as sentences."""
-    told, largest = [], 0.0
+    """Returns the differences as sentences."""
+    sentences, largest = [], 0.0
 
-    def asked(answers):
+    def evaluated(answers):
         return {key: answer for key, answer in answers.items() if key[0] in found["results"]}
 
-    ours, theirs = figures(found), asked(figures(expected))
+    ours, theirs = figures(found), evaluated(figures(expected))
     for key in theirs:
         if ours.get(key) != theirs[key]:
-            told.append(f"{' '.join(filter(None, key))}: hf {theirs[key]}, server {ours.get(key)}")
-    ours, theirs = samples(found), asked(samples(expected))
+            sentences.append(f"{' '.join(filter(None, key))}: hf {theirs[key]}, server {ours.get(key)}")
+    ours, theirs = samples(found), evaluated(samples(expected))
     if ours.keys() != theirs.keys():
-        told.append("the requests themselves differ")
+        sentences.append("the requests themselves differ")
     for key in theirs.keys() & ours.keys():
-        (value, other), (value_ours, other_ours) = numbers_of(theirs[key]), numbers_of(ours[key])
+        (value, other), (value_ours, other_ours) = split_numbers(theirs[key]), split_numbers(ours[key])
         largest = max([largest, *(abs(a - b) for a, b in zip(value, value_ours, strict=True))])
         if other != other_ours:
-            told.append(f"{key}: hf {theirs[key]!r}, server {ours[key]!r}")
+            sentences.append(f"{key}: hf {theirs[key]!r}, server {ours[key]!r}")
     if largest > TOLERANCE:
-        told.append(f"a log-likelihood is {largest:.2e} off")
-    return told
+        sentences.append(f"a log-likelihood is {largest:.2e} off")
+    return sentences
 
 
 def pytest_generate_tests(metafunc):
     every = itertools.product((True, False), (1, 8), (1, 4), ("remote", "huggingface"))
-    # Half of them: each pair of settings still meets.
+    # Half of the combinations: every pair of settings still occurs.
     is_all = metafunc.config.getoption("all_ways")
-    ways = [way for way in every if is_all or (way[3] == "remote") == (way[0] + (way[1] == 8) + (way[2] == 4)) % 2]
-    names = [f"{'ids' if way[0] else 'text'}, batch {way[1]}, {way[2]} at a time, {way[3]} tokenizer" for way in ways]
-    metafunc.parametrize("tokenized, batch_size, concurrent, backend", ways, ids=names)
+    configs = [config for config in every if is_all or (config[3] == "remote") == (config[0] + (config[1] == 8) + (config[2] == 4)) % 2]
+    names = [f"{'ids' if config[0] else 'text'}, batch {config[1]}, {config[2]} at a time, {config[3]} tokenizer" for config in configs]
+    metafunc.parametrize("tokenized, batch_size, concurrent, backend", configs, ids=names)
 
 
 @pytest.fixture(scope="module")
-def root(request, option):
+def root(request, option, checkpoint):
     if option("base-url"):
         yield option("base-url").rstrip("/").removesuffix("/v1")
         return
-    with request.getfixturevalue("program").serving("--model", option("model"), "--dtype", "f32") as address:
+    with request.getfixturevalue("program").serving("--model", checkpoint, "--dtype", "f32") as address:
         yield address
 
 
 class Expected:
-    """The tasks, and what `hf` says to them."""
+    """The tasks and the results of `hf`."""
 
-    def __init__(self, option, folder):
-        self.checkpoint, self.folder = str(option("model")), folder
+    def __init__(self, option, checkpoint, folder):
+        self.checkpoint, self.folder = str(checkpoint), folder
         writer = Writer(self.checkpoint)
         self.context = writer.context
         self.paths = option("tasks").split(",") if option("tasks") else write_tasks(folder, writer.items(option("items")))
 
-    @functools.cache  # noqa: B019 - one for the module
+    @functools.cache  # noqa: B019 - one per module
     def results(self, **options):
-        # The harness keeps one place for the token that the route generates and one for the context of a window: so `hf` gets two
-        # tokens less, that both cut long texts into the same windows.
+        # The harness reserves a position for the route's generated token and one for the context of a window.
+        # `hf` gets a context two tokens shorter, so that both split long texts into the same windows.
         arguments = {"pretrained": self.checkpoint, "dtype": "float32", "max_length": self.context - 2} | options
         return evaluate("hf", arguments, self.paths, 1)
 
 
 @pytest.fixture(scope="module")
-def expected(option, tmp_path_factory):
-    return Expected(option, tmp_path_factory.mktemp("tasks"))
+def expected(option, checkpoint, tmp_path_factory):
+    return Expected(option, checkpoint, tmp_path_factory.mktemp("tasks"))
 
 
-def test_figures_are_those_of_its_own_model(option, root, expected, tokenized, batch_size, concurrent, backend):
+def test_figures_match_the_hf_model(option, root, expected, tokenized, batch_size, concurrent, backend):
     key = os.environ["OPENAI_API_KEY"] = option("key") or ""
     import requests
 
@@ -232,10 +235,10 @@ def test_figures_are_those_of_its_own_model(option, root, expected, tokenized, b
     local = {"model": listed["data"][0]["id"], "base_url": f"{root}/v1/completions", "tokenizer_backend": backend, "max_retries": 1,
              "tokenized_requests": tokenized, "max_length": expected.context, "num_concurrent": concurrent}
     local |= {"tokenizer": expected.checkpoint} if backend == "huggingface" else {"auth_token": key}
-    asked = [path for path in expected.paths if tokenized or path != str(expected.folder / "windows.yaml")]
-    found = evaluate("local-completions", local, asked, batch_size)
-    told = differences(expected.results(), found)
-    if told:
-        # `hf` sums up hundreds of logarithms in float32, whose steps are 1e-4 at a thousand.
-        told = differences(expected.results(softmax_dtype="float64"), found)
-    assert not told, "\n".join(told[:10])
+    paths = [path for path in expected.paths if tokenized or path != str(expected.folder / "windows.yaml")]
+    found = evaluate("local-completions", local, paths, batch_size)
+    different = differences(expected.results(), found)
+    if different:
+        # `hf` adds up hundreds of logarithms in float32, whose resolution is 1e-4 near a thousand.
+        different = differences(expected.results(softmax_dtype="float64"), found)
+    assert not different, "\n".join(different[:10])

@@ -1,7 +1,7 @@
-"""A server under mixed load: every answer equals the answer alone, and neither memory nor latency grows.
+"""A server under mixed load: responses equal those of single requests, memory and latency do not grow.
 
-The server of the built-in model is started here. --clients threads send completions (whole and streamed), conversations, grammars,
-analyses, tokens and embeddings for --seconds.
+Starts a server with the built-in model. --clients threads send completions (streamed and not), chats,
+grammars, analyses, tokenization and embedding requests for --seconds.
 """
 
 import json
@@ -14,21 +14,22 @@ import time
 import urllib.parse
 from http.client import HTTPConnection, RemoteDisconnected
 
-from bench.clients import together
+from bench.clients import run_concurrently
 
-# Parts of the time. Of each half the best part counts, which hides what else the machine does, and not what grows.
+# Number of time slices. Only the best slice of each half counts, which hides other load but not growth.
 PARTS = 12
-# Growth from the first half to the second of the peak memory, and of the median latency of each kind of request.
+# Limits for the growth from the first half to the second: peak memory, and median latency of each request
+# kind.
 MEMORY_GROWTH, LATENCY_GROWTH = 0.10, 1.5
 # Allocators keep some blocks for each thread.
 MEMORY_SLACK = 16 << 20
-# Requests of a kind in a part, below which their median says nothing.
+# Minimum requests of a kind in a slice for a meaningful median.
 FEW = 5
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
 def requests():
-    """Seeded requests by the name of their kind: path and body."""
+    """Returns seeded requests by kind: path and body."""
     kinds = {}
     for number in range(6):
         prompt = f"One day {number} Mia"
@@ -53,21 +54,21 @@ def requests():
 
 
 def plain(value):
-    """An answer without its id and its time; the chunks of a stream by choice."""
+    """Returns a response without its id and creation time."""
     value.pop("id", None)
     value.pop("created", None)
     return value
 
 
 class Client:
-    """A connection that is kept alive."""
+    """A persistent connection."""
 
     def __init__(self, address):
         url = urllib.parse.urlsplit(address)
         self.connection = HTTPConnection(url.hostname, url.port, timeout=300)
 
-    def ask(self, path, body):
-        """Status and what the answer says; an overloaded server is asked again."""
+    def request(self, path, body):
+        """Returns the status and the body; retries if the server is overloaded."""
         while True:
             response, text = self.send("POST", path, json.dumps(body))
             if response.status in (429, 503):
@@ -78,7 +79,7 @@ class Client:
             events = text.split("\n\n")
             assert events[-2:] == ["data: [DONE]", ""], text[-300:]
             if '"type":"unavailable_error"' in text:
-                # It waited too long after its head was sent.
+                # The request timed out in the queue after the response head was sent.
                 continue
             chunks = [plain(json.loads(event.removeprefix("data: "))) for event in events[:-2] if not event.startswith(":")]
             return response.status, sorted(chunks, key=lambda chunk: chunk["choices"][0]["index"] if "choices" in chunk else -1)
@@ -90,7 +91,7 @@ class Client:
                 response = self.connection.getresponse()
                 return response, response.read().decode()
             except (RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-                # A server may close a connection that was idle.
+                # A server may close an idle connection.
                 if is_last:
                     raise
                 self.connection.close()
@@ -107,7 +108,7 @@ def test_mixed_load(program, option, tmp_path):
     kinds = requests()
     with program.serving("--chat-template", template) as address:
         alone = Client(address)
-        expected = {kind: [alone.ask(path, body) for path, body in bodies] for kind, bodies in kinds.items()}
+        expected = {kind: [alone.request(path, body) for path, body in bodies] for kind, bodies in kinds.items()}
         for kind, answers in expected.items():
             assert all(status == (400 if kind == "wrong" else 200) for status, _ in answers), (kind, answers)
         seconds, begun = option("seconds"), time.monotonic()
@@ -120,10 +121,10 @@ def test_mixed_load(program, option, tmp_path):
         def watch():
             prober = Client(address)
             while not is_over.wait(0.5):
-                asked = time.monotonic()
+                start = time.monotonic()
                 response, _ = prober.send("GET", "/health")
-                if response.status != 200 or time.monotonic() - asked > 1:
-                    failures.append(f"/health: {response.status} after {time.monotonic() - asked:.2f} s")
+                if response.status != 200 or time.monotonic() - start > 1:
+                    failures.append(f"/health: {response.status} after {time.monotonic() - start:.2f} s")
                 memory[part()].append(resident(program.server))
 
         def load(number):
@@ -132,16 +133,16 @@ def test_mixed_load(program, option, tmp_path):
                 kind = chance.choice(list(kinds))
                 index = chance.randrange(len(kinds[kind]))
                 path, body = kinds[kind][index]
-                asked, times = time.monotonic(), latencies[part()][kind]
-                answer = client.ask(path, body)
-                times.append(time.monotonic() - asked)
+                start, times = time.monotonic(), latencies[part()][kind]
+                answer = client.request(path, body)
+                times.append(time.monotonic() - start)
                 if answer != expected[kind][index]:
                     failures.append(f"{kind}: {body}\nexpected {expected[kind][index]}\nfound    {answer}")
 
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            together(option("clients"), load)
+            run_concurrently(option("clients"), load)
         finally:
             is_over.set()
             watcher.join()
@@ -155,6 +156,6 @@ def test_mixed_load(program, option, tmp_path):
         first, second = min(medians[:half]), min(medians[half:])
         print(f"{kind:12} median latency in ms: {first * 1e3:.0f}, then {second * 1e3:.0f}")
         grown += [kind] if first < math.inf and second > LATENCY_GROWTH * first else []
-    # The first part warms up.
+    # The first slice is a warm-up.
     assert max(peaks[half:]) <= max(peaks[1:half]) * (1 + MEMORY_GROWTH) + MEMORY_SLACK, peaks
     assert not grown, grown

@@ -1,8 +1,9 @@
-"""What `gpt2 train` wrote: transformers loads it without a warning and finds the same held-out loss, and of a classifier the same
-accuracy; PEFT finds the same logits from the adapters as transformers from the merged weights.
+"""Output of `gpt2 train`: transformers loads it without warnings and computes the same held-out loss.
 
-The trainings are short ones of the tiny checkpoint, made here; or --trained names a folder, with --data (text, a .tsv without names of
-labels, a .jsonl of answers), --context and --task of its training, and --base, the checkpoint of `--init`, where it has adapters.
+For a classifier, the accuracy must agree too. For adapters, PEFT must compute the same logits as transformers
+from the merged weights. By default the checks train the tiny checkpoint briefly. Alternatively, --trained
+names a folder, with the --data (text, a .tsv without a header line, a .jsonl of answers), --context and
+--task of its training, and for adapters --base, the checkpoint of `--init`.
 """
 
 import collections
@@ -19,11 +20,11 @@ HELD_OUT = 0.1
 TOLERANCE = 1e-4
 TINY = FIXTURES / "tiny-checkpoint"
 CONTEXT = 32
-WAYS = {"all": [], "blocks": ["--train-blocks", "1"], "adapters": ["--lora-rank", "2", "--lora-targets", "c_attn,c_fc"]}
+METHODS = {"all": [], "blocks": ["--train-blocks", "1"], "adapters": ["--lora-rank", "2", "--lora-targets", "c_attn,c_fc"]}
 
 
 def held_out_text(path):
-    """The last tenth of a text from the next line on, as `gpt2 train` cuts it."""
+    """Returns the last tenth of a text, starting at a line, as `gpt2 train` splits it."""
     data = path.read_bytes()
     return data[data.index(b"\n", int(len(data) * (1 - HELD_OUT))) + 1:].decode()
 
@@ -38,8 +39,8 @@ def loss_of(model, ids, context):
     return total / (len(ids) - 1)
 
 
-def labelled_rows(path):
-    """The last tenth of the rows of each label, as `gpt2 train --task classify` holds them out."""
+def labeled_rows(path):
+    """Yields the last tenth of the rows of each label, which `gpt2 train --task classify` holds out."""
     rows = [line.split("\t", 1) for line in path.read_text().splitlines() if line.strip()]
     left = collections.Counter(label for label, _ in rows)
     held_out = {label: round(count * HELD_OUT) for label, count in left.items()}
@@ -51,7 +52,7 @@ def labelled_rows(path):
 
 @torch.no_grad()
 def loss_and_accuracy_of_labels(model, tokenizer, rows, context):
-    """Row by row, so that nothing is padded."""
+    """Evaluates one row at a time, without padding."""
     losses, hits = [], []
     for label, text in rows:
         ids = tokenizer(text)["input_ids"][-context:]
@@ -63,7 +64,7 @@ def loss_and_accuracy_of_labels(model, tokenizer, rows, context):
 
 @torch.no_grad()
 def loss_of_answers(model, tokenizer, path, context):
-    """The mean loss of the tokens of the last tenth's completions, with their ends."""
+    """Returns the mean loss over completion tokens of the last tenth of the rows, end tokens included."""
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     total, count = 0.0, 0
     for row in rows[len(rows) - round(len(rows) * HELD_OUT):]:
@@ -78,43 +79,43 @@ def loss_of_answers(model, tokenizer, path, context):
 
 def write_data(task, folder):
     words = (FIXTURES / "evaluation" / "text.txt").read_text(encoding="utf-8").split()
-    lines = [" ".join(words[place:place + 6]) for place in range(0, len(words) - 6, 3)]
+    lines = [" ".join(words[index:index + 6]) for index in range(0, len(words) - 6, 3)]
     data = folder / {"text": "text.txt", "classify": "rows.tsv", "answer": "rows.jsonl"}[task]
     written = {
-        "text": lambda place, line: line,
-        "classify": lambda place, line: f"{('sea', 'lamp', 'fog')[place % 3]}\t{line}",
-        "answer": lambda place, line: json.dumps({"prompt": line, "completion": f" {words[place]}"}),
+        "text": lambda index, line: line,
+        "classify": lambda index, line: f"{('sea', 'lamp', 'fog')[index % 3]}\t{line}",
+        "answer": lambda index, line: json.dumps({"prompt": line, "completion": f" {words[index]}"}),
     }
-    data.write_text("".join(written[task](place, line) + "\n" for place, line in enumerate(lines)), encoding="utf-8")
+    data.write_text("".join(written[task](index, line) + "\n" for index, line in enumerate(lines)), encoding="utf-8")
     return data
 
 
 def pytest_generate_tests(metafunc):
-    cases = [(task, way) for task in ("text", "classify", "answer") for way in WAYS]
+    cases = [(task, method) for task in ("text", "classify", "answer") for method in METHODS]
     if metafunc.config.getoption("trained"):
-        cases = [(metafunc.config.getoption("task"), "as given")]
-    metafunc.parametrize("task, way", cases)
+        cases = [(metafunc.config.getoption("task"), "supplied")]
+    metafunc.parametrize("task, method", cases)
 
 
-def test_transformers_and_peft_find_the_same(request, option, tmp_path, caplog, recwarn, task, way):
+def test_transformers_and_peft_compute_the_same(request, option, tmp_path, caplog, recwarn, task, method):
     folder, data, context, base = (option(name) for name in ("trained", "data", "context", "base"))
     if not folder:
-        folder, data, context, base = tmp_path / "trained", write_data(task, tmp_path), CONTEXT, TINY if way == "adapters" else None
+        folder, data, context, base = tmp_path / "trained", write_data(task, tmp_path), CONTEXT, TINY if method == "adapters" else None
         sizes = ("--steps", 6, "--batch-size", 4, "--context", context, "--eval-every", 3)
-        request.getfixturevalue("program")("train", "--task", task, "--data", data, "--init", TINY, "--out", folder, *sizes, *WAYS[way])
+        request.getfixturevalue("program")("train", "--task", task, "--data", data, "--init", TINY, "--out", folder, *sizes, *METHODS[method])
     is_classifier = task == "classify"
     auto = transformers.AutoModelForSequenceClassification if is_classifier else transformers.AutoModelForCausalLM
     logging.getLogger("transformers").addHandler(caplog.handler)
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     logging.getLogger("transformers").removeHandler(caplog.handler)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] + [str(each.message) for each in recwarn]
-    assert not told
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] + [str(warning.message) for warning in recwarn]
+    assert not warnings
 
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     best = min((entry for entry in log if "held_out_loss" in entry), key=lambda entry: entry["held_out_loss"])
     if is_classifier:
-        rows = list(labelled_rows(data))
+        rows = list(labeled_rows(data))
         found, accuracy = loss_and_accuracy_of_labels(model, tokenizer, rows, context)
         assert accuracy == best["accuracy"]
         ids = tokenizer(rows[0][1])["input_ids"]

@@ -1,1 +1,1 @@
-"""Reference values of PyTorch, transformers and other tools, and oracles written here for what no library has."""
+"""Reference values of PyTorch, transformers and other tools, and oracles where no library exists."""

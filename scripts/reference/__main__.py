@@ -1,10 +1,10 @@
-"""Writes the reference values that the tests compare with, and the checkpoints that they read.
+"""Writes the reference values and the checkpoints that the tests use.
 
 usage: python -m reference SUITE [OUT] [OPTIONS]      (in scripts/, or with PYTHONPATH=scripts)
 
-Run in an environment made from scripts/requirements.txt. OUT is crates/testing/fixtures by default. It is deterministic: on the
-same machine a second run changes nothing, but what PyTorch names by addresses in memory; every file records the versions that made it. The module of each
-suite says at its top what it writes.
+Run it in an environment with scripts/requirements.txt. OUT defaults to crates/testing/fixtures. Output is
+deterministic: on the same machine a second run changes nothing except what PyTorch names by memory address.
+Every file records the versions that produced it. Each suite's module documents its files.
 """
 
 import argparse

@@ -1,6 +1,9 @@
-"""LoRA adapters of the tiny checkpoint as PEFT saves them, a folder each in `adapters`, and the logits of the adapted models in
-`adapters/expected.safetensors`: `ids` (T), and for each adapter its logits (T, V); `plain+rslora` has two adapters with weights. `pickled` is
-`plain` in the older file."""
+"""LoRA adapters of the tiny checkpoint, saved by PEFT, and the logits of the adapted models.
+
+`adapters` has a folder for each. `adapters/expected.safetensors` contains `ids` (T) and for each adapter its
+logits (T, V). `plain+rslora` combines two adapters with weights. `pickled` is `plain` in the older file
+format.
+"""
 
 import json
 import shutil
@@ -14,7 +17,7 @@ from reference import common
 from reference.common import TINY, save
 
 IDS = [5, 299, 17, 130, 8, 201, 77, 1]
-# Half of the weight of one adapter, and more than that of another.
+# One weight below 1 and one above.
 WEIGHTS = {"plain": 0.5, "rslora": 1.25}
 SETTINGS = {
     "plain": dict(target_modules=["c_attn"]),
@@ -42,7 +45,7 @@ def logits(model):
 
 
 def adapter(name, number, settings):
-    """Saves an adapter and returns the logits of the model that PEFT loads with it."""
+    """Saves an adapter and returns the logits of the model after PEFT reloads it."""
     torch.manual_seed(number)
     options = {"r": 3, "lora_alpha": 8, "task_type": "CAUSAL_LM", **settings}
     model = peft.get_peft_model(tiny(), peft.LoraConfig(**options))
@@ -52,20 +55,20 @@ def adapter(name, number, settings):
                 parameter.add_(torch.randn_like(parameter) * 0.15)
     folder = common.place(f"adapters/{name}")
     shutil.rmtree(folder, ignore_errors=True)
-    # The embedding that PEFT would add is the base model's own.
+    # Skips the embeddings that PEFT would add, which are the base model's.
     model.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink()
     config = folder / "adapter_config.json"
     settings = json.loads(config.read_text())
     settings["base_model_name_or_path"] = "tiny-checkpoint"
-    # The order of a set changes from run to run.
+    # The order of a set varies between runs.
     settings |= {name: sorted(value) for name, value in settings.items() if isinstance(value, list)}
     config.write_text(json.dumps(settings, indent=2) + "\n")
     return logits(peft.PeftModel.from_pretrained(tiny(), folder))
 
 
 def pickled(name, target):
-    """The same adapter in the file that older versions of PEFT write."""
+    """Copies an adapter to the file format of older PEFT versions."""
     folder, copy = common.place(f"adapters/{name}"), common.place(f"adapters/{target}")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)

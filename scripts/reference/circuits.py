@@ -1,14 +1,16 @@
-"""Scores of edges and values of circuits, by the definitions, for the tests of our own. In `circuits`, one file for each checkpoint of
-`inside`, which is read from the committed fixtures:
+"""Edge scores and circuit metrics, computed by their definitions, as references for our tests.
 
-  METRIC.eap, METRIC.eap_ig, METRIC.clean_corrupted   the score of every edge, the mean over 20 pairs of prompts of two lengths
-  by_position.eap                                     the scores of the pairs of the first length, position by position
+`circuits` has one file for each checkpoint of `inside`, which is read from the committed fixtures:
+
+  METRIC.eap, METRIC.eap_ig, METRIC.clean_corrupted   score of every edge, the mean over 20 prompt pairs of two lengths
+  by_position.eap                                     scores by position of the pairs of the first length
   masks, METRIC.values                                circuits (1 for an edge that is kept), and the metric of each
 
-The model is written out as the graph has it: every destination adds up what reaches it by itself, and PyTorch differentiates with regard
-to that sum. Edges are in the order destination by destination (of a layer all queries, all keys, all values, the MLP; then the logits),
-then source by source. Everything is computed in 64-bit floats and stored in 32. Sources: arXiv:2310.10348 (EAP), arXiv:2403.17806 (EAP-IG),
-arXiv:2304.14997 (a circuit's other edges are those of the corrupted run).
+The model is written out as the graph defines it: every destination has its own sum of inputs, and PyTorch
+differentiates with respect to that sum. Edges are ordered by destination (in a layer all queries, all keys,
+all values, the MLP; then the logits), then by source. All values are computed in f64 and stored in f32.
+Sources: arXiv:2310.10348 (EAP), arXiv:2403.17806 (EAP-IG), arXiv:2304.14997 (edges outside a circuit come
+from the corrupted run).
 """
 
 import math
@@ -25,7 +27,7 @@ METRICS = ("logit_difference", "probability_difference", "divergence")
 
 
 class Graph:
-    """One checkpoint, with an input of its own for every destination."""
+    """One checkpoint in which every destination has its own input."""
 
     def __init__(self, name):
         model = transformers.GPT2LMHeadModel.from_pretrained(common.FIXTURES / "inside" / name, attn_implementation="eager")
@@ -36,14 +38,14 @@ class Graph:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, self.config.layer_norm_epsilon)
 
     def run(self, ids, embeddings=None, corrupted=None, mask=None):
-        """Logits after the last token, what the sources write, and what the destinations read."""
+        """Returns the logits after the last token, the sources' outputs and the destinations' inputs."""
         transformer = self.model.transformer
         sources = [transformer.wte(ids) if embeddings is None else embeddings]
         fixed = transformer.wpe(torch.arange(ids.shape[-1])).expand_as(sources[0])
         inputs, first = [], 0
 
         def read():
-            """What the next destination reads: all that was written, or of edges that are left out what was written in the other run."""
+            """Returns the next destination's input; removed edges carry the corrupted run's outputs."""
             nonlocal first
             total = fixed
             for place, source in enumerate(sources):
@@ -89,7 +91,7 @@ def metric_of(name, logits, pair, reference):
 
 
 def scores(graph, pair, metric, clean, corrupted, reference, shares):
-    """The scores of one pair, (edges, T): products of differences and gradients, summed over the width."""
+    """Returns the scores of one pair, (edges, T): difference times gradient, summed over the hidden size."""
     total = 0
     for share in shares:
         embeddings = corrupted[0] + share * (clean[0] - corrupted[0])

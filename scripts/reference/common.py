@@ -1,11 +1,13 @@
-"""What the suites share: where they write and how, seeded models, a tokenizer."""
+"""Shared parts of the suites: output, seeded models, a tokenizer."""
 
 import json
 import math
 import os
 import pathlib
+import shutil
+import tempfile
 
-# Before the imports that read them: nothing is fetched.
+# Must precede the imports that read them, to prevent downloads.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
@@ -15,7 +17,7 @@ from safetensors.torch import save_file  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What is committed; suites read the tiny checkpoint from there.
+# The committed fixtures; suites read the tiny checkpoint from there.
 FIXTURES = ROOT / "crates" / "testing" / "fixtures"
 TINY = FIXTURES / "tiny-checkpoint"
 VERSIONS = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
@@ -23,8 +25,21 @@ WITHOUT_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 written_to = FIXTURES
 
 
+def built_in():
+    """Returns a new folder with the built-in model as transformers saves it, in f32."""
+    source, folder = ROOT / "models" / "stories", pathlib.Path(tempfile.mkdtemp())
+    config = transformers.GPT2Config.from_pretrained(source)
+    quantized = transformers.GPT2LMHeadModel.from_pretrained(source, gguf_file="model.gguf", config=config)
+    model = transformers.GPT2LMHeadModel(config)
+    model.load_state_dict(quantized.state_dict())
+    model.save_pretrained(folder)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(source / name, folder)
+    return folder
+
+
 def start(out):
-    """Lets the suites write into a folder, with one thread and no talk of libraries."""
+    """Sets the output folder of the suites, uses one thread and silences the libraries."""
     global written_to
     written_to = out.resolve()
     torch.set_num_threads(1)
@@ -33,16 +48,16 @@ def start(out):
 
 
 def place(path):
-    """A path below the folder of the output; the folder around it is made."""
+    """Returns a path in the output folder and creates its parent folder."""
     target = written_to / path
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def save(path, tensors, versions=VERSIONS, dtype=None, **metadata):
-    """Writes one fixture: contiguous tensors, and one metadata entry with the versions and any further values.
+    """Writes one fixture: contiguous tensors, and a metadata entry with the versions and further values.
 
-    One entry, because safetensors writes several in an order that changes from run to run.
+    Uses a single entry, because safetensors writes several in an order that varies between runs.
     """
     target = place(f"{path}.safetensors")
     tensors = {name: value.detach().to(dtype or value.dtype).clone().contiguous() for name, value in tensors.items()}
@@ -51,14 +66,17 @@ def save(path, tensors, versions=VERSIONS, dtype=None, **metadata):
 
 
 def save_json(path, value, **form):
-    """Writes expected outputs as JSON, with the versions."""
+    """Writes expected outputs and the versions as JSON."""
     target = place(f"{path}.json")
     target.write_text(json.dumps({"versions": VERSIONS, **value}, **({"indent": 1} | form)) + "\n")
     print(f"{target.relative_to(written_to)}: {target.stat().st_size} bytes")
 
 
 def pattern(*shape, scale=1.0, offset=0):
-    """A tensor in [-scale/2, scale/2) that Rust can rebuild exactly: bits of a multiplicative hash of the index."""
+    """Returns a tensor in [-scale/2, scale/2) that Rust can rebuild exactly.
+
+    The values are bits of a multiplicative hash of the index.
+    """
     count = math.prod(shape)
     index = torch.arange(count, dtype=torch.int64) + 1 + offset
     hashed = ((index * 2654435761) % 2**32) >> 8
@@ -66,7 +84,7 @@ def pattern(*shape, scale=1.0, offset=0):
 
 
 def randomize(model):
-    """Fills a model with weights that are large enough for every term to show in the logits."""
+    """Fills a model with weights large enough for every term to affect the logits visibly."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape)
@@ -80,15 +98,15 @@ def randomize(model):
 
 
 def seeded(model, seed):
-    """A model filled with random weights of this seed."""
+    """Fills a model with random weights from this seed."""
     torch.manual_seed(seed)
     return randomize(model)
 
 
 def random_gpt2(seed, **sizes):
-    """A GPT2LMHeadModel whose weights are large enough for every term to show in the logits."""
+    """Returns a GPT2LMHeadModel with weights large enough for every term to affect the logits visibly."""
     torch.manual_seed(seed)
-    # transformers 5 no longer takes `tie_word_embeddings` for granted in its constructor: state it always.
+    # transformers 5 no longer defaults `tie_word_embeddings` to True in the constructor, so always set it.
     sizes.setdefault("tie_word_embeddings", True)
     sizes.setdefault("bos_token_id", 0)
     sizes.setdefault("eos_token_id", 0)
@@ -98,7 +116,7 @@ def random_gpt2(seed, **sizes):
 
 
 def checkpoint_tensors(model):
-    """The tensors as save_pretrained writes them: `transformer.` prefix, a tied head left out."""
+    """Returns the tensors that save_pretrained writes: `transformer.` prefix, no tied head."""
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight")
@@ -106,7 +124,7 @@ def checkpoint_tensors(model):
 
 
 def named_parameters(model):
-    """Every parameter under the name that the Rust model has for it, linear weights as (out, in)."""
+    """Yields every parameter under its name in the Rust model, with linear weights as (out, in)."""
     conv1d = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     for name, parameter in model.named_parameters():
         turn = (lambda tensor: tensor.t()) if name in conv1d else (lambda tensor: tensor)
@@ -121,7 +139,7 @@ naïve café — 日本語 🤗 emoji, £5 and ½ cup.
 
 
 def train_tokenizer(folder, vocab_size):
-    """Trains a byte-level BPE on TEXT; leaves vocab.json and merges.txt in `folder`, which it returns."""
+    """Trains a byte-level BPE on TEXT, writes vocab.json and merges.txt to `folder` and returns it."""
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()

@@ -1,16 +1,19 @@
-"""Small dictionaries of features and a tuned lens in the formats that users have, for the tests of their readers. In `dictionaries`:
+"""Small dictionaries and a tuned lens in common file formats, as fixtures for our readers.
 
-  saelens-NAME/          cfg.json and sae_weights.safetensors, with the keys of SAELens' versions
-  openai-topk.pt         as openai/sparse_autoencoder saves its state, version 5: normalized input, TopK
+Files in `dictionaries`:
+
+  saelens-NAME/          cfg.json and sae_weights.safetensors, with the keys of various SAELens versions
+  openai-topk.pt         the state that openai/sparse_autoencoder version 5 saves: normalized input, TopK
   openai-relu.pt         the same of version 1, in PyTorch's older format
   tuned-lens/            params.pt and config.json, as tuned-lens saves them
-  nested.pt, cycle.pt    dictionaries in dictionaries, and one that holds itself
+  nested.pt, cycle.pt    nested Python dicts, and a dict that contains itself
   repeated.pt            one tensor under many names
   expected.safetensors   inputs, latents and outputs of all of them
 
-The formulas are written out here once more, in 64-bit floats: latents = act((x - b_dec) W_enc + b_enc), x' = latents W_dec + b_dec;
-of gated ones latents = 1[x W_enc + b_gate > 0] relu(x (W_enc exp(r_mag)) + b_mag); transcoders do not subtract b_dec, and some add x W_skip^T.
-A second run changes nothing but the keys of openai-relu.pt, which are addresses in memory.
+The formulas are implemented here independently, in f64: latents = act((x - b_dec) W_enc + b_enc), x' =
+latents W_dec + b_dec. For gated dictionaries, latents = 1[x W_enc + b_gate > 0] relu(x (W_enc exp(r_mag)) +
+b_mag). Transcoders do not subtract b_dec, and some add x W_skip^T. A second run changes only the keys in
+openai-relu.pt, which are memory addresses.
 """
 
 import json
@@ -21,11 +24,13 @@ from safetensors.torch import save_file
 from reference import common
 
 WIDTH, LATENTS, KEPT, LAYERS = 6, 10, 3, 2
-# Width of what transcoders give.
+# Output size of transcoders.
 OUTPUT = 7
 SHAPE = (2, 5, WIDTH)
 
-# The keys that decide, by folder. `plain` has those of the first files (gpt2-small-res-jb), `topk` those before SAELens 6.
+# The decisive configuration keys of each folder.
+#
+# `plain` has those of the first files (gpt2-small-res-jb), `topk` those before SAELens 6.
 CONFIGS = {
     "plain": {"hook_point": "blocks.1.hook_resid_pre", "hook_point_layer": 1, "dtype": "torch.float32"},
     "topk": {
@@ -67,7 +72,7 @@ CONFIGS = {
 }
 
 
-# Those that came later: a gate, and transcoders.
+# Later architectures: gated ones and transcoders.
 LATER = {
     "gated": {
         "architecture": "gated",
@@ -100,7 +105,7 @@ def placed(name):
 
 
 def randoms(*shape):
-    """Numbers that f32 holds exactly."""
+    """Returns random numbers that are exact in f32."""
     return torch.randn(*shape).double().float().double()
 
 

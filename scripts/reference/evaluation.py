@@ -1,8 +1,9 @@
-"""Samples of every benchmark's format, and what lm-evaluation-harness and an oracle in Python make of them, in `evaluation`.
+"""Samples of every benchmark's format, with the results of lm-evaluation-harness and our oracle.
 
-The texts are invented, the formats are the published ones. expected.json has the figures and what the model said to each item, of the
-built-in model, of the tiny checkpoint and, with --checkpoints, of tarotble. For protocols of lm-evaluation-harness its `hf` model with
-one text at a time says so, in float32 with logarithms in float64; for the others oracle.py. Takes some minutes.
+Writes to `evaluation`. The texts are invented, the formats are the published ones. expected.json contains the
+figures and the model's output for each item, for the built-in model, the tiny checkpoint and, with
+--checkpoints, tarotble. For lm-evaluation-harness's protocols they come from its `hf` model, one sequence at
+a time, in float32 with float64 log-softmax; for the others from oracle.py. Takes a few minutes.
 """
 
 import csv
@@ -21,7 +22,7 @@ LONG = (
 )
 
 LAMBADA = [
-    # The last word of one token, of two, of three and more; with any tokenizer some of each.
+    # Last words of one, two, three and more tokens, under any tokenizer.
     "The king put down his cup and asked who had sent the letter. Nobody spoke. At last the fool stepped forward, bowed, and "
     "said it had been written by the king",
     "\u201cYou never told me that the bridge was gone,\u201d said Marta. \u201cI told you twice,\u201d he said, \u201cand both "
@@ -34,7 +35,7 @@ LAMBADA = [
     "small neat hand, was written the name of the clockmaker",
     "\u201cIs it far to Dunwater?\u201d asked the girl. The carter scratched his chin and looked at the sky. \u201cBy the low "
     "road,\u201d he said, \u201cit's a day and a half to Dun-water\u201d",
-    # Words that one of the checkpoints would write itself; "gone" only where stop words are left out.
+    # Words that a checkpoint would generate itself; "gone" only if stop words are skipped.
     "I know not what to say, my lord",
     "I know not what to say, my way",
     "Long live the king! Long live the king",
@@ -45,11 +46,11 @@ LAMBADA = [
     "Thou art a villain. Thou art a knave",
     "There was a noise in the chimney, and soot fell into the soup. \u201cOnly the wind,\u201d said the cook, who had heard it "
     "every autumn; but the spoon in her hand shook, and it was not the",
-    # A single word: nothing stands before it.
+    # A single word without a context.
     "Farewell",
-    # Longer than a small context.
+    # Longer than a small context window.
     LONG * 6 + "When the moon rose they saw it at last, low in the water and without a light: the ferry",
-    # Two spaces before the last word: the target is what stands behind the last one.
+    # Two spaces before the last word: the target is the text after the last space.
     "She wrote the figure down, struck it out, and wrote it down again: twelve,  twelve",
 ]
 
@@ -254,7 +255,7 @@ def questions(upstream):
 
 
 def prepared_hellaswag(prepared):
-    """As others hand them on; the right choice has either name."""
+    """Yields the items as other tools distribute them; the key of the correct choice varies."""
     for number, item in enumerate(hellaswag()):
         query, choices, gold = prepared(item)
         yield {"ind": item["ind"], "query": query, "choices": choices, ("gold", "label")[number % 2]: gold}
@@ -266,8 +267,8 @@ def six_lines(prepared):
 
 
 def samples():
-    """File names and their contents."""
-    # Not those of one word, nor the one that is longer than a small context.
+    """Yields file names and their contents."""
+    # Skips single words, and the item longer than a small context.
     split = [text.rpartition(" ") for text in LAMBADA if " " in text and LONG not in text]
     obqa = [{"id": f"own-{number}", "question_stem": stem, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": answer}
             for number, (stem, texts, answer) in enumerate(OPENBOOKQA)]
@@ -302,7 +303,7 @@ def write_samples(folder):
         path.write_text(text, encoding="utf-8", newline="")
 
 
-# Data of each protocol; those with a number or a context more than once.
+# Protocols and their data; protocols with a number or a context occur several times.
 OF_HARNESS = [
     ("lambada:lm-eval", "lambada.jsonl"),
     ("lambada:lm-eval", "lambada_parts.jsonl"),
@@ -320,7 +321,7 @@ OF_HARNESS = [
     ("blimp:lm-eval", "blimp"),
 ]
 OF_ORACLE = [
-    # The step is the context, a part of it that divides it, and one that does not.
+    # Strides: the context, a divisor of it, and a number that does not divide it.
     ("wikitext:hf-{context}", "wiki.raw", None),
     ("wikitext:hf-{half}", "wiki.raw", None),
     ("wikitext:hf-19", "wiki.raw", None),
@@ -335,7 +336,7 @@ OF_ORACLE = [
     ("kl", "text.txt", 48),
     ("kl", "wiki.raw", 33),
 ]
-# Those that say nothing of items longer than the context have data of which each item fits.
+# Protocols that do not define how to treat items longer than the context; each item of their data fits.
 ONLY_LARGE = [
     ("lambada:last-token", "lambada_parts.jsonl", None),
     ("lambada:megatron-strict", "lambada_parts.jsonl", None),
@@ -347,22 +348,22 @@ ONLY_LARGE = [
 
 
 def cases(context):
-    """Protocols, their data and the length of their windows, for a model of this context."""
+    """Yields the protocols, their data and their window lengths for a model with this context."""
     numbers = {"context": context, "half": context // 2}
     others = OF_ORACLE + (ONLY_LARGE if context >= 256 else [])
     return [(*case, None) for case in OF_HARNESS] + [(case[0].format(**numbers), *case[1:]) for case in others]
 
 
-# What another model is for `kl`: the same weights, read with other settings.
+# Settings of the other model in `kl`, which has the same weights.
 OTHER_CONFIG = {"layer_norm_epsilon": 0.01}
 
 
 def rounded(value, digits=6):
-    """Fewer digits: what is left does not depend on the machine."""
+    """Rounds to digits that do not depend on the machine."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, dict):
-        # Figures may be small: their digits count from the first that is not zero.
+        # Figures may be small, so their digits count from the first nonzero one.
         return {name: float(f"{part:.8g}") if isinstance(part, float) and name != "logprob" else rounded(part) for name, part in value.items()}
     return [rounded(part) for part in value] if isinstance(value, list) else value
 
@@ -376,7 +377,7 @@ def with_other_config(folder, into):
 
 
 def expectations(name, folder):
-    """What is expected of a model, a case at a time."""
+    """Yields the expected results of a model, one case at a time."""
     hf, model = harness.model(folder), oracle.Model(folder)
     with tempfile.TemporaryDirectory() as other:
         with_other_config(folder, pathlib.Path(other))
@@ -395,13 +396,13 @@ def expectations(name, folder):
 def export(arguments):
     target = common.place("evaluation")
     write_samples(target)
-    models = {"built-in": common.ROOT / "models" / "stories", "tiny-checkpoint": common.TINY}
+    models = {"built-in": common.built_in(), "tiny-checkpoint": common.TINY}
     if arguments.checkpoints:
         models["tarotble"] = arguments.checkpoints / "tarotble"
     packages = ("lm_eval", "torch", "transformers", "tokenizers")
     versions = {package: importlib.metadata.version(package).split("+")[0] for package in packages}
     cases = [rounded(case) for name, folder in models.items() for case in expectations(name, folder)]
-    # A line for each case, so that a change can be read.
+    # One line per case, for readable diffs.
     lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
     head = json.dumps({"versions": versions, "other_config": OTHER_CONFIG})[1:-1]
     (target / "expected.json").write_text(f"{{{head},\n\"cases\": [\n{lines}\n]}}\n", encoding="utf-8")

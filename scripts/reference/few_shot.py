@@ -1,7 +1,8 @@
-"""What lm-evaluation-harness makes of questions behind examples, and of tasks in YAML files, in `evaluation`.
+"""Results of lm-evaluation-harness for few-shot prompts and for YAML tasks, in `evaluation`.
 
-The task files are in tasks/ with their data; few_shot.json has the figures and what the built-in model and the tiny checkpoint said
-to each item, one text at a time, in float32 with logarithms in float64. Takes a minute.
+Writes the task files with their data to tasks/. few_shot.json contains the figures and the outputs of the
+built-in model and the tiny checkpoint for each item, one sequence at a time, in float32 with float64
+log-softmax. Takes a minute.
 """
 
 import contextlib
@@ -13,9 +14,8 @@ from reference import common, evaluation, harness
 import lm_eval  # noqa: E402
 import lm_eval.tasks  # noqa: E402
 
-MODELS = {"built-in": common.ROOT / "models" / "stories", "tiny-checkpoint": common.TINY}
 
-# Protocols with the number of examples; of those that leave the question out one more is drawn.
+# Protocols with the number of examples. If the question itself is excluded, one more example is sampled.
 PROTOCOLS = [
     ("lambada:lm-eval", "lambada_parts.jsonl", 2),
     ("hellaswag:lm-eval", "hellaswag.jsonl", 1),
@@ -40,7 +40,7 @@ def test(number):
     return {"ask": f"Where is the {word} now?", "places": PLACES, "at": (number * 3 + 1) % 4, "said": f"It is the {word}'s own night."}
 
 
-# Each file with the number of examples that the call asks for.
+# Task files, each with the number of examples to request.
 FILES = {
     "choices.yaml": (
         """\
@@ -175,7 +175,7 @@ def of_files(hf, folder):
 
 
 def cases(tasks):
-    for name, folder in MODELS.items():
+    for name, folder in {"built-in": common.built_in(), "tiny-checkpoint": common.TINY}.items():
         hf = harness.model(folder)
         for protocol, data, count in PROTOCOLS:
             found = harness.evaluate(hf, protocol, common.FIXTURES / "evaluation" / data, num_fewshot=count)

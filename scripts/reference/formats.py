@@ -1,7 +1,7 @@
-"""One seeded GPT-2 in every checkpoint format, each by the tool that users have, with the logits to expect, in `formats`.
+"""One seeded GPT-2 in every checkpoint format, written by the usual tools, with expected logits.
 
-Needs --llama-cpp, and tensorflow, gguf and llama-cpp-python. A second run changes nothing but the legacy PyTorch file, whose storages
-PyTorch names by memory addresses.
+Writes to `formats`. Needs --llama-cpp, and tensorflow, gguf and llama-cpp-python. A second run changes only the legacy PyTorch
+file, in which PyTorch names storages by memory address.
 """
 
 import json
@@ -35,12 +35,12 @@ def logits(model):
 
 
 def linear(name, value):
-    """The weight as nn.Linear has it."""
+    """Returns the weight in nn.Linear's layout."""
     return value.t().contiguous() if name.endswith(CONV1D) else value
 
 
 def export_pytorch(model):
-    """pytorch_model.bin as old versions of transformers wrote it: zip, legacy, in shards; with masks and head."""
+    """Writes pytorch_model.bin like old transformers versions: zip, legacy, sharded; with masks and head."""
     state = dict(checkpoint_tensors(model))
     state["lm_head.weight"] = state["transformer.wte.weight"]
     for layer in range(SIZES["n_layer"]):
@@ -51,7 +51,7 @@ def export_pytorch(model):
         path = folder(name)
         torch.save(state, path / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
         model.config.save_pretrained(path)
-    # Parameters, half precision, a transposed view: what fine-tuning scripts leave.
+    # Parameters, half precision, transposed views: typical output of fine-tuning scripts.
     path = folder("pytorch-views")
     views = {key: torch.nn.Parameter(value.half().t().contiguous().t() if value.dim() == 2 else value.half(), False)
              for key, value in checkpoint_tensors(model).items()}
@@ -77,7 +77,7 @@ def export_safetensors_shards(model):
 
 
 def export_tensorflow(model, tokenizer_folder):
-    """OpenAI's layout, written by TensorFlow's own saver."""
+    """Writes OpenAI's layout with TensorFlow's own saver."""
     import tensorflow as tf
 
     path = folder("tensorflow")
@@ -109,7 +109,7 @@ def export_tensorflow(model, tokenizer_folder):
 
 
 def export_nano_gpt():
-    """nanoGPT's ckpt.pt: exact GELU, no biases, 300 tokens padded to 320, names of torch.compile."""
+    """Writes nanoGPT's ckpt.pt: exact GELU, no biases, 300 tokens padded to 320, names of torch.compile."""
     model = random_gpt2(31, **{**SIZES, "vocab_size": 320}, activation_function="gelu")
     state = {}
     for key, value in model.state_dict().items():
@@ -129,7 +129,7 @@ def export_nano_gpt():
 
 
 def export_llm_c(model):
-    """llm.c's .bin, version 3 (f32) and 5 (bf16), the vocabulary padded to 384."""
+    """Writes llm.c's .bin, versions 3 (f32) and 5 (bf16), with the vocabulary padded to 384."""
     state = {key.removeprefix("transformer."): linear(key, value) for key, value in checkpoint_tensors(model).items()}
     padded = torch.zeros(384, 32)
     padded[:300] = state["wte.weight"]
@@ -151,7 +151,7 @@ def export_llm_c(model):
 
 
 def export_book():
-    """The book's GPTModel: separate projections without biases, an untied head, one head of 64."""
+    """Writes the book's GPTModel: separate projections without biases, untied output head, one head."""
     model = random_gpt2(33, **{**SIZES, "n_embd": 64, "n_head": 1, "n_layer": 1}, tie_word_embeddings=False)
     names = {"ln_1.weight": "norm1.scale", "ln_1.bias": "norm1.shift", "attn.c_proj.weight": "att.out_proj.weight",
              "attn.c_proj.bias": "att.out_proj.bias", "ln_2.weight": "norm2.scale", "ln_2.bias": "norm2.shift",
@@ -177,7 +177,7 @@ def export_book():
 
 
 def export_gguf(llama_cpp_source, tokenizer_folder):
-    """GGUF by llama.cpp's converter and quantizer; the expected logits are those of the dequantized weights."""
+    """Writes GGUF with llama.cpp's converter and quantizer; expects the logits of the dequantized weights."""
     sys.path[:0] = [str(llama_cpp_source), str(llama_cpp_source / "gguf-py")]
     import gguf
     import llama_cpp
@@ -185,7 +185,7 @@ def export_gguf(llama_cpp_source, tokenizer_folder):
     from conversion.base import ModelBase, TextModel
     from gguf import quants
 
-    # The converter knows pre-tokenizers by a hash of what they do to a text; ours is GPT-2's with other merges.
+    # The converter recognizes pre-tokenizers by a hash of their output; ours is GPT-2's with other merges.
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     path, expected = folder("gguf"), {}
 
@@ -201,7 +201,7 @@ def export_gguf(llama_cpp_source, tokenizer_folder):
         return target
 
     def dequantized(model, file):
-        """A copy of the model with the weights of a GGUF file."""
+        """Returns a copy of the model with the weights of a GGUF file."""
         names = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f"}
         block = {"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2",
                  "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}

@@ -1,6 +1,9 @@
-"""What transformers generates. Run it twice: in an environment made from scripts/requirements.txt it writes generation.json (logits
-processors, beam search); with transformers 4.49.0 in place of the version there it writes generation_4_49.json (beam search with groups,
-contrastive search), which later versions no longer hold."""
+"""Expected outputs of generation in transformers; run it in two environments.
+
+With scripts/requirements.txt it writes generation.json (logits processors, beam search). With transformers
+4.49.0 instead it writes generation_4_49.json (beam search with groups, contrastive search), which later
+versions no longer support.
+"""
 
 import warnings
 
@@ -18,7 +21,7 @@ def config_of(options):
     return GenerationConfig(bos_token_id=0, pad_token_id=0, **{"num_beams": 1, **options})
 
 
-# Options of our configuration; those below are of ours alone.
+# Options of our configuration only; transformers has no counterpart.
 OWN_OPTIONS = ("presence_penalty", "frequency_penalty")
 SAMPLE = {"do_sample": True, "top_k": 0}
 PROCESSOR_CASES = [
@@ -58,7 +61,7 @@ PROCESSOR_CASES = [
         "sequence_bias": [[[7], 2.5], [[9, 11], -3.0]], "suppress_tokens": [1],
     },
 ]
-# The first new token, after a prompt of one token: where the forced token of transformers acts.
+# The first new token after a one-token prompt, to which transformers applies the forced token.
 FIRST_TOKEN_CASES = [
     {"forced_bos_token_id": 17},
     {"begin_suppress_tokens": [4, 44]},
@@ -67,7 +70,7 @@ FIRST_TOKEN_CASES = [
 
 
 def own_penalties(options, generated, logits):
-    """The penalties of OpenAI's API, on generated tokens."""
+    """Applies the penalties of OpenAI's API to generated tokens."""
     counts = torch.bincount(torch.tensor(generated, dtype=torch.int64), minlength=logits.shape[-1])
     presence, frequency = (options.get(name, 0.0) for name in OWN_OPTIONS)
     return logits - presence * (counts > 0) - frequency * counts
@@ -86,7 +89,7 @@ def export_processors(model):
         tensor = torch.tensor([ids])
         processed = logits
         if options.keys() & set(OWN_OPTIONS):
-            # They stand after the repetition penalty, which stands alone in these cases.
+            # Our penalties follow the repetition penalty, the only other processor in these cases.
             processed = model._get_logits_processor(config, prompt_len)(tensor, logits.clone())
             processed = own_penalties(options, ids[prompt_len:], processed)
         else:
@@ -117,7 +120,7 @@ def cut_at_end(ids, eos):
 
 
 def search(model, prompt, options):
-    """The new tokens and, of beams, the scores."""
+    """Returns the new tokens and, for beam search, the scores."""
     config = config_of(options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -131,7 +134,7 @@ def search(model, prompt, options):
 
 
 def frequent_tokens(model, count):
-    """Tokens that come up often in what the model writes, so that texts end by them at different lengths."""
+    """Returns frequent output tokens; as end tokens they yield completions of different lengths."""
     config = config_of({"num_beams": 6, "num_return_sequences": 6, "max_new_tokens": 30, "eos_token_id": [299]})
     counts = torch.zeros(VOCAB_SIZE)
     for prompt in PROMPTS:
@@ -141,7 +144,7 @@ def frequent_tokens(model, count):
 
 
 def searches(model, cases):
-    """Of beams all that they find."""
+    """Runs all cases; for beam search, returns every beam."""
     found = [case | ({"num_return_sequences": case["num_beams"]} if "num_beams" in case else {}) for case in cases]
     return [search(model, prompt, case) for case in found for prompt in PROMPTS]
 

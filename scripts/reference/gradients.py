@@ -1,6 +1,9 @@
-"""Logits and gradients of GPT-2s with the rarer heads and with cross-attention: `gradients` (small models whose sizes all differ, with
-the gradient of every parameter) and `cross-attention` (a checkpoint folder, an encoder's states, and what transformers scores and
-generates with them)."""
+"""Logits and gradients of GPT-2s with less common heads and with cross-attention.
+
+Writes `gradients` (small models with distinct sizes, and the gradient of every parameter) and
+`cross-attention` (a checkpoint folder, encoder hidden states, and the scores and completions of transformers
+with them).
+"""
 
 import shutil
 
@@ -11,7 +14,7 @@ from safetensors.torch import save_file
 from reference import common
 from reference.common import TINY, WITHOUT_DROPOUT, named_parameters, pattern, save, save_json, seeded
 
-# No two have the same sizes; rows have any lengths, from one token to the whole context.
+# All models have distinct sizes. Row lengths vary from one token to the whole context.
 HEADS = {
     "sequence": (transformers.GPT2ForSequenceClassification, [7, 1, 19, 12], dict(
         vocab_size=61, n_positions=19, n_embd=24, n_layer=2, n_head=3, num_labels=5, scale_attn_by_inverse_layer_idx=True)),
@@ -31,7 +34,7 @@ HEADS = {
     "double_last": (transformers.GPT2DoubleHeadsModel, [5, 4], dict(
         vocab_size=43, n_positions=11, n_embd=14, n_layer=1, n_head=2, summary_first_dropout=0.0, summary_type="last")),
 }
-# Batch, tokens, states of the encoder (one set for all rows where it is shared).
+# Batch, tokens, encoder states (a single set if shared by all rows).
 CROSS = {
     "cross": ((2, 9, 5), False, dict(
         vocab_size=63, n_positions=21, n_embd=32, n_layer=3, n_head=4, scale_attn_by_inverse_layer_idx=True)),
@@ -46,7 +49,7 @@ CHECKPOINT = dict(vocab_size=300, n_positions=48, n_embd=28, n_layer=3, n_head=4
 
 
 def loss_of(tensors, name, values):
-    """Records values, and gives what the tests differentiate: their squares with a weight each, in one sum."""
+    """Records values and returns the loss that the tests differentiate: a weighted sum of their squares."""
     tensors[f"expected.{name}"] = values
     return (values**2 * pattern(*values.shape, scale=2.0, offset=11)).sum()
 
@@ -69,7 +72,7 @@ def config_of(sizes):
 def rows_of(name, lengths, sizes):
     rows = [torch.randint(4, sizes["vocab_size"], (length,)) for length in lengths]
     if name == "sequence_padded":
-        # A row that ends with the padding token, one that is nothing else, one that has it in its middle.
+        # A row that ends with the padding token, one that consists of it, and one with it in the middle.
         pad = sizes["pad_token_id"]
         rows[0][2:], rows[2][:], rows[3][4] = pad, pad, pad
     return rows
@@ -83,12 +86,13 @@ def export_heads():
         if kind is transformers.GPT2DoubleHeadsModel:
             places = [min(2 * place, length - 1) for place, length in enumerate(lengths)]
             tensors["places"] = torch.tensor(places)
-            # Given as (choices, tokens): of (texts, choices, tokens) only `cls_index` takes a token, the others take a choice.
+            # Passed as (choices, tokens): with a batch axis, only `cls_index` selects a token; the others
+            # select a choice.
             outputs = [model(row[None], mc_token_ids=torch.tensor([place])) for row, place in zip(rows, places)]
             loss = loss_of(tensors, "logits", torch.cat([output.logits[0] for output in outputs]))
             loss = loss + loss_of(tensors, "choices", torch.cat([output.mc_logits for output in outputs]))
         elif name == "sequence_padded":
-            # In one batch, as who has a padding token sends them.
+            # In one batch, as callers with a padding token send them.
             longest = max(lengths)
             padded = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row)), value=3) for row in rows])
             mask = torch.stack([(torch.arange(longest) < length).long() for length in lengths])
@@ -114,7 +118,7 @@ def export_cross_attention():
 
 @torch.no_grad()
 def export_checkpoint():
-    """A folder with cross-attention, and what transformers makes of texts that attend to some states."""
+    """Writes a checkpoint with cross-attention, and transformers' results with encoder hidden states."""
     folder = common.place("cross-attention")
     shutil.rmtree(folder, ignore_errors=True)
     model = seeded(transformers.GPT2LMHeadModel(config_of(dict(CHECKPOINT, add_cross_attention=True))), 530)

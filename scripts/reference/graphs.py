@@ -1,12 +1,12 @@
-"""Attribution graphs of small GPT-2s, for the tests of our own. In `graphs`, for each case:
+"""Attribution graphs of small GPT-2s, as references for our tests. Files in `graphs`, for each case:
 
-  transcoders/         transcoders of the checkpoint `inside/NAME`, in a format that users have
-  expected.safetensors edges, values, influence; which nodes pruning keeps, and which edges (target, source)
-  expected.json        the nodes, the scores, and what the case is
+  transcoders/         transcoders of the checkpoint `inside/NAME`, in a common format
+  expected.safetensors edges, values, influence; the nodes and edges (target, source) that pruning keeps
+  expected.json        the nodes, the scores, and the settings of the case
 
-Edges come from autograd: a forward pass of 64-bit floats in which attention patterns, scales of norms and MLP outputs are cut from what
-they depend on, and the gradient of every target with regard to the MLP outputs and the embeddings. Influence is the sum of the powers of
-the normalised matrix, pruning loops over it. No code of ours and none of circuit-tracer's is used.
+Edges come from autograd: an f64 forward pass with detached attention patterns, norm scales and MLP outputs,
+and the gradient of every target with respect to the MLP outputs and the embeddings. Influence is the sum of
+the powers of the normalized matrix; pruning loops over it. Uses neither our code nor circuit-tracer's.
 """
 
 import json
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from reference import common
 
 NODE_SHARE, EDGE_SHARE = 0.8, 0.98
-# Checkpoint of `inside`; kind of transcoders; what they read; how latents are made; whether position 0 has none.
+# Checkpoint of `inside`; kind of transcoders; input hook; activation; whether position 0 has no latents.
 CASES = {
     "set-relu": ("plain", "set", "hook_resid_mid", "relu", False),
     "cross-layer": ("inverse_layer", "clt", "hook_resid_mid", "jump_relu", True),
@@ -31,7 +31,7 @@ LATENTS, KEPT = 11, 4
 
 
 def randoms(generator, *shape, scale=1.0):
-    """Numbers that f32 holds exactly."""
+    """Returns random numbers that are exact in f32."""
     return (scale * torch.randn(shape, generator=generator)).float().double()
 
 
@@ -73,7 +73,7 @@ class Layers:
             tensors = {"W_enc": self.w_enc[layer], "b_enc": self.b_enc[layer], "b_dec": self.b_dec[layer]}
             if "clt" in self.kind:
                 tensors |= {"threshold": self.threshold[layer]} if self.activation == "jump_relu" else {}
-                # circuit-tracer turns the matrix in sets only.
+                # circuit-tracer transposes the matrix in transcoder sets only.
                 tensors |= {"W_skip": self.w_skip[layer].T} if self.w_skip else {}
                 write(folder / f"W_enc_{layer}.safetensors", {f"{key}_{layer}": value for key, value in tensors.items()})
                 write(folder / f"W_dec_{layer}.safetensors", {f"W_dec_{layer}": self.w_dec[layer]})
@@ -99,7 +99,7 @@ class Layers:
 
 
 def frozen_norm(norm, x):
-    """Normalised before weight and bias, and after; the scale is cut off."""
+    """Returns the normalized input before and after weight and bias; the scale is detached."""
     centred = x - x.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().detach()
     return centred / scale, centred / scale * norm.weight + norm.bias
@@ -124,7 +124,8 @@ def graph(model, ids, layers, read, skips_first):
     for layer, block in enumerate(blocks):
         x = x + attend(block, config, layer, frozen_norm(block.ln_1, x)[1])
         normalised, normed = frozen_norm(block.ln_2, x)
-        # circuit-tracer runs on unprocessed models of TransformerLens 2, where this hook is behind the norm's weight and bias.
+        # circuit-tracer runs unprocessed models in TransformerLens 2, where this hook follows the norm's
+        # weight and bias.
         behind_norm = normalised if layers.kind == "saelens-skip" else normed
         seen = {"hook_resid_mid": x, "ln2.hook_normalized": behind_norm, "mlp.hook_in": normed}[read]
         pre, latents = layers.encode(layer, seen)
@@ -166,7 +167,7 @@ def graph(model, ids, layers, read, skips_first):
 
 
 def least_kept(scores, share):
-    """The smallest of the largest scores that together have the share."""
+    """Returns the smallest of the top scores that together reach the fraction `share`."""
     ordered = scores.flatten().sort(descending=True).values
     reached = int((ordered.cumsum(0) < share * ordered.sum()).sum())
     return ordered[min(reached, len(ordered) - 1)]

@@ -1,7 +1,7 @@
-"""lm-evaluation-harness' own tasks on files of one's own, for what evaluates beside it: fixtures, a check, a bench.
+"""Runs lm-evaluation-harness's own tasks on local files, for fixtures, a check and a benchmark.
 
-A task is loaded from the harness as it is, with its templates and functions; only what it would fetch from the Hub is read from a
-file here. Needs lm_eval, torch and transformers (scripts/requirements.txt); nothing is fetched.
+Tasks are loaded unchanged from the harness, with their templates and functions; only the Hub's data sets
+are replaced with files. Needs lm_eval, torch and transformers (scripts/requirements.txt); downloads nothing.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 import pathlib
 import tempfile
 
-# Before the imports that read them.
+# Must precede the imports that read them.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
 CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] = CACHE.name
@@ -36,7 +36,7 @@ TASKS = {
     "winogrande:lm-eval": "winogrande",
     "blimp:lm-eval": "blimp",
 }
-# Of HellaSwag's items that are prepared already.
+# Task for HellaSwag items that are already prepared.
 PREPARED = {
     "task": "hellaswag_prepared",
     "dataset_path": "prepared",
@@ -47,14 +47,14 @@ PREPARED = {
     "doc_to_choice": "choices",
     "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")],
 }
-# The tasks tell each time that a context is cut, which is what some samples are there for.
+# Some samples exceed the context on purpose, and the tasks warn about every truncation.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
-# Its resampling takes longer than the models here, and nothing compares with it.
+# Bootstrap resampling takes longer than the models here, and nothing compares its result.
 lm_eval.api.metrics.bootstrap_stderr = lambda *_, **__: float("nan")
 
 
 def model(folder, batch_size=1, **options):
-    """`hf` of a checkpoint folder, whose tokenizer may have a name in front of its own."""
+    """Returns the `hf` model of a checkpoint folder; its tokenizer file may have a name prefix."""
     folder = pathlib.Path(folder)
     [path] = list(folder.glob("*tokenizer.json"))
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
@@ -68,7 +68,7 @@ def read_jsonl(path):
 
 
 def pages_of(text):
-    """The pages that lm-evaluation-harness' copy of WikiText has, from the raw file: each begins with a title of one `=`."""
+    """Splits a raw file into the harness's WikiText pages; each begins with a title with one `=`."""
     pages = [[]]
     for line in text.split("\n"):
         squeezed = line.strip().replace("= = =", "===").replace("= =", "==")
@@ -80,7 +80,7 @@ def pages_of(text):
 
 
 def rows_of(protocol, path):
-    """The entries of a file as the Hub's data set has them."""
+    """Returns the entries of a file in the format of the Hub's data set."""
     if protocol == "wikitext:lm-eval" and path.suffix != ".jsonl":
         return [{"page": page} for page in pages_of(path.read_bytes().decode())]
     if path.suffix == ".csv":
@@ -90,7 +90,7 @@ def rows_of(protocol, path):
     if protocol == "lambada:lm-eval":
         return [{"text": row["text"] if "text" in row else f"{row['context']} {row['continuation']}"} for row in rows]
     if protocol == "hellaswag:lm-eval":
-        # The Hub has labels as texts.
+        # The Hub stores labels as strings.
         return [row | {"gold" if "query" in row else "label": str(row.get("gold", row.get("label")))} for row in rows]
     if protocol.startswith("arc-"):
         return [hub_question(row) for row in rows]
@@ -98,7 +98,7 @@ def rows_of(protocol, path):
 
 
 def hub_question(row):
-    """A question of ARC as the Hub has it, from either form."""
+    """Converts a question of ARC from either form to the Hub's format."""
     if isinstance(row["question"], str):
         return row
     choices = row["question"]["choices"]
@@ -108,7 +108,7 @@ def hub_question(row):
 
 @contextlib.contextmanager
 def hub_has(rows_by_name):
-    """What the harness loads from the Hub, by the name of its part; every split is the same."""
+    """Replaces the harness's loader of Hub data sets, by subset name; all splits are the same."""
 
     def load(path, name=None, **_):
         rows = datasets.Dataset.from_list(rows_by_name.get(name, rows_by_name.get(None)))
@@ -122,7 +122,7 @@ def hub_has(rows_by_name):
 
 
 def tasks_of(protocol, path, limit=None):
-    """The names of the harness' tasks, and the rows of each part."""
+    """Returns the names of the harness's tasks, and the rows of each part."""
     path = pathlib.Path(path)
     if protocol == "blimp:lm-eval":
         paths = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -133,9 +133,9 @@ def tasks_of(protocol, path, limit=None):
 
 
 def evaluate(hf, protocol, path, limit=None, num_fewshot=None):
-    """The harness' figures with their standard errors, and what it was told of each item, in the order of the data."""
+    """Returns the harness's figures with standard errors, and its output for each item in data order."""
     tasks, rows = tasks_of(protocol, path, limit)
-    # The bars of its progress cannot be turned off.
+    # The harness's progress bars cannot be turned off.
     with hub_has(rows), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         results = lm_eval.simple_evaluate(model=hf, tasks=tasks, num_fewshot=num_fewshot, log_samples=True)
     metrics, stderr, items = {}, {}, []
@@ -148,7 +148,8 @@ def evaluate(hf, protocol, path, limit=None, num_fewshot=None):
                 into.setdefault(metric, []).append(value)
         samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
         items += [item_of(sample) for sample in samples]
-    # Of parts, as the group of BLiMP's: each counts the same. How the group's standard error is pooled is another matter.
+    # Averages over parts, as the BLiMP group does with equal weights. Pooling the group's standard error is
+    # not needed.
     metrics = {name: sum(values) / len(values) for name, values in metrics.items()}
     stderr = {name: values[0] for name, values in stderr.items() if len(values) == 1 and values[0] == values[0]}
     return {"protocol": protocol, "metrics": metrics, "stderr": stderr, "items": items}

@@ -1,5 +1,8 @@
-"""Seeded GPT-2s with a classification head as transformers saves them, a folder each in `heads`, and what transformers makes of texts
-with them: in `heads/expected.json` the logits of each text by itself, those of padded batches, and the answers of its pipelines."""
+"""Seeded GPT-2s with a classification head, saved by transformers, and its results, in `heads`.
+
+Each model has its own folder. `heads/expected.json` contains the logits of each text alone and of padded
+batches, and the output of transformers' pipelines.
+"""
 
 import json
 import shutil
@@ -30,7 +33,7 @@ def save_checkpoint(name, model):
     print(f"heads/{name}: {sum(file.stat().st_size for file in folder.iterdir())} bytes")
 
 
-def labelled(labels, **options):
+def labeled(labels, **options):
     numbers = {label: number for number, label in enumerate(labels)}
     return transformers.GPT2Config(**SIZES, id2label=dict(enumerate(labels)), label2id=numbers, **options)
 
@@ -42,22 +45,22 @@ def alone(model, ids):
 
 @torch.no_grad()
 def export_sequence(name, tokenizer, seed, labels, **options):
-    """A sequence classifier; where it has a padding token, also all texts in one padded batch."""
-    config = labelled(labels, **options)
+    """Writes a sequence classifier and its results, with padded rows if it has a padding token."""
+    config = labeled(labels, **options)
     model = seeded(transformers.GPT2ForSequenceClassification(config), seed)
     save_checkpoint(name, model)
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
     pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     row = {"ids": ids, "logits": [alone(model, row) for row in ids], "pipeline": [pipeline([text])[0] for text in TEXTS]}
     if config.pad_token_id is not None:
-        # Rows that end with padding, and one of padding alone.
+        # Rows that end with padding, and one that consists of padding.
         row["padded_ids"] = [[9, 30, 4, 0, 0], [0, 0], [0, 12, 0], [8, 0, 200]]
         row["padded_logits"] = [alone(model, row) for row in row["padded_ids"]]
     return row
 
 
 def export_pytorch_shards():
-    """The sequence classifier in half precision as old versions of transformers wrote it: two shards, with masks."""
+    """Writes an f16 sequence classifier like old versions of transformers: two shards, with masks."""
     model = transformers.GPT2ForSequenceClassification.from_pretrained(common.place("heads/sequence")).half()
     state = dict(model.state_dict())
     for layer in range(SIZES["n_layer"]):
@@ -77,7 +80,7 @@ def export_pytorch_shards():
 
 @torch.no_grad()
 def export_token(tokenizer, seed, labels):
-    config = labelled(labels, classifier_dropout=0.2)
+    config = labeled(labels, classifier_dropout=0.2)
     model = seeded(transformers.GPT2ForTokenClassification(config), seed)
     save_checkpoint("token", model)
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
@@ -91,7 +94,7 @@ def export_token(tokenizer, seed, labels):
 def export_double(seed):
     model = seeded(transformers.GPT2DoubleHeadsModel(transformers.GPT2Config(**SIZES)), seed)
     save_checkpoint("double", model)
-    # Padded at the end, where causal attention does not see it; the token that is summarised is the last of each choice.
+    # Padded at the end, invisible to causal attention; the summary token is the last one of each choice.
     longest = max(map(len, CHOICES))
     ids = torch.tensor([[choice + [0] * (longest - len(choice)) for choice in CHOICES]])
 

@@ -1,10 +1,10 @@
-"""What TransformerLens gives where its `HookedTransformer` goes beyond a run and its hooks, for the tests of ours. In `hooked`:
+"""Reference values of TransformerLens for `HookedTransformer` beyond runs and hooks. In `hooked`:
 
-  NAME.safetensors             weights, processing step by step, composition scores, split inputs, ragged batches, stack methods, generation
-  gradients/NAME.safetensors   edits with parameters, and the gradients of a weighted sum of the logits at the parameters
+  NAME.safetensors             weights, each processing step, composition scores, split inputs, ragged batches, stack methods, generation
+  gradients/NAME.safetensors   edits with parameters, and the gradients of a weighted sum of the logits w.r.t. the parameters
 
-The checkpoints are those of `inside`, which are read from the fixtures. TransformerLens runs in its compatibility mode, in 64-bit
-floats; numbers are stored in 32.
+The checkpoints are those of `inside`, read from the fixtures. TransformerLens runs in compatibility mode in
+f64; values are stored in f32.
 """
 
 from unittest import mock
@@ -22,13 +22,13 @@ WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "W_in", "b_in
 
 
 def boot(name, **steps):
-    """A bridge over a checkpoint of `inside`, in compatibility mode with these steps; raw without any."""
+    """Returns a bridge over a checkpoint of `inside`, in compatibility mode with these steps, or raw."""
     folder = common.FIXTURES / "inside" / name
     model = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").double().eval().requires_grad_(False)
     bridge = TransformerBridge.boot_transformers(
         str(folder), hf_model=model, tokenizer=inside.own_tokenizer(model.config.vocab_size), device="cpu", dtype=torch.float64
     )
-    # The folding of 4.3.0 brings every weight to 32 bits first, 64-bit ones too: not here.
+    # Folding in 4.3.0 first converts every weight to f32, even f64 ones; prevented here.
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         bridge.enable_compatibility_mode(**steps)
     bridge.cfg.default_prepend_bos = False
@@ -36,13 +36,13 @@ def boot(name, **steps):
 
 
 def reference_ids(name, bridge):
-    """Three rows of ids, (3, 7), none of them the padding."""
+    """Returns three rows of ids, (3, 7), without the padding id."""
     generator = torch.Generator().manual_seed(len(name))
     return torch.randint(1, bridge.cfg.d_vocab, (3, 7), generator=generator)
 
 
 def export_steps(name, ids, tensors):
-    """Each step of the processing by itself: the last residual stream, the heads' outputs, the logits."""
+    """Records each processing step alone: the last residual stream, the heads' outputs, the logits."""
     for step in STEPS:
         bridge = boot(name, **{other: other == step for other in STEPS})
         logits, cache = bridge.run_with_cache(ids[:1])
@@ -63,7 +63,7 @@ def export_weights(bridge, tensors):
 
 
 def export_switches(bridge, ids, tensors):
-    """Edits at the hook points that are off by default."""
+    """Records edits at the hook points that are off by default."""
     for name, switch, index in (
         ("blocks.1.hook_q_input", bridge.set_use_split_qkv_input, 1),
         ("blocks.1.hook_k_input", bridge.set_use_split_qkv_input, 0),
@@ -74,7 +74,7 @@ def export_switches(bridge, ids, tensors):
     ):
         switch(True)
 
-        # Only a shift of one channel is none of what a norm takes out again.
+        # Shifts one channel, because a norm would cancel a shift of all channels.
         def edit(value, hook, index=index):
             value = value.clone()
             (value if index is None else value[:, :, index])[..., 0] += 1
@@ -85,7 +85,7 @@ def export_switches(bridge, ids, tensors):
 
 
 def export_batches(bridge, ids, tensors):
-    """Ragged rows: padding at the left with its mask, at the right with and without one; parts of a run; losses."""
+    """Records ragged rows: left padding with mask, right padding with and without; partial runs; losses."""
     lengths = (7, 4, 2)
     left, mask = torch.zeros_like(ids), torch.zeros_like(ids)
     right = ids.clone()
@@ -106,7 +106,7 @@ def export_batches(bridge, ids, tensors):
 
 
 def export_stacks(bridge, ids, tensors):
-    """Stack methods with the options that `inside` has not, on a batch."""
+    """Records stack methods on a batch, with the options that `inside` lacks."""
     _, cache = bridge.run_with_cache(ids)
     direction = bridge.W_U[:, 3] - bridge.W_U[:, 5]
     tensors["full.mlp_input"] = cache.get_full_resid_decomposition(1, mlp_input=True, expand_neurons=False, apply_ln=True, pos_slice=-1)
@@ -129,7 +129,7 @@ def export_stacks(bridge, ids, tensors):
 
 
 def export_patches(bridge, ids, tensors):
-    """The patches that `inside` has not, small."""
+    """Records the small patches that `inside` lacks."""
     clean, corrupted = ids[:1, :4], ids[1:2, :4]
     _, cache = bridge.run_with_cache(clean)
 
@@ -140,7 +140,7 @@ def export_patches(bridge, ids, tensors):
         tensors[f"patch.{part}"] = getattr(patching, f"get_act_patch_{part}")(bridge, corrupted, cache, metric)
 
 
-# A hook point, an edit, and the shapes of its parameters by their sizes in the configuration.
+# Hook point, edit, and the shapes of its parameters as names of configuration sizes.
 GRADIENTS = {
     "vector": ("blocks.1.hook_resid_pre", lambda value, a: value + a, ["d_model"]),
     "heads": ("blocks.1.attn.hook_z", lambda value, a: value * a[:, None], ["n_heads"]),
@@ -170,7 +170,7 @@ def export_gradients(name):
 
 @torch.no_grad()
 def export(arguments):
-    # The tables of the patching functions take their type from here.
+    # The tables of the patching functions use the default dtype.
     torch.set_default_dtype(torch.float64)
     for name in NAMES:
         bridge = boot(name)

@@ -1,12 +1,14 @@
-"""What TransformerLens sees inside small GPT-2s, for the tests of our own observation of a run. In `inside`, for each checkpoint:
+"""Activations and analyses of small GPT-2s by TransformerLens, as references for our tests.
+
+Files in `inside`, for each checkpoint:
 
   config.json, model.safetensors   the checkpoint, as transformers saves it
   raw.safetensors                  every hook of the checkpoint's own weights, for the clean prompt
-  compat.safetensors               the same in TransformerLens' compatibility mode (folded, centred weights)
+  compat.safetensors               the same in TransformerLens's compatibility mode (folded, centered weights)
   analyses.safetensors, .json      prompts, attributions, lenses, patching, ablation, head scores, paths
 
-Everything is computed in 64-bit floats and stored in 32, so the stored numbers are right to the last place.
-It stops where TransformerLens, transformers and the hand-written rules do not agree with each other.
+All values are computed in f64 and stored in f32, so they are correct to the last digit. The
+script stops if TransformerLens, transformers and the hand-written rules disagree.
 """
 
 import importlib.metadata
@@ -25,9 +27,9 @@ from reference import common
 
 VERSIONS = common.VERSIONS | {"transformer_lens": importlib.metadata.version("transformer_lens")}
 
-# Every case has other sizes than the next, so that an axis swapped by mistake fails in some of them.
-# `tokens` is the length of the prompts, `bos` whether they start with id 0, `repeat` the length of the
-# random sequence that the head scores repeat; `attention_std` is the scale of the query-key-value weights.
+# All cases have distinct sizes, so that swapped axes fail in some of them. `tokens` is the length of the
+# prompts. `bos` selects whether they start with id 0. `repeat` is the length of the random sequence that the
+# head scores repeat, and `attention_std` is the scale of the query-key-value weights.
 CASES = {
     "plain": dict(
         sizes=dict(vocab_size=61, n_positions=19, n_embd=21, n_layer=2, n_head=3),
@@ -93,7 +95,7 @@ def save_json(path, values):
 
 
 def difference(actual, expected):
-    """The largest difference, relative to the largest value; -inf must be in the same places."""
+    """Returns the largest difference relative to the largest value; -inf must be at the same positions."""
     infinite = torch.isinf(expected)
     assert torch.equal(torch.isinf(actual), infinite)
     actual, expected = actual.masked_fill(infinite, 0), expected.masked_fill(infinite, 0)
@@ -106,9 +108,9 @@ def check(what, value, limit=1e-10):
 
 
 def random_checkpoint(seed, sizes, attention_std):
-    """A GPT-2 whose every parameter is random and large enough to show."""
+    """Returns a GPT-2 with all parameters random and large enough to affect the results."""
     generator = torch.Generator().manual_seed(seed)
-    # transformers 5 no longer takes `tie_word_embeddings` for granted in its constructor: state it always.
+    # transformers 5 no longer defaults `tie_word_embeddings` to True in the constructor, so always set it.
     sizes = {"tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, **sizes}
     config = transformers.GPT2Config(**sizes)
     config._attn_implementation = "eager"
@@ -126,11 +128,11 @@ def random_checkpoint(seed, sizes, attention_std):
 
 
 def own_tokenizer(vocab_size):
-    """Words t0, t1, … for the ids; TransformerLens asks for a tokenizer, and detect_head for text."""
+    """Returns a tokenizer with words t0, t1, …; TransformerLens needs one and detect_head needs text."""
     words = tokenizers.models.WordLevel({f"t{index}": index for index in range(vocab_size)}, unk_token="t0")
     backend = tokenizers.Tokenizer(words)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    # Without a bos_token: with one, the bridge tries to load the tokenizer again by its name.
+    # With a bos_token, the bridge would try to reload the tokenizer by name.
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t0", pad_token="t0")
 
 
@@ -146,10 +148,10 @@ class Case:
         self.model = self.model.double().requires_grad_(False)
         config = self.config = self.model.config
         self.layers, self.heads, self.width = config.n_layer, config.n_head, config.n_embd // config.n_head
-        # The bridge always divides by sqrt(D): a checkpoint that does not gets its queries enlarged.
+        # The bridge always divides by sqrt(D), so queries are scaled up for checkpoints that do not divide.
         self.query_factor = 1.0 if config.scale_attn_weights else math.sqrt(self.width)
         self.raw, self.compat = self.boot(), self.boot()
-        # The folding of 4.3.0 brings every weight to 32 bits first, 64-bit ones too: not here.
+        # Folding in 4.3.0 first converts every weight to f32, even f64 ones; prevented here.
         with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
             self.compat.enable_compatibility_mode()
         for bridge in (self.raw, self.compat):
@@ -168,13 +170,13 @@ class Case:
         for position in (2, tokens // 2 + 1):
             self.corrupted[0, position] = 1 + (self.clean[0, position] + 11) % (config.vocab_size - 1)
         assert (self.clean != self.corrupted).sum() == 2
-        # The two tokens between which the prompts differ most.
+        # The two tokens with the largest difference between the prompts.
         change = (self.reference(self.clean) - self.reference(self.corrupted))[0, -1]
         self.answer, self.wrong = change.argmax().item(), change.argmin().item()
         self.ablation_reference = draw(4, tokens)
         half = draw(2, repeat)
         self.repeated, self.repeat = torch.cat([half, half], dim=1), repeat
-        # For detect_head: id 0 first, few different ids, and shorter than n_positions as it insists.
+        # For detect_head: id 0 first, few distinct ids, and shorter than n_positions, which it requires.
         half = torch.randint(1, 6, (1, min(repeat, (config.n_positions - 2) // 2)), generator=generator)
         self.detected = torch.cat([torch.zeros(1, 1, dtype=torch.int64), half, half], dim=1)
 
@@ -191,11 +193,11 @@ class Case:
         return self.model(ids).logits
 
     def metric(self, logits):
-        """The logit difference at the last position, one number."""
+        """Returns the logit difference at the last position, one number."""
         return logits[0, -1, self.answer] - logits[0, -1, self.wrong]
 
     def names(self):
-        """The names of TransformerLens, in the order of execution."""
+        """Yields TransformerLens's hook names in execution order."""
         yield from ("hook_embed", "hook_pos_embed")
         for layer in range(self.layers):
             block = f"blocks.{layer}."
@@ -206,7 +208,7 @@ class Case:
         yield from (f"ln_final.{name}" for name in NORMS)
 
     def hooks(self, bridge):
-        """Every hook of a run on the clean prompt, and the logits, as this checkpoint's values."""
+        """Returns every hook of a run on the clean prompt and the logits, in this checkpoint's scale."""
         logits, cache = bridge.run_with_cache(self.clean)
         values = {name: cache[name].clone() for name in self.names()}
         # The input of the unembedding: after ln_f's weight and bias in the raw run.
@@ -218,27 +220,27 @@ class Case:
         return values
 
     def grid(self, run, *axes):
-        """The logit difference of `run(*index)` for every index."""
+        """Returns the logit difference of `run(*index)` for every index."""
         indices = torch.cartesian_prod(*(torch.arange(size) for size in axes)).tolist()
         return torch.stack([self.metric(run(*index)) for index in indices]).reshape(axes)
 
 
 def random_twin(model):
-    """A copy of the model, because compatibility mode changes the weights it is given."""
+    """Copies the model, because compatibility mode modifies the weights it receives."""
     twin = transformers.GPT2LMHeadModel(model.config).eval().double().requires_grad_(False)
     twin.load_state_dict(model.state_dict())
     return twin
 
 
 def value_constants(case, layer):
-    """What the biases of the values and of ln_1 add to every z of a head: pattern rows sum to 1."""
+    """Returns the constant that the value and ln_1 biases add to every z of a head; pattern rows sum to 1."""
     weights, block, channels = case.model.state_dict(), f"transformer.h.{layer}.", case.config.n_embd
     from_norm = weights[block + "ln_1.bias"] @ weights[block + "attn.c_attn.weight"][:, 2 * channels :]
     return (weights[block + "attn.c_attn.bias"][2 * channels :] + from_norm).reshape(case.heads, case.width)
 
 
 def raw_to_compat(case, raw):
-    """The values of compatibility mode from a raw run and the raw weights alone."""
+    """Computes the values of compatibility mode from a raw run and the raw weights alone."""
     weights = case.model.state_dict()
 
     def centred(value):
@@ -283,7 +285,7 @@ def export_hooks(case):
 
 
 def export_attribution(case, cache, tensors, values):
-    """The decompositions of the last residual, and how much each row adds to the logits."""
+    """Records the decompositions of the last residual, and each row's contribution to the logits."""
     bridge, last = case.compat, dict(pos_slice=-1)
     stacks = {}
     stacks["accumulated_resid"], labels = cache.accumulated_resid(incl_mid=True, return_labels=True)
@@ -326,7 +328,7 @@ def export_lens(case, cache, tensors, values):
     values["lens.ranks"] = {"answer": ranks[..., 0].tolist(), "wrong": ranks[..., 1].tolist()}
     own = (logits > logits[..., [case.answer]]).sum(-1)[:, 0]
     assert torch.equal(ranks[..., 0], own)
-    # The readout's own entropy is of 32-bit logits: take that of the 64-bit ones, and compare.
+    # The readout computes its entropy from f32 logits, so record that of the f64 logits and compare.
     log_probs = logits.log_softmax(-1)
     tensors["lens.entropy"] = -(log_probs.exp() * log_probs).sum(-1)
     check("entropy", difference(tensors["lens.entropy"], lens.readout.entropy.double()), 1e-5)
@@ -337,7 +339,7 @@ def export_lens(case, cache, tensors, values):
 
 
 def export_patching(case, clean_cache, corrupted_cache, tensors, values):
-    """Clean values put into the corrupted run: 0 is the corrupted run, 1 the clean one."""
+    """Records clean values patched into the corrupted run; score 0 is the corrupted run, 1 the clean one."""
     low, high = values["logit_difference"]["corrupted"], values["logit_difference"]["clean"]
 
     def score(logits):
@@ -357,7 +359,7 @@ def export_patching(case, clean_cache, corrupted_cache, tensors, values):
 
 
 def export_ablation(case, tensors, values):
-    """The logit difference of the clean prompt with one head's z replaced."""
+    """Records the logit difference of the clean prompt with one head's z replaced."""
 
     def replaced(bridge, replacement, positions):
         def run(layer, head):
@@ -375,7 +377,7 @@ def export_ablation(case, tensors, values):
     for name, bridge in (("tl_zero", case.compat), ("raw_zero", case.raw)):
         tensors[f"ablate.{name}"] = replaced(bridge, lambda layer: zero, everywhere)
         tensors[f"ablate.{name}.last"] = replaced(bridge, lambda layer: zero, last)
-    # TransformerLens' zero is the constant of the head in the raw run.
+    # TransformerLens's zero ablation corresponds to the head's constant in the raw run.
     constant = replaced(case.raw, lambda layer: value_constants(case, layer).expand_as(zero), everywhere)
     check("zero of compat by a constant in raw", difference(constant, tensors["ablate.tl_zero"]))
     means = []
@@ -399,7 +401,7 @@ def export_heads(case, tensors, values):
                 for exclusion in EXCLUSIONS.values()
             ]
             tensors[f"detect_head.{kind}.{measure}"] = torch.stack(rows)
-        # "abs" without its rounding to 3 places, which two programs may do differently.
+        # "abs" without TransformerLens's rounding to 3 digits, which may differ between implementations.
         _, cache = case.compat.run_with_cache(case.detected)
         expected = getattr(head_detector, f"get_{kind}_detection_pattern")(case.detected)
         apart = torch.stack([(cache[f"blocks.{layer}.attn.hook_pattern"][0] - expected).abs() for layer in range(case.layers)])
@@ -417,13 +419,13 @@ def export_heads(case, tensors, values):
     _, cache = case.compat.run_with_cache(case.repeated)
     patterns = torch.stack([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(case.layers)])
     for name, offset in (("previous", -1), ("duplicate", -case.repeat), ("induction", 1 - case.repeat)):
-        # layer, batch, head, diagonal: the mean over the batch and over the diagonal.
+        # Layer, batch, head, diagonal: the mean over the batch and over the diagonal.
         tensors[f"head_scores.{name}"] = patterns.diagonal(offset, -2, -1).mean(-1).mean(1)
     values["head_scores"] = {"ids": case.repeated.tolist(), "length": case.repeat}
 
 
 def gradients(case, ids, names):
-    """The gradient of the logit difference at each hook: that of a zero added there."""
+    """Returns the gradient of the logit difference at each hook, taken at an added zero."""
     added = {}
 
     def add_zero(value, hook, name):
@@ -437,14 +439,14 @@ def gradients(case, ids, names):
 
 
 def export_attribution_patching(case, clean_cache, corrupted_cache, tensors, values):
-    """The linear estimate of denoising, from one gradient at the corrupted run."""
+    """Records the linear estimate of denoising, from one gradient at the corrupted run."""
     span = values["logit_difference"]["clean"] - values["logit_difference"]["corrupted"]
     residuals = [f"blocks.{layer}.hook_resid_pre" for layer in range(case.layers)]
     contexts = [f"blocks.{layer}.attn.hook_z" for layer in range(case.layers)]
     found = gradients(case, case.corrupted, residuals + contexts)
     change = {name: clean_cache[name] - corrupted_cache[name] for name in found}
 
-    # Against central differences along the change itself.
+    # Checks against central differences along the change itself.
     worst, step = 0.0, 1e-5
     for name, gradient in found.items():
         ends = []
@@ -461,7 +463,7 @@ def export_attribution_patching(case, clean_cache, corrupted_cache, tensors, val
     by_position = torch.stack([effect[name][0].sum(-1) for name in contexts])
     tensors["attribution.z_by_pos"], tensors["attribution.z"] = by_position, by_position.sum(1)
 
-    # TransformerLens' own: heads (compared), MLP outputs and the token embedding.
+    # TransformerLens's own scores: heads (compared), MLP outputs and the token embedding.
     case.compat.original_model.requires_grad_(True)
     with torch.enable_grad():
         scores = attribution_patch(case.compat, case.clean, case.corrupted, case.metric).node_scores
@@ -481,16 +483,19 @@ def export_attribution_patching(case, clean_cache, corrupted_cache, tensors, val
 
 
 def path_pairs(case):
-    """Sender and receiver, each layer and head: from the first block to the last, and from one further on."""
+    """Returns pairs of sender and receiver, each (layer, head); the receiver is in the last block."""
     end = case.layers - 1
     return [((0, 1), (end, 0)), ((end - 1, case.heads - 1), (end, case.heads - 1))]
 
 
 def export_paths(case, clean_cache, corrupted_cache, tensors, values):
-    """The corrupted sender's effect on the clean run, through one receiver only."""
+    """Records the corrupted sender's effect on the clean run, through one receiver only."""
 
     def frozen(layer, head):
-        """The clean run with every head held but the sender, whose z is the corrupted one; MLPs and norms follow."""
+        """Runs the clean prompt with all heads frozen, the sender's z at its corrupted value.
+
+        MLPs and norms are recomputed.
+        """
         hooks = []
         for at in range(case.layers):
             name = f"blocks.{at}.attn.hook_z"
@@ -502,7 +507,7 @@ def export_paths(case, clean_cache, corrupted_cache, tensors, values):
             return case.compat.run_with_cache(case.clean)
 
     def received(edits, head=None):
-        """The clean run with the receiver's inputs (of one head) set."""
+        """Runs the clean prompt with the receiver's inputs (of one head) replaced."""
 
         def edit(value, hook, new):
             value = value.clone()
@@ -570,7 +575,7 @@ def export_analyses(case):
 
 
 def export(arguments):
-    # The tables of the patching functions take their type from here.
+    # The tables of the patching functions use the default dtype.
     torch.set_default_dtype(torch.float64)
     for seed, (name, settings) in enumerate(CASES.items()):
         if name in (arguments.only or CASES):

@@ -1,4 +1,4 @@
-"""The layers beside PyTorch's and the book's, small GPT-2s with every intermediate, the tiny checkpoint, and third-party ones."""
+"""Layers of PyTorch and the book, small GPT-2s with intermediates, tiny and third-party checkpoints."""
 
 import math
 
@@ -12,7 +12,7 @@ from reference.common import TEXT, checkpoint_tensors, pattern, random_gpt2, sav
 
 
 def fill_pattern(module, scale):
-    """Fills every parameter from `pattern`, each with its own offset, in name order; norms stay near 1 and 0."""
+    """Fills parameters from `pattern` in name order, each with its own offset; norms stay near 1 and 0."""
     for offset, (name, parameter) in enumerate(sorted(module.named_parameters())):
         values = pattern(*parameter.shape, scale=scale, offset=offset * 1000)
         if "norm" in name and name.endswith("weight"):
@@ -21,7 +21,10 @@ def fill_pattern(module, scale):
 
 
 def export_steps():
-    """The weights that chapter 3 of "Build a Large Language Model (From Scratch)" draws; the tests hold the matrices it prints."""
+    """Writes the initial weights of chapter 3 of "Build a Large Language Model (From Scratch)".
+
+    The tests contain the matrices that the chapter prints.
+    """
     tensors = {}
 
     def linear_heads(prefix, seed, d_in, d_out, heads=1, out_proj=False):
@@ -47,7 +50,7 @@ def export_steps():
 
 
 def export_operations():
-    """Activations, layer norm and their gradients on values that include the tails."""
+    """Records activations, layer norm and their gradients on values that include the tails."""
     x = torch.cat([torch.linspace(-12, 12, 193), torch.tensor([0.0, -0.0, 1e-6, -1e-6, 30.0, -30.0])])
     tensors = {"activation.x": x}
     for name in ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "silu", "swish", "tanh", "quick_gelu"):
@@ -56,7 +59,7 @@ def export_operations():
         y.sum().backward()
         tensors[f"activation.{name}"], tensors[f"activation.{name}.grad"] = y, leaf.grad
     torch.manual_seed(7)
-    # A large common offset: one-pass variance loses its digits here, two passes do not.
+    # A large common offset makes one-pass variance lose precision, but not two-pass variance.
     leaf = (torch.randn(2, 5, 24) * 3 + 100).requires_grad_()
     norm = nn.LayerNorm(24, eps=1e-5)
     norm.weight.data, norm.bias.data = torch.randn(24), torch.randn(24)
@@ -69,7 +72,7 @@ def export_operations():
 
 
 def export_multi_head_attention():
-    """nn.MultiheadAttention: self and cross, every mask, with the weights of each head."""
+    """Records nn.MultiheadAttention: self and cross, every mask, with each head's weights."""
     torch.manual_seed(11)
     batch, query_len, key_len, d_model, heads = 2, 5, 7, 24, 3
     layer = nn.MultiheadAttention(d_model, heads, batch_first=True)
@@ -105,7 +108,7 @@ def export_multi_head_attention():
 
 
 def export_transformer():
-    """PyTorch's own encoder and decoder layers, and the base model's sizes with weights from `pattern`."""
+    """Records PyTorch's own encoder and decoder layers, and the base model's sizes with `pattern` weights."""
     for activation in ("relu", "gelu"):
         torch.manual_seed(21)
         sizes = dict(d_model=24, nhead=3, dim_feedforward=40, dropout=0.0, activation=activation, batch_first=True)
@@ -134,7 +137,7 @@ def export_transformer():
     save("transformer_003", {"memory": memory, "output": output})
 
 
-# Every case has other sizes than the next, so that an axis swapped by mistake fails in some of them.
+# All cases have distinct sizes, so that swapped axes fail in some of them.
 GPT2_CASES = {
     "gelu_new": dict(vocab_size=61, n_positions=19, n_embd=24, n_layer=2, n_head=3),
     "gelu": dict(vocab_size=67, n_positions=17, n_embd=20, n_layer=3, n_head=5, activation_function="gelu", n_inner=52),
@@ -156,7 +159,7 @@ GPT2_CASES = {
 
 @torch.no_grad()
 def export_gpt2():
-    """Seeded small GPT-2s: weights, config, and every intermediate that transformers shows."""
+    """Records seeded small GPT-2s: weights, config, and every intermediate that transformers exposes."""
     for seed, (name, sizes) in enumerate(GPT2_CASES.items()):
         model = random_gpt2(100 + seed, **sizes)
         query_len = min(9, sizes["n_positions"] - 2)
@@ -171,13 +174,13 @@ def export_gpt2():
 
 @torch.no_grad()
 def export_checkpoint():
-    """A whole Hugging Face folder with its own byte-level tokenizer, and what transformers makes of it."""
+    """Writes a complete Hugging Face folder with its own byte-level tokenizer, and transformers' results."""
     folder = common.place("tiny-checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.GPT2TokenizerFast.from_pretrained(train_tokenizer(folder, 300))
     model = random_gpt2(5, vocab_size=300, n_positions=48, n_embd=28, n_layer=3, n_head=4, n_inner=50)
     model.config.n_ctx = 48
-    # No generation defaults beside the model: the expectations below are plain greedy search.
+    # Saves no generation defaults, because the expectations below use plain greedy search.
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -195,7 +198,7 @@ def export_checkpoint():
 
 
 def greedy(model, ids, new_tokens, text=None, tokenizer=None):
-    """Greedy search of transformers; `ids` of the result are the new tokens, eos included where it stopped."""
+    """Runs transformers' greedy search; `ids` are the new tokens, including a final eos."""
     output = model.generate(
         torch.tensor([ids]), max_new_tokens=new_tokens, do_sample=False, attention_mask=torch.ones(1, len(ids)).long(),
         pad_token_id=0,
@@ -208,7 +211,7 @@ def greedy(model, ids, new_tokens, text=None, tokenizer=None):
 
 
 def score(model, ids, context, stride, text=None):
-    """Log-probability of every token, in the windows of the transformers documentation on perplexity."""
+    """Returns all tokens' log-probabilities, in the windows of transformers' documentation on perplexity."""
     logprobs, previous_end = [None] * len(ids), 0
     for begin in range(0, len(ids), stride):
         end = min(begin + context, len(ids))
@@ -225,7 +228,7 @@ def score(model, ids, context, stride, text=None):
 
 @torch.no_grad()
 def export_real(checkpoints):
-    """Expected outputs of the third-party checkpoints; none of their weights."""
+    """Writes expected outputs of the third-party checkpoints, without their weights."""
     folder = checkpoints / "tarotble"
     model = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)

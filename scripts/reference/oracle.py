@@ -1,7 +1,8 @@
-"""Benchmarks of GPT-2 by the arithmetic of published scripts that are no tasks of lm-evaluation-harness: an oracle for `gpt2 eval`.
+"""Oracle for `gpt2 eval`: benchmarks with the arithmetic of scripts outside lm-evaluation-harness.
 
-Protocols are wikitext:hf-N, wikitext:megatron[-N], wikitext:llama.cpp, lambada:last-token, lambada:megatron-strict,
-lambada:stop-words, hellaswag:llm.c, hellaswag:llama.cpp, text:bits[-N] and kl. Computes in float32, sums in float64.
+Protocols are wikitext:hf-N, wikitext:megatron[-N], wikitext:llama.cpp, lambada:last-token,
+lambada:megatron-strict, lambada:stop-words, hellaswag:llm.c, hellaswag:llama.cpp, text:bits[-N] and kl.
+Computes in float32, sums in float64.
 """
 
 import functools
@@ -16,7 +17,7 @@ import torch
 import transformers
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer
 
-# The words that NLTK's list of English stop words held for years.
+# NLTK's list of English stop words, unchanged for years.
 STOP_WORDS = frozenset(
     "i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its itself "
     "they them their theirs themselves what which who whom this that these those am is are was were be been being have has had "
@@ -44,12 +45,12 @@ class Model:
 
     @torch.no_grad()
     def rows(self, ids):
-        """Log-probabilities of whatever follows each of the ids."""
+        """Returns the log-probabilities of all tokens after each id."""
         assert 0 < len(ids) <= self.context, f"{len(ids)} tokens do not fit"
         return self.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
 
     def score(self, ids, first):
-        """Log-probabilities of the tokens from `first` on, and whether each is the most probable one."""
+        """Returns log-probabilities of the tokens from `first` on, and whether each is the top one."""
         rows = self.rows(ids[:-1])[first - 1 :]
         targets = torch.tensor(ids[first:])
         return rows.gather(1, targets[:, None])[:, 0].tolist(), (rows.argmax(-1) == targets).tolist()
@@ -73,24 +74,24 @@ def records(path, limit):
 
 
 def rows_of_the_hub(text):
-    """The lines with their ends; one that is blank is empty there."""
+    """Returns the lines with their line ends; the Hub stores blank lines as empty strings."""
     lines = text.split("\n")
     rows = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     return ["" if not row.strip() else row for row in rows]
 
 
 def hf_windows(model, text, stride):
-    """As the script "Perplexity of fixed-length models" of transformers' documentation goes through a text."""
+    """Computes perplexity like "Perplexity of fixed-length models" in transformers' documentation."""
     ids = model.encode("\n\n".join(rows_of_the_hub(text)))
     assert stride <= model.context
     weighted, weights, items, end_before = 0.0, 0, [], 0
     for begin in range(0, len(ids), stride):
         end = min(begin + model.context, len(ids))
-        # The first token of a window has nothing before it.
+        # The first token of a window has no context.
         first = max(end_before - begin, 1)
         logprobs, _ = model.score(ids[begin:end], first) if first < end - begin else ([], [])
         if logprobs:
-            # The script takes a label off every window, whether its first label is scored or not.
+            # The script removes one label from every window, whether or not its first label is scored.
             labels = end - end_before - 1
             weighted -= statistics.fmean(logprobs) * labels
             weights += labels
@@ -104,7 +105,7 @@ def hf_windows(model, text, stride):
 
 
 def detokenized(text):
-    """Undoes WikiText's tokenization the way that Megatron's evaluation does, whose order and gaps count."""
+    """Undoes WikiText's tokenization like Megatron's evaluation, whose order and gaps matter."""
     text = text.replace("s '", "s'")
     for mark in "-,.":
         text = text.replace(f" @{mark}@ ", mark)
@@ -137,7 +138,7 @@ def megatron(model, text, step):
 
 
 def chunks(model, text, context):
-    """Chunks of llama.cpp's tool, which drops one newline at the end of a file."""
+    """Splits a text into chunks like llama.cpp's tool, which drops one newline at the end of a file."""
     ids = model.encode(text.removesuffix("\n"))
     return [ids[begin : begin + context] for begin in range(0, len(ids) - context + 1, context)]
 
@@ -203,7 +204,7 @@ def stop_words(model, texts):
 
 
 def prepared(record):
-    """Query, endings and gold as lm-evaluation-harness makes them of HellaSwag's fields."""
+    """Returns query, endings and gold as lm-evaluation-harness builds them from HellaSwag's fields."""
     if "query" in record:
         return record["query"], record["choices"], int(record.get("gold", record.get("label")))
 
@@ -252,7 +253,7 @@ def llama_cpp_hellaswag(model, path, limit):
         wholes = [model.encode(f"{query} {ending}") for ending in endings]
         common = next(place for place, ids in enumerate(zip(*wholes, strict=False)) if len(set(ids)) > 1)
         items.append(judged([choice(model.score(ids, common)) for ids in wholes], gold))
-    # The tool prints no other figure than the one of means.
+    # The tool prints no figure other than this mean.
     metrics, items = shares(items)
     return {"acc_norm": metrics["acc_norm"]}, items
 
@@ -299,7 +300,7 @@ def distribution(name, values):
 
 
 def divergence(base, other, text, context):
-    """Of `other` from `base`, with the statistics of llama.cpp's tool."""
+    """Returns the divergence of `other` from `base`, with the statistics of llama.cpp's tool."""
     context = context or min(512, base.context)
     nll_base, nll, kl, dp, same = [], [], [], [], []
     for chunk in chunks(base, text, context):
@@ -340,7 +341,7 @@ def divergence(base, other, text, context):
 
 
 def evaluate(protocol, model, path, context=None, limit=None, base=None):
-    """The figures of a protocol, and what was said to each item."""
+    """Returns the figures of a protocol, and the model's output for each item."""
     name, number = re.fullmatch(r"(.*?)(?:-(\d+))?", protocol).groups()
     number = int(number) if number else None
     texts = functools.partial(lambada_texts, path, limit)
@@ -363,6 +364,6 @@ def evaluate(protocol, model, path, context=None, limit=None, base=None):
     if name not in known:
         raise SystemExit(f"there is no protocol {protocol}; expected one of {', '.join(known)}")
     metrics, items = known[name]()
-    # An item of one text is as one of a single choice.
+    # An item with one text has the format of a single choice.
     items = [item if "choices" in item or "words" in item else {"choices": [item]} for item in items]
     return {"protocol": protocol, "metrics": metrics, "items": items}

@@ -1,7 +1,8 @@
-"""Draws tokens from the tiny checkpoint the way the program's sampler documents it, in plain Python, into sampled_expected.json.
+"""Samples tokens from the tiny checkpoint in plain Python, as our sampler documents it.
 
-An implementation of its own: ChaCha8 from its specification, seeded as rand_core's `seed_from_u64` (PCG32 steps), uniform numbers of 53
-bits, temperature, top-k, and the inverse of the cumulative distribution.
+Writes sampled_expected.json. An independent implementation: ChaCha8 from its specification, seeded like
+rand_core's `seed_from_u64` (PCG32 steps), 53-bit uniform numbers, temperature, top-k, and inverse transform
+sampling.
 """
 
 import math
@@ -16,7 +17,7 @@ MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 
 
 def seed_from_u64(state):
-    """The 32-byte seed that rand_core expands from 64 bits: eight outputs of PCG32 (XSH-RR)."""
+    """Returns the 32-byte seed that rand_core expands from 64 bits: eight outputs of PCG32 (XSH-RR)."""
     words = []
     for _ in range(8):
         state = (state * 6364136223846793005 + 11634580027462260723) & MASK64
@@ -27,7 +28,7 @@ def seed_from_u64(state):
 
 
 def chacha8_block(key, counter):
-    """Sixteen words of ChaCha with 8 rounds, 64-bit counter and nonce 0."""
+    """Returns sixteen words of ChaCha with 8 rounds, a 64-bit counter and nonce 0."""
 
     def rotate(value, bits):
         return ((value << bits) | (value >> (32 - bits))) & MASK32
@@ -49,7 +50,7 @@ def chacha8_block(key, counter):
 
 
 def uniforms(seed):
-    """Numbers in [0, 1) from the high 53 bits of two words, the first of them the low one."""
+    """Yields numbers in [0, 1) from the high 53 bits of two words, the low word first."""
     key, counter = seed_from_u64(seed), 0
     while True:
         words = chacha8_block(key, counter)

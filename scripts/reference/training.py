@@ -1,5 +1,8 @@
-"""Training by PyTorch: gradients of whole models, ten steps of AdamW and of Muon, and ten steps of each kind of fine-tuning on labels and on answers
-(adapters: by PEFT). Written to `training`."""
+"""Training in PyTorch: gradients of whole models, optimizer steps and fine-tuning, in `training`.
+
+Runs ten steps of AdamW and of Muon, and ten steps of each kind of fine-tuning on labels and on answers
+(adapters with PEFT).
+"""
 
 import math
 from unittest import mock
@@ -20,9 +23,10 @@ CASES = {
         scale_attn_by_inverse_layer_idx=True, layer_norm_epsilon=1e-3,
     ),
 }
-# The optimizer's case: warm-up, cosine decay to a tenth, clipping that bites, decay of matrices only.
+# Optimizer case: warm-up, cosine decay to a tenth, effective clipping, weight decay of matrices only.
 STEPS, WARMUP_STEPS, LEARNING_RATE, FINAL_SHARE, WEIGHT_DECAY, CLIP = 10, 3, 1e-2, 0.1, 0.1, 1.0
-# Fine-tuning: what is learnt; all weights, the last so many blocks, or adapters of these layers; weights of the labels; sizes.
+# Fine-tuning: task; trained weights (all, the last N blocks, or adapters of these layers); label weights;
+# sizes.
 TASKS = {
     "classify_all": ("classify", None, None, dict(vocab_size=51, n_positions=17, n_embd=24, n_layer=2, n_head=3, num_labels=4)),
     "classify_weighted": (
@@ -42,7 +46,7 @@ ROWS, BATCH_SIZE, ACCUMULATE, LORA_RANK, LORA_ALPHA = 11, 3, 2, 2, 5
 
 
 def loss_of(model, ids):
-    """Mean cross-entropy of predicting `ids[:, 1:]` from `ids[:, :-1]`."""
+    """Returns the mean cross-entropy of predicting `ids[:, 1:]` from `ids[:, :-1]`."""
     logits = model(ids[:, :-1]).logits
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
 
@@ -67,7 +71,10 @@ def export_gradients():
 
 
 def ten_steps(model, loss_of_step, by_muon=()):
-    """Losses, norms before clipping and learning rates of ten steps of what requires gradients: by Muon, and the rest by AdamW."""
+    """Returns the losses, norms before clipping and learning rates of ten steps.
+
+    Muon updates `by_muon`, AdamW the other parameters that require gradients.
+    """
     everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
     muon = torch.optim.Muon(by_muon, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw") if by_muon else None
     trained = [parameter for parameter in everything if not any(parameter is other for other in by_muon)]
@@ -93,7 +100,7 @@ def ten_steps(model, loss_of_step, by_muon=()):
         rates.append(torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64))
         if muon:
             muon.param_groups[0]["lr"] = scheduler.get_last_lr()[0]
-            # The iteration is in bfloat16 there, which no other program repeats to four digits.
+            # PyTorch iterates in bfloat16, which no other implementation reproduces to four digits.
             with mock.patch.object(torch, "bfloat16", torch.float32):
                 muon.step()
             muon.zero_grad()
@@ -114,7 +121,7 @@ def export_optimizers():
 
 
 def of_labels(model, rows, weights):
-    """The summed loss of the labels of rows, each computed alone and weighted, and the sum of the weights."""
+    """Returns the weighted sum of label losses, each row computed alone, and the sum of the weights."""
     logits = torch.cat([model(ids[None]).logits for ids, _ in rows])
     labels = torch.tensor([label for _, label in rows])
     losses = functional.cross_entropy(logits, labels, weight=weights, reduction="sum")
@@ -122,7 +129,7 @@ def of_labels(model, rows, weights):
 
 
 def of_answers(model, rows, _):
-    """The summed loss of what follows the prompts, each row computed alone, and how many tokens that is."""
+    """Returns the summed loss of the completions, each row computed alone, and their number of tokens."""
     losses = [functional.cross_entropy(model(ids[None, :-1]).logits[0, prompt - 1:], ids[prompt:], reduction="sum")
               for ids, prompt in rows]
     return torch.stack(losses).sum(), torch.tensor(float(sum(len(ids) - prompt for ids, prompt in rows)))
@@ -131,7 +138,7 @@ def of_answers(model, rows, _):
 def with_adapters(model, task, targets):
     config = peft.LoraConfig(task_type=task, r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets, fan_in_fan_out=True)
     model = peft.get_peft_model(model, config)
-    # From zero the first gradient of every A is zero.
+    # With B at zero, the first gradient of every A would be zero.
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.05)
@@ -139,7 +146,7 @@ def with_adapters(model, task, targets):
 
 
 def export_tasks():
-    """Rows of any lengths, from one token to the whole context; the weights count, and so do the batches of a step."""
+    """Writes fine-tuning cases with rows of one token up to the whole context, label weights and batches."""
     for seed, (name, (task, trained, weights, sizes)) in enumerate(TASKS.items()):
         is_classifier = task == "classify"
         kind = transformers.GPT2ForSequenceClassification if is_classifier else transformers.GPT2LMHeadModel
@@ -149,7 +156,7 @@ def export_tasks():
         lengths = torch.randint(1 if is_classifier else 2, context + (1 if is_classifier else 2), (ROWS,)).tolist()
         lengths[0], lengths[1] = (1, context) if is_classifier else (2, context + 1)
         ids = [torch.randint(0, sizes["vocab_size"], (length,)) for length in lengths]
-        # A label, or how long the prompt is.
+        # A label, or the length of the prompt.
         targets = [int(torch.randint(0, sizes["num_labels"] if is_classifier else length - 1, ())) for length in lengths]
         rows = [(row, target if is_classifier else target + 1) for row, target in zip(ids, targets)]
         tensors = {"ids": torch.cat(ids), "lengths": torch.tensor(lengths), "targets": torch.tensor([row[1] for row in rows])}
@@ -170,7 +177,7 @@ def export_tasks():
             tensors["class_weights"] = given
 
         def loss_of_step(step):
-            """The mean over all that the step's batches predict, of a step's rows one after the other and from the front again."""
+            """Returns the mean over all predictions of a step; steps cycle through the rows."""
             taken = [rows[(step * BATCH_SIZE * ACCUMULATE + index) % ROWS] for index in range(BATCH_SIZE * ACCUMULATE)]
             losses, weight = (of_labels if is_classifier else of_answers)(model, taken, given)
             return losses / weight

@@ -1,6 +1,7 @@
-"""Writes crates/testing/fixtures/tokenizers: SentencePiece models and a BertTokenizer vocabulary, with reference ids and texts.
+"""Writes SentencePiece and BertTokenizer vocabularies with references.
 
-The models are trained on the sentences below, with a small charsmap in place of Unicode's.
+Writes to crates/testing/fixtures/tokenizers. The references are ids and texts. The models are trained on the sentences below, with a small charsmap instead
+of Unicode's.
 """
 
 import json
@@ -25,7 +26,7 @@ SENTENCES = [
     "नदी उत्तर की ओर बहती है।",
     "In 1907 there were 12 boats; 3,400 people came.",
 ]
-# Replaced text and replacement, as code points: compositions, full-width forms, ligatures, spaces, and what is removed.
+# Text and replacement: compositions, full-width forms, ligatures, spaces, and removed characters.
 RULES = [
     ("e\u0301", "é"), ("a\u0300", "à"), ("e\u0302", "ê"), ("e\u0302\u0301", "ế"), ("u\u0308", "ü"), ("か\u3099", "が"),
     ("…", "..."), ("ﬁ", "fi"), ("㍿", "株式会社"), ("①", "1"), ("Ａ", "A"), ("１", "1"), ("！", "!"), ("´", " \u0301"),
@@ -48,7 +49,7 @@ def texts(seed, further=()):
         yield "".join(choose.choice(pieces) + choose.choice(["", "", " "]) for _ in range(choose.randrange(1, 9)))
 
 
-# What GPTSw3Tokenizer removes, takes for a space or composes, and neighbors that it keeps.
+# Characters that GPTSw3Tokenizer removes, treats as spaces or composes, and neighbors that it keeps.
 CLEANED = ["\x00", "\x08", "\t", "\n", "\x0b", "\r", "\x1f", "\x7f", "\x84", "\xa0", "\xad", "\u200b", "\u200c", "\u2000", "\u2002",
            "\u2003", "\u2004", "\u2005", "\u2007", "\u2008", "\u2009", "\u200a", "\u202f", "\u3000", "\ufffc", "\ufffd", "a\u0308", "å",
            "A\u030a", "e\u0301", "q\u0323\u0307", "q\u0307\u0323", "\u1112\u1161\u11ab", "\u0958", "\u2126", "\u0301", "<|endoftext|>"]
@@ -65,7 +66,7 @@ def train(folder, name, **options):
         input=str(data), model_prefix=str(Path(folder, name)), num_threads=1, minloglevel=2, hard_vocab_limit=False, **options,
     )
     model = sentencepiece_model_pb2.ModelProto.FromString(Path(folder, f"{name}.model").read_bytes())
-    # Paths of this machine.
+    # Clears paths of this machine.
     for spec, field in [(model.trainer_spec, "input"), (model.trainer_spec, "model_prefix"),
                         (model.normalizer_spec, "normalization_rule_tsv")]:
         spec.ClearField(field)

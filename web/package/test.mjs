@@ -1,9 +1,11 @@
-// Tests of the npm package, with the program beside it. usage: node --test web/package/test.mjs
-// GPT2_PROGRAM is the program (target/debug/gpt2), GPT2_CHECKPOINTS a folder of published checkpoints, whose tests are left out without it.
+// Tests of the npm package against the program. usage: node --test web/package/test.mjs
+//
+// GPT2_PROGRAM is the program (target/debug/gpt2). GPT2_CHECKPOINTS is a folder of published checkpoints;
+// without it, their tests are skipped.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { test } from "node:test";
@@ -13,29 +15,32 @@ const ROOT = dirname(dirname(dirname(fileURLToPath(import.meta.url))));
 const PACKAGE = join(ROOT, "web/dist/npm");
 const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2");
 const BUILT_IN = join(ROOT, "models/stories");
-const NAMES = ["config.json", "tokenizer.json", "model.safetensors"];
-// WebAssembly rounds twice where a weight in f32 is multiplied.
+const TINY = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
+const NAMES = ["config.json", "generation_config.json", "tokenizer.json", "model.gguf", "model.safetensors"];
+// WebAssembly rounds twice when it multiplies f32 weights.
 const TOLERANCE = 1e-4;
 
 const { Checkpoint, Files, initSync, last_panic, version } = await import(join(PACKAGE, "gpt2.js"));
 const { memory } = initSync({ module: readFileSync(join(PACKAGE, "gpt2_bg.wasm")) });
 
-function files(folder, names = NAMES, name = "a model") {
-  const given = new Files(name);
-  for (const file of names) given.add_bytes(file, readFileSync(join(folder, file)));
-  return given;
+const namesIn = (folder) => NAMES.filter((name) => existsSync(join(folder, name)));
+
+function files(folder, names = namesIn(folder), name = "a model") {
+  const input = new Files(name);
+  for (const file of names) input.add_bytes(file, readFileSync(join(folder, file)));
+  return input;
 }
 
 const load = (folder, dtype, names) => new Checkpoint(files(folder, names)).load(dtype);
 const program = (...flags) => execFileSync(PROGRAM, flags, { encoding: "utf8", maxBuffer: 1 << 28 });
 
-function written(model, body) {
-  const writing = model.start("v1/completions", JSON.stringify({ ...body, stream: true }));
+function generated(model, body) {
+  const completion = model.start("v1/completions", JSON.stringify({ ...body, stream: true }));
   let text = "";
-  for (let chunks; (chunks = writing.next()); ) {
+  for (let chunks; (chunks = completion.next()); ) {
     for (const chunk of chunks) text += JSON.parse(chunk).choices[0].text;
   }
-  writing.free();
+  completion.free();
   return text;
 }
 
@@ -47,15 +52,15 @@ const SETTINGS = [
 
 function assertSameTexts(folder, model, prompt, types = []) {
   for (const [body, flags] of SETTINGS) {
-    const own = written(model, { prompt, max_tokens: 40, ...body });
+    const streamed = generated(model, { prompt, max_tokens: 40, ...body });
     const text = program("generate", prompt, "--model", folder, "--max-new-tokens", "40", "--device", "cpu", ...types, ...flags);
-    assert.equal(own + "\n", text, `${types} ${JSON.stringify(body)}`);
+    assert.equal(streamed + "\n", text, `${types} ${JSON.stringify(body)}`);
     const whole = JSON.parse(model.ask("v1/completions", JSON.stringify({ prompt, max_tokens: 40, ...body })));
-    assert.equal(whole.choices[0].text, own);
+    assert.equal(whole.choices[0].text, streamed);
   }
 }
 
-// What the program has after each token, as numpy has it: `gpt2 cache`.
+// Returns the program's logits after each token, from `gpt2 cache`.
 function programLogits(folder, ids, types) {
   const out = mkdtempSync(join(tmpdir(), "gpt2-"));
   const file = join(out, "logits.safetensors");
@@ -75,25 +80,25 @@ function assertSameLogits(folder, model, ids, types = []) {
   assert.ok(difference < TOLERANCE, `${types}: ${difference}`);
 }
 
-// Those with which every instruction set of every processor is compared, see crates/engine/tests/fingerprints.rs.
-test("logits have the bits of every other machine", () => {
-  const tiny = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
+// The reference fingerprints for every processor's instruction sets, see crates/engine/tests/fingerprints.rs.
+test("logits match the reference fingerprints", () => {
   for (const { config, fingerprints } of JSON.parse(readFileSync(join(ROOT, "crates/engine/tests/fingerprints.json")))) {
     for (const dtype of ["f16", "q8", "q6", "q4"]) {
-      const given = new Files("a model");
-      for (const name of NAMES) {
-        const bytes = readFileSync(join(config ? tiny : BUILT_IN, name));
+      const input = new Files("a model");
+      const folder = config ? TINY : BUILT_IN;
+      for (const name of namesIn(folder)) {
+        const bytes = readFileSync(join(folder, name));
         const isChanged = config && name === "config.json";
-        given.add_bytes(name, isChanged ? Buffer.from(JSON.stringify({ ...JSON.parse(bytes), ...config })) : bytes);
+        input.add_bytes(name, isChanged ? Buffer.from(JSON.stringify({ ...JSON.parse(bytes), ...config })) : bytes);
       }
-      const model = new Checkpoint(given).load(dtype, "f16");
+      const model = new Checkpoint(input).load(dtype, "f16");
       assert.equal(model.fingerprint(), fingerprints[dtype], `${JSON.stringify(config)}, ${dtype}`);
       model.free();
     }
   }
 });
 
-test("texts and logits of the built-in model are the program's, in every type", () => {
+test("completions and logits of the built-in model match the program in every dtype", () => {
   for (const dtype of [undefined, "f32", "q8", "q4"]) {
     const model = load(BUILT_IN, dtype);
     const types = dtype ? ["--dtype", dtype] : [];
@@ -111,7 +116,7 @@ function safetensors(path) {
   return { metadata, tensors, data };
 }
 
-// The weights of a model as a file of their own.
+// Returns the weights of a model as a standalone file.
 function packed({ tensors, data }) {
   const header = {}, parts = [];
   let end = 0;
@@ -124,17 +129,17 @@ function packed({ tensors, data }) {
   return Buffer.concat([length, text, ...parts]);
 }
 
-test("logits are those of transformers, for every option of a configuration", () => {
+test("logits match transformers for every configuration option", () => {
   const folder = join(ROOT, "crates/testing/fixtures/gpt2");
   const names = readdirSync(folder);
   assert.ok(names.length >= 14, `${names}`);
   for (const name of names) {
     const file = safetensors(join(folder, name));
     const { config } = JSON.parse(file.metadata.reference);
-    const given = new Files(name);
-    given.add_bytes("config.json", Buffer.from(JSON.stringify(config)));
-    given.add_bytes("model.safetensors", packed(file));
-    const model = new Checkpoint(given).load();
+    const input = new Files(name);
+    input.add_bytes("config.json", Buffer.from(JSON.stringify(config)));
+    input.add_bytes("model.safetensors", packed(file));
+    const model = new Checkpoint(input).load();
     const [rows, tokens] = file.tensors.input_ids.shape;
     const [ids, bytes] = [file.data("input_ids"), file.data("expected.logits")];
     for (let row = 0; row < rows; row++) {
@@ -142,26 +147,26 @@ test("logits are those of transformers, for every option of a configuration", ()
       assert.equal(rows * found.length * 4, bytes.length);
       found.forEach((logit, n) => {
         const expected = bytes.readFloatLE(4 * (row * found.length + n));
-        assert.ok(Math.abs(logit - expected) < TOLERANCE, `${name}: ${logit} where transformers has ${expected}`);
+        assert.ok(Math.abs(logit - expected) < TOLERANCE, `${name}: ${logit}, transformers has ${expected}`);
       });
     }
     model.free();
   }
 });
 
-test("a checkpoint says what it is and what it needs", () => {
-  const checkpoint = new Checkpoint(files(BUILT_IN, NAMES, "stories"));
+test("a checkpoint reports its contents and memory needs", () => {
+  const checkpoint = new Checkpoint(files(BUILT_IN, namesIn(BUILT_IN), "stories"));
   const found = JSON.parse(checkpoint.inspect());
-  assert.equal(found.format, "safetensors");
-  assert.equal(found.parameters.unique, 3_161_088);
+  assert.equal(found.format, "gguf");
+  assert.equal(found.parameters.unique, 6_708_480);
   const [asStored, q8] = [checkpoint.memory(), checkpoint.memory("q8")];
-  assert.ok(q8 > 3_161_088 && q8 < asStored && asStored < 40_000_000, `${q8} ${asStored}`);
+  assert.ok(q8 > 6_708_480 && q8 < asStored && asStored < 40_000_000, `${q8} ${asStored}`);
   let last = [0, 0];
   const model = checkpoint.load("q8", undefined, (done, total) => { last = [done, total]; });
   assert.ok(last[0] === last[1] && last[1] > 6_300_000, `${last}`);
   assert.equal(model.name, "stories");
-  assert.equal(JSON.parse(model.config()).n_layer, 6);
-  assert.throws(() => checkpoint.inspect(), /used up/);
+  assert.equal(JSON.parse(model.config()).n_layer, 7);
+  assert.throws(() => checkpoint.inspect(), /was consumed/);
   model.free();
   checkpoint.free();
   const stopped = new Checkpoint(files(BUILT_IN));
@@ -169,7 +174,7 @@ test("a checkpoint says what it is and what it needs", () => {
   stopped.free();
 });
 
-test("tokens go to text and back", () => {
+test("encoding and decoding round-trip", () => {
   const model = load(BUILT_IN);
   const text = "But soft, what light through yonder window breaks?";
   const ids = model.encode(text);
@@ -177,13 +182,13 @@ test("tokens go to text and back", () => {
   assert.equal(model.decode(ids), text);
   assert.deepEqual(JSON.parse(model.ask("tokenize", JSON.stringify({ content: text }))).tokens, [...ids]);
   assert.equal(JSON.parse(model.ask("v1/models")).data[0].id, "a model");
-  assert.throws(() => model.decode(new Uint32Array([70_000])), /token 70000 is outside the vocabulary of 2048/);
+  assert.throws(() => model.decode(new Uint32Array([70_000])), /token 70000 is outside the vocabulary of 4096/);
   assert.throws(() => model.logits(new Uint32Array(513)), /512/);
   assert.throws(() => model.logits(new Uint32Array()), /tokens/);
   model.free();
 });
 
-test("looks have answers, and errors name what is wrong", () => {
+test("analyses return results, and errors name the invalid parameter", () => {
   const model = load(BUILT_IN);
   const ask = (path, body) => JSON.parse(model.ask(path, JSON.stringify(body)));
   const ids = [...model.encode("But soft, what light")];
@@ -202,9 +207,9 @@ test("looks have answers, and errors name what is wrong", () => {
       assert.ok(error instanceof Error);
       return [error.status, error.param, error.message.slice(0, 40)];
     }
-    assert.fail(`${path} was not refused`);
+    assert.fail(`${path} was not rejected`);
   };
-  assert.deepEqual(refused("nothing", {}), [404, undefined, "there is nothing at this path: nothing"]);
+  assert.deepEqual(refused("nothing", {}), [404, undefined, "path not found: nothing"]);
   assert.deepEqual(refused("look/head", { prompt: ids, layer: 9, head: 0 }).slice(0, 2), [400, "layer"]);
   assert.deepEqual(refused("v1/completions", { prompt: ids, temperature: 9 }).slice(0, 2), [400, "temperature"]);
   assert.deepEqual(refused("look/features", { prompt: ids })[0], 400);
@@ -213,23 +218,23 @@ test("looks have answers, and errors name what is wrong", () => {
   const weights = folders.map((folder) => new Uint8Array(readFileSync(join(folder, "sae_weights.safetensors"))));
   assert.throws(() => model.set_transcoders(configs.slice(1), weights.slice(1)), Error);
   model.set_transcoders(configs, weights);
-  assert.equal(ask("look/features", { prompt: ids, top: 2 }).values.length, 2 * 6 * ids.length);
+  assert.equal(ask("look/features", { prompt: ids, top: 2 }).values.length, 2 * weights.length * ids.length);
   assert.ok(ask("look/graph", { prompt: ids }).points.length > ids.length);
   assert.deepEqual(refused("v1/completions", { prompt: "ball ".repeat(600) }).slice(0, 2), [400, "prompt"]);
   model.free();
 });
 
-test("files that are damaged, foreign or not there give a sentence", () => {
-  const whole = readFileSync(join(BUILT_IN, "model.safetensors"));
+test("damaged, foreign and missing files are reported by name", () => {
+  const whole = readFileSync(join(TINY, "model.safetensors"));
   const open = (changes) => {
-    const given = new Files("mine");
-    for (const name of NAMES) {
-      const bytes = name in changes ? changes[name] : readFileSync(join(BUILT_IN, name));
-      if (bytes) given.add_bytes(name, bytes);
+    const input = new Files("mine");
+    for (const name of namesIn(TINY)) {
+      const bytes = name in changes ? changes[name] : readFileSync(join(TINY, name));
+      if (bytes) input.add_bytes(name, bytes);
     }
-    return new Checkpoint(given).load();
+    return new Checkpoint(input).load();
   };
-  const sentences = [
+  const cases = [
     [{ "model.safetensors": whole.subarray(0, 1000) }, /mine\/model\.safetensors/],
     [{ "model.safetensors": Buffer.from("<!doctype html>not found") }, /mine\/model\.safetensors/],
     [{ "model.safetensors": new Uint8Array() }, /mine\/model\.safetensors/],
@@ -238,7 +243,7 @@ test("files that are damaged, foreign or not there give a sentence", () => {
     [{ "config.json": Buffer.from('{"model_type": "llama"}') }, /mine\/config\.json.*llama/s],
     [{ "tokenizer.json": Buffer.from("[]") }, /mine\/tokenizer\.json/],
   ];
-  for (const [changes, expected] of sentences) assert.throws(() => open(changes), expected, JSON.stringify(Object.keys(changes)));
+  for (const [changes, expected] of cases) assert.throws(() => open(changes), expected, JSON.stringify(Object.keys(changes)));
   const model = open({ "tokenizer.json": null });
   assert.throws(() => model.encode("a"), /tokenizer\.json/, "the missing file is named");
   const text = JSON.parse(model.ask("v1/completions", JSON.stringify({ prompt: [1, 2], max_tokens: 3, temperature: 0 })));
@@ -248,46 +253,46 @@ test("files that are damaged, foreign or not there give a sentence", () => {
   assert.equal(last_panic(), undefined);
 });
 
-test("a second text ends the first, and one that is not read to its end is not made", () => {
+test("a second completion ends the first, and an unfinished one can be freed", () => {
   const model = load(BUILT_IN);
   const start = () => model.start("v1/completions", JSON.stringify({ prompt: "A", max_tokens: 50, temperature: 0, stream: true }));
   const first = start();
   first.next();
   const second = start();
-  assert.throws(() => first.next(), /another text was begun/);
+  assert.throws(() => first.next(), /another completion was started/);
   assert.equal(first.next(), undefined);
   first.free();
   second.next();
   second.free();
-  assert.equal(written(model, { prompt: "One day", max_tokens: 5, temperature: 0 }).length > 0, true);
+  assert.equal(generated(model, { prompt: "One day", max_tokens: 5, temperature: 0 }).length > 0, true);
   model.free();
 });
 
-test("a hundred models come and go in the memory of a few", () => {
+test("a hundred loaded and freed models do not leak memory", () => {
   let half;
   for (let n = 0; n < 100; n++) {
     const model = load(BUILT_IN, n % 2 ? "q8" : undefined);
-    written(model, { prompt: "One day", max_tokens: 2, temperature: 0 });
+    generated(model, { prompt: "One day", max_tokens: 2, temperature: 0 });
     model.free();
     if (n === 49) half = memory.buffer.byteLength;
   }
-  // What is free may lie in other pieces; fifty models that were kept would take 350 MB.
+  // Free memory may be fragmented; fifty leaked models would take 350 MB.
   assert.ok(memory.buffer.byteLength <= half + (4 << 20), `${half} ${memory.buffer.byteLength}`);
 });
 
-test("texts of published checkpoints are the program's", { skip: !process.env.GPT2_CHECKPOINTS && "GPT2_CHECKPOINTS names no folder" }, () => {
+test("completions of published checkpoints match the program", { skip: !process.env.GPT2_CHECKPOINTS && "GPT2_CHECKPOINTS names no folder" }, () => {
   const folder = join(process.env.GPT2_CHECKPOINTS, "tarotble");
   const tokenizer = join(folder, "aitextgen.tokenizer.json");
   for (const weights of ["model.safetensors", "pytorch_model.bin"]) {
-    const given = files(folder, ["config.json", weights]);
-    given.add_bytes("tokenizer.json", readFileSync(tokenizer));
-    const model = new Checkpoint(given).load();
+    const input = files(folder, ["config.json", weights]);
+    input.add_bytes("tokenizer.json", readFileSync(tokenizer));
+    const model = new Checkpoint(input).load();
     assertSameTexts(join(folder, weights), model, "The", ["--tokenizer", tokenizer]);
     assertSameLogits(join(folder, weights), model, model.encode("The cards are"));
     model.free();
   }
 });
 
-test("the version is the package's", () => {
+test("version() returns the package version", () => {
   assert.equal(version(), JSON.parse(readFileSync(join(PACKAGE, "package.json"))).version);
 });

@@ -1,18 +1,18 @@
 // @ts-check
 // Bars, lines of tokens and tables.
-import { colour, css, fill, full } from "./colors.js";
+import { color, css, fill, full } from "./colors.js";
 import { element, roving } from "./dom.js";
 
 /** @typedef {import("../types").View} View */
 
-// Larger views have a table of the chosen row only.
+// Larger views show a table of the selected row only.
 const WHOLE_TABLE = 4096;
 
 /**
- * The text itself, a button for each token. `paint(values, …)` colors it.
+ * The text itself, one button per token. `paint(values, …)` colors it.
  * @param {HTMLElement} place
  * @param {string[]} texts
- * @param {boolean} valued whether each token has its value below it
+ * @param {boolean} valued whether each token shows its value below it
  * @param {(n?: number) => void} onPoint
  * @param {(n: number) => void} onChoose
  */
@@ -28,12 +28,12 @@ export function tokenLine(place, texts, valued, onPoint, onChoose) {
     paint(/** @type {ArrayLike<number>} */ values, /** @type {View} */ view, /** @type {number} */ current) {
       focusable(current);
       buttons.forEach((button, n) => {
-        fill(button, isNaN(values[n]) ? null : colour(values[n], view.scale, view.top));
+        fill(button, isNaN(values[n]) ? null : color(values[n], view.scale, view.top));
         button.title = button.ariaLabel = `${texts[n]} ${n}: ${full(values[n], view.scale)}`;
         button.ariaCurrent = n === current ? "true" : null;
         small[n].textContent = isNaN(values[n]) ? "–" : full(values[n], view.scale);
       });
-      // What a token attends to comes before it, so it is near the end of what is visible.
+      // Tokens attend to earlier ones, so scrolls the current token near the end of the visible part.
       const above = buttons[current].offsetTop - place.offsetTop;
       if (above < place.scrollTop || above > place.scrollTop + place.clientHeight - 30) place.scrollTop = above - 0.7 * place.clientHeight;
     },
@@ -41,7 +41,7 @@ export function tokenLine(place, texts, valued, onPoint, onChoose) {
 }
 
 /**
- * A bar for each label.
+ * Draws a bar for each label.
  * @param {HTMLElement} place
  * @param {Omit<View, "rows"> & { told?: string[] }} view `told` replaces the value's text
  * @param {(n: number) => void} onChoose called for the arrow keys
@@ -55,7 +55,7 @@ export function bars(place, view, onChoose, onAct = onChoose) {
     if (!isNaN(value)) {
       const length = Math.min(1, Math.abs(value) / view.top) * (signed ? 50 : 100);
       const left = signed ? 50 - (value < 0 ? length : 0) : 0;
-      const background = css(colour(Math.sign(value) * view.top * 0.6, view.scale, view.top));
+      const background = css(color(Math.sign(value) * view.top * 0.6, view.scale, view.top));
       track.append(element("b"));
       Object.assign(track.firstChild.style, { left: `${left}%`, width: `${length}%`, background });
     }
@@ -74,7 +74,7 @@ export function bars(place, view, onChoose, onAct = onChoose) {
 }
 
 /**
- * The values of a view as a table; of a large view, those of one row.
+ * Shows the values of a view as a table; of a large view, only one row.
  * @param {HTMLElement} place
  * @param {View} view
  * @param {number} row

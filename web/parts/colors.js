@@ -1,5 +1,5 @@
 // @ts-check
-// The palette of every picture: white to blue for amounts; blue above and red below zero for signed values; gray for masked cells.
+// Palette of all pictures: white to blue for amounts, red to blue for signed values, gray for masked cells.
 import { clamp, dark } from "./dom.js";
 
 const ZERO = [[255, 255, 255], [50, 55, 65]];
@@ -8,13 +8,13 @@ const RED = [[[232, 132, 108], [146, 18, 38]], [[196, 82, 62], [255, 206, 190]]]
 const NONE = [[224, 226, 231], [28, 30, 35]];
 
 /**
- * The color of a value, as red, green and blue.
+ * Returns the color of a value as red, green and blue.
  * @param {number} value
  * @param {string} scale signed values have two ends, others one
  * @param {number} top the magnitude with the strongest color
  * @returns {number[]}
  */
-export function colour(value, scale, top) {
+export function color(value, scale, top) {
   const scheme = Number(dark.matches);
   if (isNaN(value)) return NONE[scheme];
   const ends = (scale === "signed" && value < 0 ? RED : BLUE)[scheme];
@@ -35,7 +35,7 @@ export const ink = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linea
 export const fill = (node, rgb) => Object.assign(node.style, { background: rgb ? css(rgb) : "", color: rgb ? ink(rgb) : "" });
 
 /**
- * A value as text: shares as percentages, others with at most three digits.
+ * Formats a value: fractions as percentages, others with at most three digits.
  * @param {number} value
  * @param {string} scale
  */
@@ -44,16 +44,19 @@ export function full(value, scale) {
   return scale === "share" ? percentOf(value) : short(value);
 }
 
-/** A value with at most three digits, an integer in full. @type {(value: number) => string} */
+/** Formats a value with at most three digits; integers in full. @type {(value: number) => string} */
 export const short = value => isNaN(value) ? "–" : String(Number.isInteger(value) ? value : Math.abs(value) >= 1000 ? Math.round(value) : Number(value.toPrecision(3)));
 
 /** @type {(value: number) => string} */
 export const signedText = value => (value < 0 ? "−" : "+") + short(Math.abs(value));
 
-/** A fraction as a percentage with at most three digits. @type {(share: number) => string} */
-export const percentOf = share => share > 0 && share < 0.0001 ? "< 0.01 %" : `${Number((share * 100).toPrecision(3))} %`;
+/** Formats a fraction as a percentage with at most three digits. @type {(share: number) => string} */
+export const percentOf = share => share > 0 && share < 0.0001 ? "< 0.01%" : `${Number((share * 100).toPrecision(3))}%`;
 
-/** The largest magnitude of values, or 1 where all are 0. @type {(values: Iterable<number>) => number} */
+/**
+ * Returns the largest finite magnitude, or 1 if all values are 0.
+ * @type {(values: Iterable<number>) => number}
+ */
 export function largest(values) {
   let top = 0;
   for (const value of values) if (Math.abs(value) > top && Math.abs(value) < Infinity) top = Math.abs(value);

@@ -1,10 +1,12 @@
 // @ts-check
-// Controls of a page that writes with a model: settings with sliders, a box beside a token, announcements, copying.
+// Controls of the page: settings with sliders, a box next to a token, announcements, copy buttons.
 import { element } from "./dom.js";
 
 /**
- * A number with a slider: its field in a request, its id, its name, its range and step, the value it begins with, the value at which a
- * request lacks the field, and the limit of the number beyond the slider.
+ * A number with a slider.
+ *
+ * `off` is the value that requests omit. `limit` is the upper limit of the typed number.
+ *
  * @typedef {{ field: string, id: string, name: string, about?: string, min: number, max: number, step: number, value: number, off?: number, limit?: number }} Setting
  */
 
@@ -36,7 +38,7 @@ export class Control {
 
   get isValid() { return this.number.checkValidity(); }
 
-  /** The number of the setting. Fails with its name where the field holds none. */
+  /** Returns the value of the setting. Throws an error with the setting's name if the field is invalid. */
   get() {
     if (!this.isValid) throw new Error(`${this.name}: enter a ${this.number.step === "any" ? "" : "whole "}number from ${this.min} to ${this.max}`);
     return this.number.valueAsNumber;
@@ -46,7 +48,7 @@ export class Control {
 /** @type {() => string} */
 export const newSeed = () => String(crypto.getRandomValues(new Uint32Array(1))[0]);
 
-/** The seed in a field; nothing where it is empty. @param {string} text */
+/** Parses the seed field; undefined if it is empty. @param {string} text */
 export function seedOf(text) {
   if (!text.trim()) return undefined;
   const seed = /^\s*-?\d+\s*$/.test(text) ? Number(text) : NaN;
@@ -54,7 +56,7 @@ export function seedOf(text) {
   return seed;
 }
 
-/** The layers of a field such as 3, 0-5 or 0,4,8-11; nothing for all. @param {string} text */
+/** Parses a list of layers such as 3, 0-5 or 0,4,8-11; an empty field selects all. @param {string} text */
 export function layersOf(text) {
   const found = [];
   for (const part of text.split(",").map(part => part.trim()).filter(Boolean)) {
@@ -66,7 +68,7 @@ export function layersOf(text) {
 }
 
 /**
- * A box that opens beside the element of a token. Esc closes it, and `back(node)` puts the focus where it was.
+ * Creates a box that opens next to a token. Esc closes it, and `back(node)` restores the focus.
  * @param {HTMLElement} box
  * @param {(node: any) => void} back
  */
@@ -84,7 +86,7 @@ export function popup(box, back) {
     place();
   }
 
-  /** Under the token, or above it where there is no space. */
+  /** Places the box under the token, or above it if there is no space. */
   function place() {
     if (!owner) return;
     const [frame, word] = [/** @type {HTMLElement} */ (box.parentElement).getBoundingClientRect(), owner.getClientRects()[0]];
@@ -111,7 +113,7 @@ export function popup(box, back) {
 }
 
 /**
- * Announces ends of sentences to screen readers, not every token.
+ * Announces complete sentences to screen readers instead of every token.
  * @param {HTMLElement} place
  * @param {string[]} texts
  * @param {boolean} isEnd
@@ -123,7 +125,7 @@ export function announce(place, texts, isEnd) {
 }
 
 /**
- * A button that copies a text; where a page may not, the element that shows it is selected.
+ * Makes a button copy a text; without clipboard access, it selects the element that shows the text.
  * @param {HTMLElement} button
  * @param {HTMLElement} node
  * @param {() => string} textOf
@@ -142,7 +144,7 @@ export function copies(button, node, textOf) {
   });
 }
 
-/** The element that a button of the mouse or a finger presses. @type {Node | null} */
+/** The element being pressed by a mouse button or a finger. @type {Node | null} */
 let pressed = null;
 for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) {
   addEventListener(type, event => {
@@ -151,13 +153,16 @@ for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"])
   }, true);
 }
 
-/** Waits while a part of the page is pressed: the click on an element that is replaced or moved meanwhile would be lost. @param {HTMLElement} part */
+/**
+ * Waits while a part of the page is pressed; replacing or moving the element would lose the click.
+ * @param {HTMLElement} part
+ */
 export async function released(part) {
   while (part.contains(pressed)) await new Promise(later => setTimeout(later, 50));
 }
 
 /**
- * Calls `work` one at a time, so that it takes a tenth of the time at most; urgent calls are never dropped.
+ * Calls `work` one at a time and for at most a tenth of the time; urgent calls are never dropped.
  * @param {() => Promise<void>} work
  */
 export function paced(work) {

@@ -1,14 +1,17 @@
 // @ts-check
-// Elements, keys and small helpers that every part of a page uses.
+// DOM elements, keys and small helpers for all parts of the page.
 
-/** Whether the reader prefers a dark page. */
+/** Whether the user prefers a dark color scheme. */
 export const dark = matchMedia("(prefers-color-scheme: dark)");
 
 /** @type {(id: string) => any} */
 export const find = id => document.getElementById(id);
 
 /**
- * Creates an element. Accessibility (`role`, `ariaLabel`) and handlers (`onclick`) are properties too.
+ * Creates an element.
+ *
+ * Accessibility attributes (`role`, `ariaLabel`) and handlers (`onclick`) are properties too.
+ *
  * @param {string} name
  * @param {Record<string, any>} [properties]
  * @param {...(Node | string)} children
@@ -24,7 +27,7 @@ export function element(name, properties = {}, ...children) {
 export const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
 
 /**
- * The direction of a key, down and right; nothing for other keys and for the browser's own commands.
+ * Returns an arrow key's direction as (down, right); undefined for other keys and browser shortcuts.
  * @param {KeyboardEvent} event
  * @returns {[number, number] | undefined}
  */
@@ -38,7 +41,10 @@ export function direction(event) {
 }
 
 /**
- * Moves the focus among elements with the arrow keys; one of them is in the tab order. The function that comes back chooses it.
+ * Moves the focus among elements with the arrow keys; only one is in the tab order.
+ *
+ * Returns a function that selects an element.
+ *
  * @param {any[]} ones
  * @param {(n: number) => void} onMove
  * @param {(n: number) => void} [onAct] called for the Enter key
@@ -56,7 +62,7 @@ export function roving(ones, onMove, onAct) {
 }
 
 /**
- * Draws now, and again when the page's width or its color scheme changes.
+ * Draws now, and again when the page's width or color scheme changes.
  * @param {() => void} draw
  */
 export function redrawing(draw) {
@@ -71,15 +77,15 @@ export function redrawing(draw) {
 }
 
 /**
- * Keeps a selection in the fragment of the page's address.
+ * Stores a selection in the fragment of the page's address.
  * @param {URLSearchParams | string} selection
  */
 export function keepInAddress(selection) {
-  // In the frame of a notebook a page has no address of its own, and this throws.
-  try { history.replaceState(0, "", `#${selection}`); } catch { /* nothing is lost but the selection */ }
+  // In a notebook's frame, the page has no address of its own, and this throws.
+  try { history.replaceState(0, "", `#${selection}`); } catch { /* only the selection is lost */ }
 }
 
-/** Makes the frame of a notebook as high as its page. The frame of another origin cannot be asked. */
+/** Makes a notebook's frame as high as its page. Frames of another origin are inaccessible. */
 function fitFrame() {
   try {
     const frame = /** @type {HTMLElement | null} */ (window.frameElement);

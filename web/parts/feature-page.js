@@ -1,5 +1,5 @@
 // @ts-check
-// A page of features. The report chooses among them, by its rows or its bars; the address keeps the selection: #row=3.
+// A page of features. The report's rows or bars select one; the address stores the selection: #row=3.
 import { find, keepInAddress, redrawing } from "./dom.js";
 import { drawFeature } from "./feature.js";
 import { drawReport } from "./report.js";

@@ -1,11 +1,11 @@
 // @ts-check
-// A feature of a dictionary, drawn into the elements of feature.html: the tokens that it makes more or less probable, how often it has
-// which activation, and the texts that it is active in.
+// Draws a feature of a dictionary into feature.html: the tokens that it makes more or less probable, the
+// histogram of its activations, and the texts that activate it.
 import { bars } from "./bars.js";
-import { colour, fill, largest, percentOf, short } from "./colors.js";
+import { color, fill, largest, percentOf, short } from "./colors.js";
 import { element, find } from "./dom.js";
 
-// A line break would end the line of the text.
+// A line break would split the line of text.
 const inLine = (/** @type {string} */ token) => token.replaceAll("\n", "↵");
 const place = (/** @type {string} */ name) => find(`feature-${name}`);
 
@@ -15,7 +15,7 @@ const line = (card, text) => element("p", { dir: "auto" },
   ...text.tokens.map((token, n) => {
     const value = text.tokens_acts_list[n];
     const made = element("span", { title: short(value), className: n === text.train_token_ind ? "strongest" : "" }, inLine(token));
-    if (value > 0) fill(made, colour(value, "amount", card.act_max));
+    if (value > 0) fill(made, color(value, "amount", card.act_max));
     return made;
   }));
 

@@ -1,5 +1,6 @@
 // @ts-check
-// A page of one attribution graph. The address holds the selection: #node=3_1201_4&pinned=3_1201_4,E_5335_1&group.names=E_5335_1
+// A page of one attribution graph. The address stores the selection:
+// #node=3_1201_4&pinned=3_1201_4,E_5335_1&group.names=E_5335_1
 import { find, keepInAddress, redrawing } from "./dom.js";
 import { drawFeature } from "./feature.js";
 import { drawGraph } from "./graph.js";

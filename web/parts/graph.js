@@ -1,7 +1,7 @@
 // @ts-check
-// An attribution graph, drawn into the elements of graph.html: nodes over tokens and layers, the edges of the chosen one, and a graph of
-// those that are pinned, in groups of one name.
-import { colour, css, largest, percentOf, short, signedText } from "./colors.js";
+// Draws an attribution graph into graph.html: nodes over tokens and layers, the edges of the selected node,
+// and a subgraph of the pinned nodes, grouped by name.
+import { color, css, largest, percentOf, short, signedText } from "./colors.js";
 import { clamp, direction, element, find } from "./dom.js";
 import { drawn } from "./svg.js";
 
@@ -9,12 +9,16 @@ import { drawn } from "./svg.js";
 /** @typedef {import("../types").GraphLine} Line */
 
 const [STEP, RADIUS, SIDE, FOOT] = [16, 6, 84, 76];
-// Features that have a label, and the edges of a node that are listed and drawn.
-const LABELLED = 5, EDGES = 24;
+// Number of labeled features, and of a node's edges to list and draw.
+const LABELED = 5, EDGES = 24;
 const LEGEND = [["feature", "feature"], ["error", "what the features miss"], ["embedding", "token"], ["position", "position"], ["logit", "predicted token"]];
 const place = (/** @type {string} */ name) => find(`graph-${name}`);
 
-/** Where each node is: next to each other in its cell, in as many lines as it needs. @param {Graph} graph @param {number} room */
+/**
+ * Places the nodes next to each other in their cells, wrapping into several lines.
+ * @param {Graph} graph
+ * @param {number} room
+ */
 function layout(graph, room) {
   const columns = Math.max(graph.tokens.length, 1);
   const wide = Math.max(STEP * 2, (room - SIDE) / columns);
@@ -37,18 +41,30 @@ function layout(graph, room) {
   return { wide, heights, tops, height, places, width: SIDE + wide * columns };
 }
 
-/** A curve from node to node; between nodes of one column it bows to the side of those between them. @type {(from: number[], to: number[], wide: number) => string} */
+/**
+ * Returns a curve between two nodes; within a column it bends around the nodes in between.
+ * @type {(from: number[], to: number[], wide: number) => string}
+ */
 function route([x1, y1], [x2, y2], wide) {
   const bow = Math.abs(x1 - x2) < wide / 2 && Math.abs(y1 - y2) > 4 * STEP ? wide / 2 + RADIUS : 0, middle = (y1 + y2) / 2;
   return `M${x1} ${y1} C${x1 + bow} ${middle}, ${x2 + bow} ${middle}, ${x2} ${y2}`;
 }
 
-/** The name of a node, with at most three digits. @type {(point: import("../types").GraphPoint) => string} */
+/**
+ * Returns the name of a node, with numbers of at most three digits.
+ * @type {(point: import("../types").GraphPoint) => string}
+ */
 const nameOf = ({ name }) => name.replace(/active (\S+)$/, (_, value) => `activation ${short(Number(value))}`)
   .replace(/probability (\S+)$/, (_, share) => `probability ${percentOf(Number(share))}`)
   .replace(/^error of (layer \d+)/, "what the features of $1 miss");
 
-/** The tokens with the most influence, and their fractions of what comes from all tokens, positions and errors. @param {Graph} graph */
+/**
+ * Returns the most influential tokens, with their fraction of the total influence.
+ *
+ * The total includes all tokens, positions and errors.
+ *
+ * @param {Graph} graph
+ */
 function influences({ points }) {
   const sources = points.filter(({ kind }) => kind !== "feature" && kind !== "logit");
   const all = sources.reduce((sum, { influence }) => sum + (influence ?? 0), 0);
@@ -56,11 +72,15 @@ function influences({ points }) {
     .map(({ name, influence }) => `${name.replace(/^embedding of ([^]*) (\d+)$/, "“$1” $2")} (${percentOf((influence ?? 0) / all)})`);
 }
 
-/** The most probable logit, the chosen one, and the strongest features. @param {Graph} graph @param {number} [chosen] */
-export function labelled(graph, chosen) {
+/**
+ * Returns the most probable logit, the selected one, and the strongest features.
+ * @param {Graph} graph
+ * @param {number} [chosen]
+ */
+export function labeled(graph, chosen) {
   const numbers = [...graph.points.keys()], logits = numbers.filter(n => graph.points[n].kind === "logit");
   const features = numbers.filter(n => graph.points[n].kind === "feature").sort((a, b) => (graph.points[b].influence ?? 0) - (graph.points[a].influence ?? 0));
-  return [...logits.filter((n, at) => at === 0 || n === chosen), ...features.slice(0, LABELLED)];
+  return [...logits.filter((n, at) => at === 0 || n === chosen), ...features.slice(0, LABELED)];
 }
 
 /** @type {(graph: Graph, n: number, names: Record<string, string>) => string} */
@@ -71,7 +91,14 @@ function labelOf({ points }, n, names) {
   return names[point.id] ? `→ ${names[point.id]}` : `${layer}·${feature}`;
 }
 
-/** The state that the address keeps: the chosen node, and the group of each pinned one (those without a name are by themselves). @param {Graph} graph @param {string} state */
+/**
+ * Restores the state in the address: the selected node, and the group of each pinned node.
+ *
+ * A pinned node without a group name forms its own group.
+ *
+ * @param {Graph} graph
+ * @param {string} state
+ */
 function restored({ points }, state) {
   const byId = new Map(points.map((point, n) => [point.id, n])), given = new URLSearchParams(state);
   const pinned = new Map((given.get("pinned") || "").split(",").flatMap(id => byId.has(id) ? [[/** @type {number} */ (byId.get(id)), ""]] : []));
@@ -93,7 +120,10 @@ function stateOf(points, chosen, pinned) {
   return kept.toString();
 }
 
-/** The next node that way: in the row, or the nearest one of the next row that has any. @type {(points: Graph["points"], places: number[][], from: number, way: [number, number]) => number} */
+/**
+ * Returns the next node in a direction: within the row, or the nearest node of the next nonempty row.
+ * @type {(points: Graph["points"], places: number[][], from: number, way: [number, number]) => number}
+ */
 function nearest(points, places, from, [down, right]) {
   const numbers = [...points.keys()];
   if (right) {
@@ -107,13 +137,19 @@ function nearest(points, places, from, [down, right]) {
   return there.length ? there.reduce((best, n) => Math.abs(places[n][0] - places[from][0]) < Math.abs(places[best][0] - places[from][0]) ? n : best) : from;
 }
 
-/** The predicted and actual effect of zeroing a feature, and the command that shows more of it. @type {(point: import("../types").GraphPoint) => string} */
+/**
+ * Describes the predicted and actual effect of zeroing a feature, and the command that shows more.
+ * @type {(point: import("../types").GraphPoint) => string}
+ */
 function effectOf({ zeroed, command }) {
   const effect = zeroed && `set to 0, it changes the prediction by ${signedText(zeroed[1])}; predicted ${signedText(zeroed[0])}`;
   return [effect, command].filter(Boolean).join(" · ");
 }
 
-/** Groups of pinned nodes, and what they add to each other. @type {(graph: Graph, pinned: Map<number, string>, choose: (n: number) => void) => void} */
+/**
+ * Shows the groups of pinned nodes and their contributions to each other.
+ * @type {(graph: Graph, pinned: Map<number, string>, choose: (n: number) => void) => void}
+ */
 function showPinned({ points, lines }, pinned, choose) {
   const groupOf = (/** @type {number} */ n) => pinned.get(n) || nameOf(points[n]);
   const names = [...new Set([...pinned.keys()].map(groupOf))];
@@ -131,7 +167,10 @@ function showPinned({ points, lines }, pinned, choose) {
     element("ul", {}, ...[...sums].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([way, sum]) => element("li", {}, `${way}: ${signedText(sum)}`))));
 }
 
-/** Rows, tokens and labels. @type {(graph: Graph, at: ReturnType<typeof layout>, names: Record<string, string>, marked: number[]) => { ground: any[], rows: any, labels: any[] }} */
+/**
+ * Draws rows, tokens and labels.
+ * @type {(graph: Graph, at: ReturnType<typeof layout>, names: Record<string, string>, marked: number[]) => { ground: any[], rows: any, labels: any[] }}
+ */
 function words(graph, { wide, heights, tops, height, width, places }, names, marked) {
   const text = (/** @type {string} */ said, /** @type {number} */ x, /** @type {number} */ y, /** @type {Record<string, any>} */ more) => drawn("text", { x, y, ...more }, said);
   const rows = drawn("g", { class: "rows" }, drawn("rect", { width: SIDE - 2, height }),
@@ -143,7 +182,7 @@ function words(graph, { wide, heights, tops, height, width, places }, names, mar
       return text(`${token.text.slice(0, 10)} ${token.index}`, x, y, { "text-anchor": "end", transform: `rotate(-90 ${x} ${y})` });
     }),
   ];
-  // A label that would cover another one moves below its node.
+  // Moves a label below its node if it would overlap another label.
   /** @type {number[][]} */
   const taken = [];
   const labels = marked.map(n => {
@@ -159,11 +198,11 @@ function words(graph, { wide, heights, tops, height, width, places }, names, mar
 /**
  * Draws a graph.
  * @param {Graph} graph
- * @param {string} state the state that was kept
+ * @param {string} state the stored state
  * @param {(state: string) => void} keep called whenever the state changes
- * @param {Record<string, string>} [names] what features stand for, by their nodes' ids
+ * @param {Record<string, string>} [names] meanings of features, by node id
  * @param {(point: import("../types").GraphPoint) => void} [onChosen]
- * @returns {(names: Record<string, string>) => void} names features without drawing anew
+ * @returns {(names: Record<string, string>) => void} renames features without redrawing
  */
 export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
   const { points, lines } = graph;
@@ -182,10 +221,10 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
     };
     return node;
   });
-  const marked = labelled(graph, chosen), { ground, rows, labels } = words(graph, at, names, marked);
+  const marked = labeled(graph, chosen), { ground, rows, labels } = words(graph, at, names, marked);
   place("field").replaceChildren(drawn("svg", { width: at.width, height: at.height + FOOT, role: "group", "aria-label": "nodes over tokens and layers" },
     ...ground, edges, ...nodes, ...labels, rows));
-  // The names of the rows stay where a wide graph is scrolled.
+  // Row names stay in place while a wide graph scrolls.
   place("field").onscroll = () => rows.setAttribute("transform", `translate(${place("field").scrollLeft} 0)`);
 
   /** @type {(where: HTMLElement, found: Line[], other: (line: Line) => number) => void} */
@@ -202,7 +241,7 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
     const between = lines.filter(line => pinned.has(line.source) && pinned.has(line.target) && !touching.includes(line));
     const top = largest(touching.map(line => line.weight));
     edges.replaceChildren(...[...between, ...touching].map(line => drawn("path", {
-      d: route(places[line.source], places[line.target], at.wide), fill: "none", stroke: css(colour(Math.sign(line.weight) * Math.max(Math.abs(line.weight), top / 3), "signed", top)),
+      d: route(places[line.source], places[line.target], at.wide), fill: "none", stroke: css(color(Math.sign(line.weight) * Math.max(Math.abs(line.weight), top / 3), "signed", top)),
       "stroke-width": 0.6 + 3 * Math.min(1, Math.abs(line.weight) / top),
     })));
     nodes.forEach((node, n) => {
@@ -241,11 +280,11 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
   place("notes").replaceChildren(...graph.notes.map(note => element("li", {}, rounded(note))));
   if (points.length) {
     show();
-    // The predicted token is at the end of the text, which a narrow screen would not show.
+    // The predicted token is at the end of the text, beyond the edge of a narrow screen.
     place("field").scrollLeft = places[chosen][0] - place("field").clientWidth / 2;
   }
   return names => marked.forEach((n, at) => labels[at].textContent = labelOf(graph, n, names));
 }
 
-/** A sentence whose numbers have at most three digits behind their point's sign. @type {(note: string) => string} */
+/** Rounds the decimals in a sentence to at most three digits. @type {(note: string) => string} */
 const rounded = note => note.replace(/-?\d+\.\d{3,}/g, number => short(Number(number)));

@@ -1,14 +1,15 @@
 // @ts-check
-// One attention weight of one head step by step, so that it can be computed along by hand: query, key, their products and the score, the
-// score divided by √d, the mask and softmax over the row, and the values weighted and added up to the context vector.
+// Shows one attention weight of one head step by step, so that readers can recompute it by hand: query, key,
+// their products and the score, the score divided by √d, the mask and softmax over the row, and the weighted
+// sum of the values, the context vector.
 import { bars } from "./bars.js";
-import { colour, fill, largest } from "./colors.js";
+import { color, fill, largest } from "./colors.js";
 import { clamp, element, find } from "./dom.js";
 import { example, sum } from "./head-example.js";
 
 /** @typedef {import("../types").HeadLook} HeadLook */
 
-// Masked tokens that are shown behind a row.
+// Number of masked tokens shown after a row.
 const MASKED = 3;
 
 /** @type {(value: number) => string} */
@@ -18,11 +19,14 @@ const bracketed = value => value < 0 ? `(${fixed(value)})` : fixed(value);
 
 // ---- Numbers, tables and steps
 
-/** The numbers of a vector, each on its color. @type {(name: string, values: number[], top: number) => any} */
+/**
+ * Lists the numbers of a vector, each on its color.
+ * @type {(name: string, values: number[], top: number) => any}
+ */
 function vector(name, values, top) {
   const cells = values.map((value, place) => {
     const cell = element("li", { title: `component ${place}: ${value}` }, fixed(value));
-    fill(cell, colour(value, "signed", top));
+    fill(cell, color(value, "signed", top));
     return cell;
   });
   return element("div", { className: "vector" }, element("b", {}, name), element("ol", { role: "list", ariaLabel: name }, ...cells));
@@ -62,7 +66,7 @@ function drawSteps(place, look, onKey) {
     step(1, `The query vector of ${names.query}`,
       `${own}, multiplied by the head's query matrix${look.isUnmasked ? "" : ", with a bias"}: what this token searches for, like a query to a database.`,
       vector("q", look.q, top)),
-    step(2, `The key vector of ${names.key}`, "That token's vector, multiplied by the key matrix in the same way: what it is matched by, like a key in an index.",
+    step(2, `The key vector of ${names.key}`, "That token's vector, multiplied by the key matrix in the same way: what queries match, like a key in an index.",
       vector("k", look.k, top)),
     productsStep(look),
     scaledStep(look),
@@ -89,7 +93,7 @@ function scaledStep(look) {
   const root = isUsual ? `√${look.head_dim}` : by;
   return step(4, `Divided by ${root}`,
     isUsual ? "Longer vectors have larger products. Dividing by the square root of their length keeps the scores in the same range: scaled dot product attention."
-      : "As this model's configuration demands: it does not scale its scores by the square root of the vectors' length.",
+      : "This model's configuration scales scores by another factor than the square root of the vectors' length.",
     formula(`${fixed(look.score)} / ${root}${isUsual ? ` = ${fixed(look.score)} / ${by}` : ""} = ${fixed(look.scaled)}`));
 }
 
@@ -131,21 +135,23 @@ function contextStep(look, names) {
     folded("Every component as a table", valueTable("from the value to the context vector", ["component", "v", "weight · v", "other keys", "context"], rows)));
 }
 
-// ---- The pair that is chosen
+// ---- The selected pair
 
 /**
- * What the steps are of: the prompt, its number of tokens, and the model's layers and heads as labels, which are numbers.
+ * The context of the steps: the prompt, its number of tokens, and numeric labels of layers and heads.
  * @typedef {{ prompt: any, count: number, layers: string[], heads: string[] }} Subject
  * @typedef {Subject & { layer: number, head: number, query: number, key: number }} Place
  */
 
 /**
- * The steps in head.html, for the pair that is chosen there or in the picture of attention. The function that comes back draws it.
+ * Shows the steps in head.html for the pair selected there or in the attention picture.
+ *
+ * Returns a function that draws them.
  * @param {object} of
  * @param {() => Promise<Subject>} of.subject
- * @param {(body: any) => Promise<HeadLook | undefined>} of.ask the answer of `look/head`, or nothing
+ * @param {(body: any) => Promise<HeadLook | undefined>} of.ask returns the answer of `look/head`, or undefined
  * @param {{ get(): string, set(text: string): void }} of.chosen the selection in the picture, such as layer=1&head=0&row=5&column=2
- * @param {() => void} of.moved called when another pair is chosen
+ * @param {() => void} of.moved called when another pair is selected
  */
 export function headSteps({ subject, ask, chosen, moved }) {
   const box = (/** @type {string} */ name) => find(`head-${name}`);
@@ -158,7 +164,10 @@ export function headSteps({ subject, ask, chosen, moved }) {
     select.value = clamp(value, 0, labels.length - 1);
   }
 
-  /** Layer and head are places in the lists of labels, as in the picture. @returns {Promise<Place>} */
+  /**
+   * Returns the selected pair; layer and head are indices into the lists of labels, as in the picture.
+   * @returns {Promise<Place>}
+   */
   async function place() {
     const { prompt, count, layers, heads } = await subject();
     const given = new URLSearchParams(chosen.get());

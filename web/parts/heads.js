@@ -1,34 +1,35 @@
 // @ts-check
-// What an attention head does in one text, measured from its pattern.
+// Roles of attention heads in one text, measured from their patterns.
 import { percentOf } from "./colors.js";
 import { decode } from "./heatmap.js";
 
 /**
- * What a head attends to most, and where it does so most strongly.
+ * Role of a head, its average fraction of attention, and the query and key of its strongest example.
  * @typedef {{ kind: string, share: number, row: number, column: number }} HeadRole
  */
 
-// Roles from the most to the least worth seeing, the least share of its attention that a head of this role spends on it, and its words.
+// Roles from the most to the least interesting, the minimum fraction of attention for the role, and its
+// description.
 /** @type {[string, number, (share: string) => string][]} */
 const ROLES = [
   ["induction", 0.2, share => `Where a token occurred before, ${share} of this head's attention goes to the token that followed it then`],
   ["duplicate", 0.35, share => `Where a token occurred before, ${share} of this head's attention goes to the earlier copy`],
   ["previous", 0.35, share => `${share} of this head's attention goes to the token just before`],
-  ["self", 0.35, share => `${share} of this head's attention stays at the token itself`],
+  ["self", 0.35, share => `${share} of this head's attention stays on the token itself`],
   ["first", 0.35, share => `${share} of this head's attention rests on the first token, where heads look when they have nothing to do`],
 ];
-// How many times more than a head that divides its attention evenly.
+// Minimum ratio to a head that divides its attention evenly.
 const MORE = 3;
 
 /**
- * The keys that each query would attend to in a role.
+ * Returns the keys that each query would attend to in a role.
  * @param {number[]} ids
  * @returns {Record<string, (row: number) => number[]>}
  */
 function keysOf(ids) {
   const earlier = (/** @type {number} */ row) => [...Array(row).keys()].filter(at => ids[at] === ids[row]);
   return {
-    // The token before is another role.
+    // The preceding token belongs to another role.
     induction: row => earlier(row).map(at => at + 1).filter(at => at < row - 1),
     duplicate: row => earlier(row).filter(at => at < row - 1),
     previous: row => row > 1 ? [row - 1] : [],
@@ -38,7 +39,7 @@ function keysOf(ids) {
 }
 
 /**
- * The role of each head of a pattern, in the order of its heads; `none` for a head without one.
+ * Returns the role of each head of a pattern, in the pattern's order; `none` for a head without one.
  * @param {import("../types").Pattern} pattern
  * @param {number[]} ids the token ids of the text
  * @returns {HeadRole[]}
@@ -51,7 +52,7 @@ export function headRoles(pattern, ids) {
     const none = { kind: "none", share: 0, row: size - 1, column: 0 };
     if (head === null) return none;
     const values = decode(pattern, n, size);
-    // Masked cells that a sparse form leaves out are NaN.
+    // Masked cells missing from a sparse pattern are NaN.
     const at = (/** @type {number} */ row, /** @type {number} */ column) => values[row * size + column] || 0;
     let best = none;
     for (const { kind, least, rows } of wanted) {
@@ -74,7 +75,7 @@ export function headRoles(pattern, ids) {
 }
 
 /**
- * The head that is most worth seeing: the clearest one of the rarest role.
+ * Returns the most interesting head: the clearest one of the rarest role.
  * @param {HeadRole[]} roles
  */
 export function bestHead(roles) {
@@ -86,7 +87,7 @@ export function bestHead(roles) {
 }
 
 /**
- * What a head does, in a sentence.
+ * Describes a head's role in a sentence.
  * @param {HeadRole} role
  * @param {string[]} texts the tokens of the text
  */

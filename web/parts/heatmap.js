@@ -1,15 +1,15 @@
 // @ts-check
-// Heatmaps on canvases, and the bar that explains their colors.
-import { colour, full, ink } from "./colors.js";
+// Heatmaps on canvases, and their color scale.
+import { color, full, ink } from "./colors.js";
 import { clamp, direction, element } from "./dom.js";
 
 /** @typedef {import("../types").View} View */
 
-// Cells of at least this width have their values printed in them.
+// Minimum width of cells that show their values.
 const PRINTED_WIDTH = 34;
 
 /**
- * The values of one head of a packed pattern, size x size.
+ * Unpacks the values of one head of a pattern, size x size.
  * @param {import("../types").Pattern} pattern
  * @param {number} head
  * @param {number} size
@@ -38,7 +38,7 @@ export function decode(pattern, head, size) {
 }
 
 /**
- * Fills a canvas with one pixel a cell, or one for the strongest of several where there are more than `limit` a side.
+ * Fills a canvas with a pixel per cell; beyond `limit` per side, one for the strongest of several.
  * @param {HTMLCanvasElement} canvas
  * @param {any} view
  * @param {number} limit
@@ -57,12 +57,12 @@ export function image(canvas, view, limit) {
     }
   }
   const pixels = new ImageData(wide, high);
-  strongest.forEach((value, at) => pixels.data.set([...colour(value, view.scale, view.top), 255], at * 4));
+  strongest.forEach((value, at) => pixels.data.set([...color(value, view.scale, view.top), 255], at * 4));
   /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(pixels, 0, 0);
 }
 
 /**
- * A canvas of this size on the page, sharp on every screen, and its pen.
+ * Returns a canvas of this size, sharp on every screen, and its context.
  * @param {number} width
  * @param {number} height
  * @param {Record<string, any>} [properties]
@@ -81,7 +81,7 @@ function canvasOf(width, height, properties) {
 }
 
 /**
- * A text cut to a width; the index at its end stays.
+ * Cuts a text to a width; the index at its end stays.
  * @param {CanvasRenderingContext2D} pen
  * @param {string} text
  * @param {number} width
@@ -95,7 +95,7 @@ function cut(pen, text, width) {
 }
 
 /**
- * The width and height of a cell.
+ * Returns the width and height of a cell.
  * @param {View} view
  * @param {number} room
  */
@@ -108,7 +108,7 @@ function cellSize(view, room) {
 }
 
 /**
- * Prints the texts of cells, or in cells that are wide enough their values.
+ * Prints the texts of cells, or the values in cells that are wide enough.
  * @param {CanvasRenderingContext2D} pen
  * @param {View} view
  * @param {number} wide
@@ -120,15 +120,15 @@ function printCells(pen, view, wide, high, top) {
   if (!view.texts && (wide < PRINTED_WIDTH || high < 16)) return;
   view.values.forEach((value, at) => {
     if (!view.texts && isNaN(value)) return;
-    const lines = view.texts ? view.texts[at].split("\n") : [view.scale === "share" ? `${Math.round(100 * value)} %` : full(value, view.scale)];
-    pen.fillStyle = ink(colour(value, view.scale, view.top));
+    const lines = view.texts ? view.texts[at].split("\n") : [view.scale === "share" ? `${Math.round(100 * value)}%` : full(value, view.scale)];
+    pen.fillStyle = ink(color(value, view.scale, view.top));
     const x = at % columns * wide + 4, middle = top(Math.floor(at / columns)) + high / 2;
     lines.forEach((line, n) => pen.fillText(cut(pen, line, wide - 7), x, middle + (n - (lines.length - 1) / 2) * 15));
   });
 }
 
 /**
- * The labels of rows and columns.
+ * Draws the labels of rows and columns.
  * @param {View} view
  * @param {number} wide
  * @param {number} high
@@ -157,7 +157,7 @@ function labels(view, wide, high, top) {
  * Draws a heatmap.
  * @param {HTMLElement} place
  * @param {View} view
- * @param {(row?: number, column?: number) => void} onPoint called while a cell is pointed at, and without a cell after it
+ * @param {(row?: number, column?: number) => void} onPoint called while the pointer is on a cell, and without a cell when it leaves
  * @param {(row: number, column: number) => void} onChoose called for a click and for the arrow keys
  */
 export function heatmap(place, view, onPoint, onChoose) {
@@ -203,7 +203,7 @@ export function heatmap(place, view, onPoint, onChoose) {
     choose(/** @type {number} */ row, /** @type {number} */ column) {
       chosen = [row, column];
       show(row, column);
-      // The chosen cell is visible, without a move of the page.
+      // Scrolls the selected cell into view without moving the page.
       const seen = frame.clientWidth - left.offsetWidth, x = column * wide;
       if (x < frame.scrollLeft || x + wide > frame.scrollLeft + seen) frame.scrollLeft = x - seen / 2;
       const deep = frame.clientHeight - below.offsetHeight, y = top(row);
@@ -213,7 +213,7 @@ export function heatmap(place, view, onPoint, onChoose) {
 }
 
 /**
- * The bar that shows which color is which value.
+ * Shows the color scale with its values.
  * @param {HTMLElement} place
  * @param {string} scale
  * @param {number} top

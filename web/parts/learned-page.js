@@ -1,5 +1,5 @@
 // @ts-check
-// A page of how one model learned.
+// A page that shows how one model learned.
 import { find, redrawing } from "./dom.js";
 import { drawLearned } from "./learned.js";
 

@@ -1,5 +1,6 @@
 // @ts-check
-// How a model learned: what `story-probes history` measured of every model that was kept, and a slider over them.
+// Learning history of a model: the measurements of `story-probes history` for every stored checkpoint, with a
+// slider over them.
 import { bars } from "./bars.js";
 import { percentOf, short } from "./colors.js";
 import { element, find } from "./dom.js";
@@ -13,7 +14,14 @@ const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [720, 272, 34, 40, 12, 42];
 const best = (/** @type {number[][]} */ scores) => Math.max(...scores.flat());
 const named = (/** @type {Checkpoint} */ one) => `lesson ${one.training}, step ${one.step.toLocaleString("en")}`;
 
-/** The loss and the best heads over all checkpoints; the function that comes back moves the line of the present one. @param {HTMLElement} place @param {Checkpoint[]} history */
+/**
+ * Plots the loss and the best heads over all checkpoints.
+ *
+ * Returns a function that moves the line of the current one.
+ *
+ * @param {HTMLElement} place
+ * @param {Checkpoint[]} history
+ */
 function lines(place, history) {
   const losses = history.map(one => one.loss_per_byte);
   const most = Math.ceil(Math.max(...losses));
@@ -38,7 +46,7 @@ function lines(place, history) {
       text(short(share * most), { x: LEFT - 6, y: y(share) + 4 }, "end"),
       text(percentOf(share), { x: WIDTH - RIGHT + 2, y: y(share) + 4 }),
     ]),
-    // Up and down alternately, because some lessons are short.
+    // Alternates between two heights, because some phases are short.
     ...lessons.map(([at, name], n) => text(name, { x: x(at), y: HEIGHT - (n % 2 ? 8 : 22) })),
     ...series.map(([, shares, stroke, kind]) => line(shares, stroke, kind)), now);
   picture.ariaLabel = `${series.map(([name]) => name).join("; ")}, over ${history.length} checkpoints`;
@@ -67,14 +75,17 @@ function heads(place, one) {
 
 /** @param {HTMLElement} place @param {Checkpoint} one */
 function figures(place, one) {
-  // Shares of prompts alone have a bar: no scores of heads ("best …"), losses ("… nats") and differences of logits.
+  // Only fractions of prompts have a bar, not head scores ("best …"), losses ("… nats") or logit differences.
   const shares = Object.entries(one.figures).filter(([name, value]) => value >= 0 && value <= 1 && !/^best |nats|logit/.test(name));
-  const view = { columns: shares.map(([name]) => name), values: shares.map(([, value]) => value), scale: "share", top: 1, name: "shares of prompts" };
+  const view = { columns: shares.map(([name]) => name), values: shares.map(([, value]) => value), scale: "share", top: 1, name: "fraction of prompts" };
   const list = bars(place, view, chosen => list.choose(chosen));
   list.choose(0);
 }
 
-/** Draws the history into the elements of learned.html, beginning with its last model. @param {Checkpoint[]} history */
+/**
+ * Draws the history into the elements of learned.html, starting with its last checkpoint.
+ * @param {Checkpoint[]} history
+ */
 export function drawLearned(history) {
   const place = (/** @type {string} */ name) => find(`learned-${name}`);
   const [slider, said, sample] = ["at", "said", "sample"].map(place);

@@ -1,5 +1,5 @@
 // @ts-check
-// A page of one report. The address holds the selection: #layer=3&head=1&row=5&column=2.
+// A page of one report. The address stores the selection: #layer=3&head=1&row=5&column=2.
 import { find, keepInAddress, redrawing } from "./dom.js";
 import { drawReport } from "./report.js";
 

@@ -1,5 +1,6 @@
 // @ts-check
-// A report, drawn into the elements of report.html: a list or small heads to choose from, the chosen part, its values as a table.
+// Draws a report into report.html: a list or thumbnails of heads to select from, the selected part, and its
+// values as a table.
 import { bars, table, tokenLine } from "./bars.js";
 import { full, largest } from "./colors.js";
 import { clamp, direction, element, find } from "./dom.js";
@@ -11,11 +12,11 @@ import { decode, heatmap, image, scaleBar } from "./heatmap.js";
 
 const box = (/** @type {string} */ name) => find(`report-${name}`);
 
-// What axes are called in captions.
+// Names of axes in captions.
 /** @type {Record<string, string>} */
 const AXES = { query: "the token that attends (query)", key: "the token it attends to (key)" };
 
-/** A report with its axes taken apart, and the part of it that is chosen. */
+/** A report with its axes split up, and the selected part of it. */
 class Panels {
   /**
    * @param {Report} report
@@ -55,15 +56,15 @@ class Panels {
   panel(places = this.places) { return places.reduce((panel, place, n) => panel * this.sizes[n] + place, 0); }
   exists(/** @type {number} */ panel) { return !this.report.pattern || this.report.pattern.heads[panel] !== null; }
   name(places = this.places) { return this.leading.map((axis, n) => `${axis.name} ${axis.labels[places[n]]}`).join(", "); }
-  /** What the head at these places does. */
+  /** Describes the role of the head at these indices of the leading axes. */
   role(places = this.places) { return this.roles ? roleInWords(this.roles[this.panel(places)], this.report.tokens.map(token => token.text)) : ""; }
 
-  /** The last two axes at these places of the leading ones. @returns {View} */
+  /** Returns the last two axes at these indices of the leading ones. @returns {View} */
   view(places = this.places) {
     const { report, rows, columns } = this, panel = this.panel(places), size = rows * columns;
     const own = report.pattern ? decode(report.pattern, panel, rows) : this.values.slice(panel * size, (panel + 1) * size);
     if (this.withoutFirst) for (let row = 0; row < rows; row++) own[row * columns] = NaN;
-    // A number before a token gets its own line.
+    // A number before a token moves to its own line.
     const texts = report.texts?.slice(panel * size, (panel + 1) * size).map(text => text.replace(/^(\d+) (?=.)/, "$1\n"));
     return {
       rows: report.axes.length > 1 ? ordered(this.rowAxis) : [report.title], columns: ordered(this.columnAxis ?? this.rowAxis), values: own,
@@ -72,7 +73,7 @@ class Panels {
     };
   }
 
-  /** The selection as text, such as layer=3&head=1&row=5&column=2. */
+  /** Returns the selection as text, such as layer=3&head=1&row=5&column=2. */
   selection() {
     const said = new URLSearchParams(this.leading.map((axis, n) => [axis.name, axis.labels[this.places[n]]]));
     said.set("row", String(this.row));
@@ -82,22 +83,31 @@ class Panels {
   }
 }
 
-/** Hook points of the residual stream in words. @type {(label: string) => string} */
+/** Describes a hook point of the residual stream in words. @type {(label: string) => string} */
 const stage = label => label === "0_pre" ? "embedding" : label === "final_post" ? "last layer" : label.replace(/^(\d+)_pre$/, (_, layer) => `after layer ${layer - 1}`);
 
-/** Labels whose index stays at the end, whatever the direction of the text. @param {import("../types").Axis} axis */
+/**
+ * Returns labels with the index at the end, regardless of text direction.
+ * @param {import("../types").Axis} axis
+ */
 const ordered = axis => axis.labels.map(label => axis.name === "layer" ? stage(label) : label.replace(/\s\d+$/, "\u200e$&"));
 
-/** Axis and label, such as layer 3; a label that names its axis is alone. @type {(axis: import("../types").Axis, label: string) => string} */
+/**
+ * Returns axis and label, such as layer 3; omits the axis if the label names it.
+ * @type {(axis: import("../types").Axis, label: string) => string}
+ */
 const named = (axis, label) => axis.name === "layer" && /[a-z]{5}/.test(label) ? label : `${axis.name} ${label}`;
 
-/** A value and the text of its cell; a number and a token there are a feature. @type {(value: string, text?: string) => string} */
+/**
+ * Describes a cell by its value and text; a number and a token denote a feature.
+ * @type {(value: string, text?: string) => string}
+ */
 function cellText(value, text = "") {
   const [, feature, token] = /^(\d+)\n(.*)$/.exec(text) ?? [];
   return feature ? `feature ${feature} (→ ${token}), activation ${value}` : `${value}${text && `  ${text}`}`;
 }
 
-/** One list for each leading axis. @type {(panels: Panels, draw: () => void) => void} */
+/** Shows a list for each leading axis. @type {(panels: Panels, draw: () => void) => void} */
 function lists(panels, draw) {
   box("choice").replaceChildren(...panels.leading.map((axis, n) => {
     const list = element("select", {}, ...axis.labels.map((label, value) => element("option", { value }, label)));
@@ -107,7 +117,10 @@ function lists(panels, draw) {
   }));
 }
 
-/** A small picture of each head, layers downwards; painted a few at a time. @type {(panels: Panels, draw: () => void) => void} */
+/**
+ * Shows a thumbnail of each head, with layers downward; a few are painted at a time.
+ * @type {(panels: Panels, draw: () => void) => void}
+ */
 function smallHeads(panels, draw) {
   const [layers, across] = panels.sizes, { axes } = panels.report;
   const placesOf = (/** @type {number} */ n) => [Math.floor(n / across), n % across];
@@ -138,7 +151,7 @@ function smallHeads(panels, draw) {
     type: "checkbox", checked: panels.withoutFirst,
     onchange() { panels.withoutFirst = check.checked; draw(); paintFrom(0); },
   });
-  box("choice").replaceChildren(grid, element("label", {}, check, " leave out the first token, where idle heads rest"));
+  box("choice").replaceChildren(grid, element("label", {}, check, " hide the first token, where idle heads attend"));
   let rest = 0;
   const paintFrom = (/** @type {number} */ n) => {
     clearTimeout(rest);
@@ -151,15 +164,15 @@ function smallHeads(panels, draw) {
   paintFrom(0);
 }
 
-/** What a report is about, in a line. @param {Report} report */
+/** Describes the subject of a report in a line. @param {Report} report */
 function aboutOf({ model, bos, pattern, metric }) {
   const change = metric && `${metric.name}: ${full(metric.before, "")}${metric.after == null ? "" : ` → ${full(metric.after, "")}`}`;
-  // The usual form has more digits than are shown.
+  // The default form has more digits than are displayed.
   return [model, bos && "with a BOS token", pattern && pattern.form !== "u16" && pattern.about, change].filter(Boolean).join(" · ");
 }
 
 /**
- * Draws a report. For another width, other colors or another selection it is drawn anew.
+ * Draws a report. Another width, color scheme or selection requires a new call.
  * @param {Report} report
  * @param {string} chosen a selection as text, such as layer=3&head=1&row=5&column=2
  * @param {(selection: URLSearchParams) => void} onChosen

@@ -1,31 +1,34 @@
 // @ts-check
-// The tokens of a text: where each is, how surprising it is, and its alternatives.
+// Tokens of a text: their positions, their surprise and their alternatives.
 //
-// The model counts characters (code points), a string here counts UTF-16 units. Tokens that hold a part of a character come as
-// `bytes:\xe9\x80` and share the offset of that character: together they are one piece.
+// The model counts characters (code points), but JavaScript strings count UTF-16 units. Tokens with part of a
+// character arrive as `bytes:\xe9\x80` and share the offset of that character; together they form one piece.
 import { bars } from "./bars.js";
-import { colour, fill, percentOf } from "./colors.js";
+import { color, fill, percentOf } from "./colors.js";
 import { element } from "./dom.js";
 import { scaleBar } from "./heatmap.js";
 
 /** @typedef {import("../types").Piece} Piece */
 
 const BYTES = /^bytes:((?:\\x[0-9a-f]{2})+)$/;
-/** The token that ends a text. */
+/** The end-of-text token. */
 export const END = "<|endoftext|>";
-// The strongest color: one in 4,096.
+// Bits with the strongest color: a probability of one in 4,096.
 const TOP_BITS = 12;
 
-/** The text of a token, or null where it is a part of a character alone. @type {(token: string) => string | null} */
+/**
+ * Returns the text of a token, or null if it is part of a character.
+ * @type {(token: string) => string | null}
+ */
 const textOf = token => BYTES.test(token) ? null : token;
 
-/** A token with spaces and line ends visible, and bytes in hex. @param {string} token */
+/** Makes spaces and line ends of a token visible; bytes are shown in hex. @param {string} token */
 export function shown(token) {
   const bytes = BYTES.exec(token);
   return bytes ? bytes[1] : token.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥");
 }
 
-/** The lists of `logprobs`, which grow while chunks arrive. */
+/** Lists of `logprobs`, which grow as chunks arrive. */
 export class Tokens {
   /** @type {import("../types").Logprobs} */
   lists = { tokens: [], token_logprobs: [], text_offset: [] };
@@ -41,17 +44,17 @@ export class Tokens {
     return this.lists.tokens.length;
   }
 
-  /** The mean of the known log probabilities, and their count. @returns {[number, number]} */
+  /** Returns the mean of the known log-probabilities, and their count. @returns {[number, number]} */
   get mean() {
     const known = /** @type {number[]} */ (this.lists.token_logprobs.filter(logprob => logprob !== null));
     return [known.reduce((sum, logprob) => sum + logprob, 0) / known.length, known.length];
   }
 
   /**
-   * The pieces of a text.
+   * Splits a text into pieces.
    * @param {string} text
    * @param {number} first the offset of its first character in the model's text
-   * @param {number} place the place of its first character here
+   * @param {number} place the index of its first character in this page's text
    */
   pieces(text, first, place) {
     const { tokens, token_logprobs, text_offset } = this.lists;
@@ -75,10 +78,13 @@ export class Tokens {
   }
 }
 
-/** The log probability of a piece, null where it has none. @param {Pick<Piece, "tokens">} piece */
+/** Returns the log-probability of a piece, null if unknown. @param {Pick<Piece, "tokens">} piece */
 const logprobOf = piece => piece.tokens.reduce((/** @type {number | null} */ sum, one) => sum === null || one.logprob === null ? null : sum + one.logprob, 0);
 
-/** The surprise of a piece in bits; NaN for a piece without a probability. @param {Pick<Piece, "tokens">} piece */
+/**
+ * Returns the surprise of a piece in bits; NaN for a piece without a probability.
+ * @param {Pick<Piece, "tokens">} piece
+ */
 export function bits(piece) {
   const logprob = logprobOf(piece);
   return logprob === null ? NaN : Math.abs(logprob / Math.LN2);
@@ -87,34 +93,38 @@ export function bits(piece) {
 /** @type {(bits: number) => string} */
 export const bitsText = bits => bits >= 9.95 ? bits.toFixed(0) : bits.toFixed(1);
 
-/** A log probability as a percentage. @type {(logprob: number) => string} */
+/** Formats a log-probability as a percentage. @type {(logprob: number) => string} */
 export const percent = logprob => percentOf(Math.exp(logprob));
 
-/** A piece in words. @param {Piece} piece @param {string} text */
+/** Describes a piece in words. @param {Piece} piece @param {string} text */
 export function told(piece, text) {
   const logprob = logprobOf(piece), name = shown(text || piece.tokens[0].token);
   return logprob === null ? name : `${name}: ${percent(logprob)}, ${bitsText(bits(piece))} bits of surprise`;
 }
 
-/** Colors an element by the surprise of a piece. @param {HTMLElement} node @param {Pick<Piece, "tokens">} piece */
+/**
+ * Colors an element by the surprise of a piece.
+ * @param {HTMLElement} node
+ * @param {Pick<Piece, "tokens">} piece
+ */
 export function tint(node, piece) {
   const value = bits(piece);
-  fill(node, isNaN(value) ? null : colour(value, "amount", TOP_BITS));
+  fill(node, isNaN(value) ? null : color(value, "amount", TOP_BITS));
 }
 
-/** The legend of surprise. @param {HTMLElement} place */
+/** Draws the color scale of surprise. @param {HTMLElement} place */
 export function surpriseScale(place) {
   scaleBar(place, "amount", TOP_BITS);
   place.prepend(element("span", {}, "expected"));
-  place.append(element("span", {}, "bits, a surprise"));
+  place.append(element("span", {}, "bits: surprising"));
 }
 
 /**
- * A list of tokens to choose one from. If it has the focus it keeps it when it is drawn anew.
+ * Lists tokens to choose from. If the list has the focus, it stays focused when redrawn.
  * @param {HTMLElement} list
  * @param {string} name
  * @param {{ token: string, share: number, text: string }[]} ones `share` is the length of the bar, `text` follows its number
- * @param {number} chosen the place of the present one, or -1
+ * @param {number} chosen the index of the current one, or -1
  * @param {((one: any) => void) | null} onTake
  */
 export function alternatives(list, name, ones, chosen, onTake) {

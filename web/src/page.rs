@@ -1,20 +1,22 @@
-//! The page as a server gives it out, and scripts of modules in one piece.
+//! Files of the page for servers, and modules bundled into one script.
 
 use crate::{GRAPH_HTML, HEAD_HTML, REPORT_HTML};
 
-/// A file of the page, one of [`files`].
+/// A file of the page, from [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageFile {
-    /// Its path on the server, such as `/page.js`.
+    /// Path on the server, such as `/page.js`.
     pub path: &'static str,
-    /// Its `Content-Type`.
+    /// `Content-Type` of the file.
     pub content_type: &'static str,
-    /// Its text.
+    /// Contents of the file.
     pub text: String,
 }
 
-/// The files of the page for a server that answers `v1/models`, `v1/completions`, `tokenize` and `look/…` next to it; the first
-/// is the page itself. They hold no script and no style inside HTML, and ask for nothing from elsewhere.
+/// Returns the files of the page for a server; the first is the page itself.
+///
+/// The server must answer `v1/models`, `v1/completions`, `tokenize` and `look/…` next to it. The HTML has no
+/// inline script or style, and the files load nothing from elsewhere.
 ///
 /// ```
 /// let files = candle_gpt2_web::files();
@@ -23,7 +25,7 @@ pub struct PageFile {
 /// assert!(files.iter().any(|file| file.path == "/server-page.js"));
 /// ```
 pub fn files() -> Vec<PageFile> {
-    // Between pairs of `@@` are the names of what goes there.
+    // Placeholders are names between pairs of `@@`.
     let index = include_str!("../index.html").split("@@").enumerate().map(|(n, piece)| match piece {
         "transport" => "server",
         "script" => SERVER_PAGE,
@@ -31,7 +33,7 @@ pub fn files() -> Vec<PageFile> {
         "head" => HEAD_HTML,
         "graph" => GRAPH_HTML,
         "feature" => include_str!("../parts/feature.html"),
-        _ if n % 2 == 1 => "", // what the page in a file has besides
+        _ if n % 2 == 1 => "", // elements of the single-file page
         html => html,
     });
     let page = PageFile { path: "/", content_type: "text/html; charset=utf-8", text: index.collect() };
@@ -45,10 +47,11 @@ pub fn files() -> Vec<PageFile> {
     std::iter::once(page).chain(styles).chain(scripts).collect()
 }
 
-/// A module and the modules that it imports, as one classic script: a page in a file cannot load modules.
+/// Bundles a module and its imports into one classic script.
 ///
-/// Each module becomes an entry of the object `modules`, by its path. It may import names by statements on a line of their own,
-/// and may export functions, classes and constants; modules must not import each other in a circle.
+/// A page opened from a file cannot load modules. Each module becomes an entry of the object `modules`, by
+/// its path. A module may import names with one statement per line, and may export functions, classes and
+/// constants. Modules must not import each other in a cycle.
 ///
 /// ```
 /// let script = candle_gpt2_web::script("parts/report.js");
@@ -58,7 +61,7 @@ pub fn files() -> Vec<PageFile> {
 ///
 /// # Panics
 ///
-/// If there is no module of this name.
+/// If no module has this name.
 pub fn script(module: &str) -> String {
     let mut paths = Vec::new();
     collect(module, &mut paths);
@@ -87,10 +90,10 @@ pub fn script(module: &str) -> String {
     script
 }
 
-/// Words before the name in an exported declaration.
+/// Keywords before the name in an exported declaration.
 const KEYWORDS: [&str; 5] = ["async", "function", "class", "const", "let"];
 
-/// A module without types and without comments that take a line.
+/// Removes types in block comments, and comments on lines of their own.
 fn without_comments(text: &str) -> String {
     let mut pieces = text.split("/**");
     let first = pieces.next().unwrap_or_default().to_owned();
@@ -100,7 +103,7 @@ fn without_comments(text: &str) -> String {
     lines.flat_map(|line| [line.trim_end(), "\n"]).collect()
 }
 
-/// The names that a line of a module imports, and the path of their module.
+/// Returns the names that a line imports, and the path of the imported module.
 fn import(path: &str, line: &str) -> Option<(String, String)> {
     let rest = line.strip_prefix("import ")?;
     let (list, from) = rest.split_once(" from ").unwrap_or(("", rest));
@@ -108,7 +111,7 @@ fn import(path: &str, line: &str) -> Option<(String, String)> {
     Some((list.to_owned(), folder + from.trim_start_matches("\"./").trim_end_matches("\";")))
 }
 
-/// Adds the paths of a module's imports, and its own after them.
+/// Adds the paths of a module's imports, and then its own path.
 fn collect(path: &str, paths: &mut Vec<&'static str>) {
     if paths.contains(&path) {
         return;
@@ -146,9 +149,9 @@ static MODULES: &[(&str, &str)] = texts!(
 mod tests {
     use super::*;
 
-    /// Text of the model reaches the page only as text.
+    /// Checks that text from a model reaches the page only as text.
     #[test]
-    fn no_script_makes_html_from_text() {
+    fn scripts_never_create_html_from_text() {
         for PageFile { path, text, .. } in files() {
             for name in
                 ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"]
@@ -158,9 +161,9 @@ mod tests {
         }
     }
 
-    /// A policy without `unsafe-inline` lets the page run.
+    /// Checks that the page works under a security policy without `unsafe-inline`.
     #[test]
-    fn the_page_has_no_script_and_no_style_inside() {
+    fn page_has_no_inline_script_or_style() {
         let files = files();
         let html = &files[0].text;
         assert!(!html.contains("@@") && !html.contains("<style"), "{html}");
@@ -171,22 +174,22 @@ mod tests {
     }
 
     #[test]
-    fn a_script_has_each_module_once_and_after_its_imports() {
+    fn script_contains_each_module_once_after_its_imports() {
         let script = script("server-page.js");
-        let places: Vec<_> = ["parts/dom.js", "state.js", "generate.js", "server-page.js"]
+        let offsets: Vec<_> = ["parts/dom.js", "state.js", "generate.js", "server-page.js"]
             .map(|path| script.find(&format!("modules[{path:?}] = ")).unwrap())
             .into();
-        assert!(places.is_sorted());
+        assert!(offsets.is_sorted());
         assert_eq!(script.matches("modules[\"state.js\"] = ").count(), 1);
         assert!(script.contains("return { dark, find, element, "), "the names of async and plain exports");
     }
 
-    /// Exports have one name each, which `script` reads.
+    /// Checks that each export has one name, which `script` parses.
     #[test]
-    fn modules_are_typed_short_and_export_names() {
+    fn modules_are_short_typed_and_export_names() {
         for (path, text) in MODULES {
             assert!(text.lines().count() <= 400, "{path}");
-            assert!(text.starts_with("// @ts-check\n"), "{path}: its types are checked");
+            assert!(text.starts_with("// @ts-check\n"), "{path}: missing `@ts-check`");
             for line in text.lines().filter(|line| line.starts_with("export ")) {
                 let declared = line.replacen("async ", "", 1);
                 let known = ["const ", "function ", "class "].iter().find_map(|kind| {

@@ -1,17 +1,17 @@
-// What the page does, whatever its transport is.
+// Tests of the page that run with both transports.
 import { readFileSync } from "node:fs";
 import { ENDLESS, cells, expect, expectClose, printed, shown, test } from "./support.mjs";
 
-// Characters of one to four bytes, and one of two.
+// Characters of one to four bytes, and one of two code points.
 const WIDE = `Mia: 日本語 😀 e\u0301\n${ENDLESS}`;
-// Each view, and what is on the page when it is drawn.
+// Each view, and an element that exists once it is drawn.
 const VIEWS = [["attention", "#report-values td"], ["lens", "#report-values td"], ["head", "#head-steps > li"], ["features", "#feature-texts span"], ["graph", "#graph-field circle"]];
 const MERCY = "The quality of mercy is not strained,";
 
-test("texts are those of the program", async ({ gpt2, server }) => {
+test("completions match the program", async ({ gpt2, server }) => {
   const text = await gpt2.greedily(WIDE, 40);
   expect(text).toBe(await server.text(WIDE, 40));
-  await expect(gpt2.at("numbers")).toHaveText(/^40 new tokens · [\d.]+ tokens\/s · first after [\d.]+ m?s · ended at the length.* · seed \d+$/);
+  await expect(gpt2.at("numbers")).toHaveText(/^40 new tokens · [\d.]+ tokens\/s · first after [\d.]+ m?s · ended at the maximum length.* · seed \d+$/);
   const { count } = await server.ask("tokenize", { prompt: WIDE + text });
   await expect(gpt2.at("count")).toHaveText(`${count} of 512 tokens`);
   await gpt2.set({ greedy: false });
@@ -24,7 +24,7 @@ test("texts are those of the program", async ({ gpt2, server }) => {
   expect(await gpt2.generate()).toBe(await server.text("Once there was", 60, { seed: 0, temperature: 0.5, top_k: 3, ...further }));
 });
 
-test("its policy lets nothing out", async ({ gpt2 }) => {
+test("the content security policy blocks requests to other origins", async ({ gpt2 }) => {
   gpt2.expected = ["Content Security Policy"];
   const refused = await gpt2.page.evaluate(async () => {
     const refused = [];
@@ -40,7 +40,7 @@ test("its policy lets nothing out", async ({ gpt2 }) => {
   gpt2.asked = gpt2.asked.filter((url) => !url.includes("example.org"));
 });
 
-test("settings that cannot be are named", async ({ gpt2 }) => {
+test("invalid settings are reported", async ({ gpt2 }) => {
   gpt2.expected = ["400"];
   for (const [name, value, message] of [
     ["temperature", "3", "Temperature: enter a number from 0 to 2"],
@@ -50,9 +50,9 @@ test("settings that cannot be are named", async ({ gpt2 }) => {
   ]) {
     const before = await gpt2.at(name).inputValue();
     await gpt2.set({ [name]: value });
-    // It is no command either, and no part of a link.
+    // Invalid settings produce neither a command nor a link.
     await gpt2.reveal("not-a-request");
-    await expect(gpt2.at("not-a-request")).toHaveText(`There is no request for these settings. ${message}`);
+    await expect(gpt2.at("not-a-request")).toHaveText(`These settings are invalid. ${message}`);
     await expect(gpt2.at("copy")).toBeDisabled();
     if (name !== "seed") await expect(gpt2.page).not.toHaveURL(new RegExp(`${name}=`));
     await gpt2.click("write");
@@ -72,7 +72,7 @@ test("settings that cannot be are named", async ({ gpt2 }) => {
   await expect(gpt2.at("error")).toBeHidden();
 });
 
-test("each text takes a new seed unless one is typed, and can be undone", async ({ gpt2, server }) => {
+test("each completion uses a new seed unless one is entered, and can be undone", async ({ gpt2, server }) => {
   const first = await gpt2.generate({ prompt: "Once there was", seed: 7, "max-new-tokens": 12 });
   expect(first).toBe(await server.text("Once there was", 12, { seed: 7, temperature: 1, top_k: 50 }));
   expect(await gpt2.generate()).toBe(first);
@@ -98,30 +98,30 @@ test("each text takes a new seed unless one is typed, and can be undone", async 
   expect(await gpt2.text()).toBe(third);
   await gpt2.find("#text [tabindex='0']").press("Control+y");
   expect(await gpt2.text()).toBe(fourth);
-  // Typing is undone by the keyboard as ever.
+  // The keyboard still undoes typing.
   await gpt2.at("prompt").press("End");
   await gpt2.at("prompt").pressSequentially(" more");
   await gpt2.at("prompt").press("Control+z");
   expect((await gpt2.at("prompt").inputValue()).length).toBeLessThan("Once there was more".length);
 });
 
-test("a stop leaves what was written, and the rest can follow", async ({ gpt2, server }) => {
+test("stopping keeps the partial text, which can be continued", async ({ gpt2, server }) => {
   await gpt2.set({ prompt: ENDLESS, "max-new-tokens": 480, greedy: true });
   const whole = await server.text(ENDLESS, 480);
   const isCounted = () =>
     expect.poll(() => server.metric("gpt2_cancelled_total"), { timeout: 2000 }).toBeGreaterThanOrEqual(1).then(() => true, () => false);
   let text, isCancelled = false;
-  // A fast server may have written everything when the stop arrives: then there is nothing to cancel, and it is done again.
+  // A fast server may finish before the stop arrives, which leaves nothing to cancel; then retry.
   for (let round = 0; round < 5 && !isCancelled; round++) {
-    const begun = await gpt2.page.evaluate(() => {
+    const status = await gpt2.page.evaluate(() => {
       const find = (name) => document.querySelector(`[data-testid=${name}]`);
       const wait = () => { if (find("text").textContent.length > 8) find("stop").click(); else setTimeout(wait); };
       find("write").click();
-      const begun = find("status").textContent;
+      const status = find("status").textContent;
       wait();
-      return begun;
+      return status;
     });
-    expect(begun).toBe("writing");
+    expect(status).toBe("writing");
     await gpt2.ready();
     text = await gpt2.text();
     expect(text.length).toBeGreaterThan(8);
@@ -137,13 +137,13 @@ test("a stop leaves what was written, and the rest can follow", async ({ gpt2, s
   expect(whole.startsWith(longer)).toBe(true);
 });
 
-test("an address may have no prompt", async ({ gpt2 }) => {
+test("the URL may contain an empty prompt", async ({ gpt2 }) => {
   await gpt2.open("prompt=");
   await expect(gpt2.at("prompt")).toHaveValue("");
   expect(await gpt2.greedily("I", 4)).not.toBe("");
 });
 
-test("a click counts while the view follows the text", async ({ gpt2 }) => {
+test("a click during a view update is not lost", async ({ gpt2 }) => {
   await expect(gpt2.at("report-role")).toHaveText(/attention/);
   await gpt2.find('.heads button[title="layer 2, head 1"]').hover();
   await gpt2.page.mouse.down();
@@ -154,14 +154,14 @@ test("a click counts while the view follows the text", async ({ gpt2 }) => {
   await expect(gpt2.find("#report-name")).toHaveText("layer 2, head 1");
 });
 
-test("two texts that cross do not mix", async ({ gpt2, server }) => {
+test("overlapping generations do not mix", async ({ gpt2, server }) => {
   await gpt2.set({ prompt: "I", "max-new-tokens": 30, greedy: true });
   await gpt2.at("write").evaluate((button) => { button.click(); button.click(); });
   await gpt2.ready();
   expect(await gpt2.text()).toBe(await server.text("I", 30));
 });
 
-test("text that looks like HTML is text", async ({ gpt2 }) => {
+test("text that looks like HTML is shown as text", async ({ gpt2 }) => {
   const hostile = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>";
   const title = await gpt2.page.title();
   await gpt2.greedily(hostile, 3);
@@ -172,7 +172,7 @@ test("text that looks like HTML is text", async ({ gpt2 }) => {
   await expect(gpt2.find("main img, main script")).toHaveCount(0);
 });
 
-test("alternatives of a token are what texts are sampled from", async ({ gpt2, server }) => {
+test("the alternatives of a token match the sampling distribution", async ({ gpt2, server }) => {
   const text = await gpt2.generate({ prompt: "The door", "max-new-tokens": 12, seed: 3, temperature: 1, "top-k": 0 });
   const { tokens: prompt } = await server.ask("tokenize", { prompt: "The door" });
   const token = gpt2.find("#text span").nth(5), options = gpt2.at("alternatives").getByRole("option");
@@ -184,30 +184,31 @@ test("alternatives of a token are what texts are sampled from", async ({ gpt2, s
     await gpt2.set({ temperature: settings.temperature, "top-k": settings.top_k ?? 0 });
     const { tokens, kept } = await server.ask("look/next", { prompt: ids, top: 20, top_k: 0, ...settings });
     await expect(gpt2.find("#choices > .quiet")).toContainText(`These settings leave ${kept} tokens to sample from.`);
-    const share = (line, n) => Number(/^(?:< )?([\d.e-]+) %/.exec(line.slice(shown(tokens[n].token).length))[1]) / 100;
+    const share = (line, n) => Number(/^(?:< )?([\d.e-]+)%/.exec(line.slice(shown(tokens[n].token).length))[1]) / 100;
     await expect.poll(async () => Math.abs(share((await options.allTextContents())[0], 0) - tokens[0].probability)).toBeLessThan(0.005);
     const found = await options.allTextContents();
     expectClose(found.map(share), tokens.map((one) => one.probability), 0.005);
   }
   await gpt2.page.keyboard.press("Escape");
   await expect(gpt2.at("alternatives")).toBeHidden();
-  // By keyboard: the first with a space in front, in place of the present one. It has the focus at once, and nothing takes it away.
+  // By keyboard: chooses the first alternative with a leading space. The box has the focus immediately and
+  // keeps it.
   await gpt2.set({ greedy: true });
   const { tokens } = await server.ask("look/next", { prompt: ids, top: 20, temperature: 0 });
-  const place = tokens.findIndex((one, n) => n > 0 && one.token.startsWith(" "));
+  const index = tokens.findIndex((one, n) => n > 0 && one.token.startsWith(" "));
   await token.press("Enter");
   await expect(gpt2.find("#choices [role=option]:focus")).toHaveCount(1);
   await gpt2.page.keyboard.press("Home");
-  for (let n = 0; n < place; n++) await gpt2.page.keyboard.press("ArrowDown");
+  for (let n = 0; n < index; n++) await gpt2.page.keyboard.press("ArrowDown");
   await gpt2.page.keyboard.press("Enter");
   await expect(token).toBeFocused();
   await gpt2.ready();
   await expect(token).toBeFocused();
   const before = text.startsWith(await decoded(server, token_ids.slice(0, 5)));
   expect(before).toBe(true);
-  const cut = [...ids, tokens[place].id];
+  const cut = [...ids, tokens[index].id];
   expect(await gpt2.text()).toBe(await decoded(server, cut.slice(prompt.length)) + await server.text(cut, 12));
-  // A mouse that rests on a token shows them too, until it leaves.
+  // Resting the mouse on a token shows the alternatives too, until it leaves.
   await gpt2.page.mouse.move(0, 0);
   await gpt2.find("#text span").nth(2).hover();
   await expect(options).toHaveCount(20);
@@ -217,13 +218,13 @@ test("alternatives of a token are what texts are sampled from", async ({ gpt2, s
 
 const decoded = async (server, tokens) => (await server.ask("detokenize", { tokens })).content ?? (await server.ask("detokenize", { tokens })).prompt;
 
-test("the bars of what comes next follow the settings", async ({ gpt2, server }) => {
+test("the next-token bars follow the settings", async ({ gpt2, server }) => {
   const text = await gpt2.greedily(MERCY, 4);
   await gpt2.set({ greedy: false, temperature: 2, "top-k": 50 });
   const about = gpt2.find("#next-about"), bars = gpt2.at("next").getByRole("option");
   await expect(about).toContainText("These settings leave 50 tokens to sample from.");
   await expect(bars).toHaveCount(8);
-  // While a slider is pressed, too.
+  // Also while a slider is pressed.
   await gpt2.page.getByRole("slider", { name: "Temperature" }).hover({ position: { x: 2, y: 8 } });
   await gpt2.page.mouse.down();
   await expect(about).toContainText("These settings leave one token.");
@@ -231,13 +232,13 @@ test("the bars of what comes next follow the settings", async ({ gpt2, server })
   await gpt2.set({ temperature: 2, "top-k": 1 });
   await expect(about).toContainText("These settings leave one token.");
   const [first, second] = await bars.allTextContents();
-  expect(first).toContain(`${shown(await server.text(MERCY + text, 1))}100 %`);
-  expect(second).toMatch(/0 % +left out; before settings [\d.]+ %$/);
-  // One of them continues the text.
+  expect(first).toContain(`${shown(await server.text(MERCY + text, 1))}100%`);
+  expect(second).toMatch(/0% +left out; before settings [\d.]+%$/);
+  // Clicking a bar continues the text.
   await bars.first().click();
   await gpt2.ready();
   expect((await gpt2.text()).length).toBeGreaterThan(text.length);
-  // One right after another prompt takes the place of the text, which can be had back.
+  // Clicking a bar after another prompt replaces the text; undo restores it.
   const before = await gpt2.text();
   await gpt2.set({ prompt: "The door" });
   await expect(about).toHaveText(/^After the prompt above/);
@@ -248,7 +249,7 @@ test("the bars of what comes next follow the settings", async ({ gpt2, server })
   expect(await gpt2.text()).toBe(before);
 });
 
-test("a text is scored token by token", async ({ gpt2, server }) => {
+test("a prompt is scored token by token", async ({ gpt2, server }) => {
   const prompt = "Mia had a red ball.";
   await gpt2.set({ prompt });
   await gpt2.click("score");
@@ -260,14 +261,14 @@ test("a text is scored token by token", async ({ gpt2, server }) => {
   expect(Math.abs(found / perplexity - 1)).toBeLessThan(6e-3);
   expect(await gpt2.text()).toBe(prompt);
   expect(await gpt2.at("text").evaluate((text) => [...text.children].filter((one) => one.style.background).length)).toBe(known.length);
-  // It can be continued.
+  // The scored text can be continued.
   await gpt2.set({ greedy: true, "max-new-tokens": 5 });
   await gpt2.click("go-on");
   await gpt2.ready();
   expect(await gpt2.text()).toBe(prompt + await server.text(prompt, 5));
 });
 
-test("several completions are side by side, and one is taken", async ({ gpt2, server }) => {
+test("several completions are shown side by side, and one can be selected", async ({ gpt2, server }) => {
   await gpt2.generate({ prompt: "Speak", n: 3, seed: 11, "max-new-tokens": 10 });
   const body = { prompt: "Speak", max_tokens: 10, temperature: 1, top_k: 50, seed: 11, n: 3 };
   const texts = (await server.ask("v1/completions", body)).choices.map((choice) => choice.text);
@@ -277,7 +278,7 @@ test("several completions are side by side, and one is taken", async ({ gpt2, se
   await expect(gpt2.find("#texts article")).toHaveCount(0);
 });
 
-test("the request is shown as a command and as a program", async ({ gpt2, server }) => {
+test("the request is shown as a curl command and a Python program", async ({ gpt2, server }) => {
   const prompt = "It's \"so\"\n😀", text = await gpt2.generate({ prompt, seed: 5, "max-new-tokens": 12 });
   await gpt2.click("as-curl");
   const curl = await gpt2.text("request");
@@ -292,11 +293,11 @@ test("the request is shown as a command and as a program", async ({ gpt2, server
     "    extra_body={\"top_k\": 50, \"min_p\": 0, \"repetition_penalty\": 1},"]) expect(program).toContain(line);
 });
 
-test("views follow the text, or are marked as of an earlier one", async ({ gpt2, transport }) => {
+test("views follow the text or are marked as outdated", async ({ gpt2, transport }) => {
   await gpt2.generate({ prompt: "One day, Mia had a red ball", "max-new-tokens": 8 });
   await gpt2.click("graph");
   await expect(gpt2.find("#graph-field circle").first()).toBeVisible({ timeout: 120_000 });
-  // Scoring changes no token, so nothing is of an earlier text.
+  // Scoring changes no tokens, so no view becomes outdated.
   await gpt2.click("score");
   await gpt2.ready();
   await expect(gpt2.at("look-again")).toBeHidden();
@@ -306,13 +307,13 @@ test("views follow the text, or are marked as of an earlier one", async ({ gpt2,
   await gpt2.set({ prompt: "Tom had a dog" });
   await expect(gpt2.at("stale")).toBeVisible();
   if (transport === "server") await expect(gpt2.at("look-again")).toBeVisible();
-  // On a slow machine the engine's view waits to be updated, too.
+  // On a slow machine, the engine's view also waits for an update.
   await expect(async () => {
     if (await gpt2.at("update").isVisible()) await gpt2.at("update").click({ timeout: 1000 });
     await expect(gpt2.find("#report-line")).toContainText("·had·a·dog", { timeout: 1000 });
   }).toPass({ timeout: 120_000 });
   await expect(gpt2.at("look-again")).toBeHidden();
-  // A token that was looked at goes with its text.
+  // The details of a token disappear with its text.
   await gpt2.find("#text span").first().hover();
   await expect(gpt2.at("token")).not.toBeEmpty();
   await gpt2.page.mouse.move(0, 0);
@@ -320,38 +321,38 @@ test("views follow the text, or are marked as of an earlier one", async ({ gpt2,
   await expect(gpt2.at("token")).toBeEmpty();
 });
 
-test("attention is the model's", async ({ gpt2, server }) => {
+test("attention matches the model", async ({ gpt2, server }) => {
   gpt2.expected = ["400"];
   const { tokens } = await server.ask("tokenize", { prompt: MERCY });
   await gpt2.set({ prompt: MERCY });
   await gpt2.click("attention");
-  await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(18);
+  await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(28);
   await expect(gpt2.find("#report-title")).toHaveText("attention patterns");
   const { pattern } = await server.ask("look/attention", { prompt: MERCY });
   for (const [layer, head] of [[0, 0], [3, 2]]) {
     await gpt2.find(`.heads button[title="layer ${layer}, head ${head}"]`).click();
     await expect(gpt2.find("#report-name")).toHaveText(`layer ${layer}, head ${head}`);
-    const packed = Buffer.from(pattern.heads[layer * 3 + head], "base64"), table = gpt2.find("#report-values");
+    const packed = Buffer.from(pattern.heads[layer * 4 + head], "base64"), table = gpt2.find("#report-values");
     await expect.poll(async () => (await cells(table)).length).toBe(tokens.length);
     const rows = await cells(table);
     let at = 0;
     rows.forEach((row, query) => row.slice(0, query + 1).forEach((cell) => {
-      expect(Math.abs(Number(cell.replace(/^< | %$/g, "")) / 100 - packed.readUInt16LE(at) / 65535)).toBeLessThan(0.005);
+      expect(Math.abs(Number(cell.replace(/^< |%$/g, "")) / 100 - packed.readUInt16LE(at) / 65535)).toBeLessThan(0.005);
       at += 2;
     }));
   }
   await gpt2.set({ layers: "1-2" });
   await gpt2.at("layers").press("Enter");
-  await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(6);
+  await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(8);
   await gpt2.set({ layers: "1-99" });
   await gpt2.at("layers").press("Enter");
-  await expect(gpt2.at("inside-error")).toHaveText(/^layers: .*counted from 0 to 5/);
+  await expect(gpt2.at("inside-error")).toHaveText(/^layers: .*from 0 to 6/);
   await gpt2.set({ layers: "2-1" });
   await gpt2.at("layers").press("Enter");
   await expect(gpt2.at("inside-error")).toHaveText("layers: “2-1” is neither a number nor a range such as 0-5");
 });
 
-test("the lens is the model's", async ({ gpt2, server }) => {
+test("the logit lens matches the model", async ({ gpt2, server }) => {
   await gpt2.set({ prompt: MERCY });
   await gpt2.click("lens");
   for (const show of ["probability", "entropy"]) {
@@ -361,14 +362,14 @@ test("the lens is the model's", async ({ gpt2, server }) => {
     const columns = axes[1].labels.length, rows = (await cells(gpt2.find("#report-values"))).reverse();
     expect(rows.length).toBe(axes[0].labels.length);
     const [, scale] = show === "probability" ? [/%/, 100] : [null, 1];
-    const parted = rows.flat().map((cell) => /^(?:< )?(\S+)(?: %)? (.*)$/.exec(cell));
+    const parted = rows.flat().map((cell) => /^(?:< )?([^\s%]+)%? (.*)$/.exec(cell));
     parted.forEach(([, value], n) => expect(Math.abs(Number(value) / scale - values[n])).toBeLessThanOrEqual(1e-4 + 0.006 * Math.abs(values[n])));
     expect(parted.map(([, , text]) => text)).toEqual(texts);
     expect(rows[0].length).toBe(columns);
   }
 });
 
-test("a head step by step is the model's, and the articles' example has their numbers", async ({ gpt2, server }) => {
+test("the step-by-step head matches the model, and its example matches the articles", async ({ gpt2, server }) => {
   await gpt2.set({ prompt: MERCY });
   await gpt2.click("head");
   const steps = gpt2.find("#head-steps > li"), title = gpt2.find("#head-title");
@@ -393,15 +394,15 @@ test("a head step by step is the model's, and the articles' example has their nu
   look.scores.forEach((score, n) => expectClose([number(rows[n][0]), number(rows[n][3])], [score, look.weights[n]], 1e-4));
   await gpt2.set({ "head-example": true });
   await expect(title).toHaveText(/six words of the example: 0\.2264$/);
-  // w22, the weights and the context vector as the articles print them.
+  // w22, the weights and the context vector as printed in the articles.
   for (const printed of ["1.8524", "0.1500", "0.2264", "0.2199", "0.1311", "0.0906", "0.1820", "0.3061", "0.8210"]) await expect(gpt2.at("steps")).toContainText(printed);
 });
 
-test("features are those of the transcoders", async ({ gpt2 }) => {
+test("features match the transcoders", async ({ gpt2 }) => {
   await gpt2.set({ prompt: MERCY, layers: "2" });
   await gpt2.click("features");
   await expect(gpt2.find("#report-title")).toHaveText("the strongest features of each token");
-  // What the program prints of all features of the layer.
+  // The program's output for all features of the layer.
   const folder = "models/stories/transcoders/layer_2";
   const { axes, values } = JSON.parse(printed(`gpt2 look features "${MERCY}" --sae ${folder} --top 100000 --json --device cpu`));
   const [features, tokens] = axes.map((axis) => axis.labels);
@@ -409,14 +410,14 @@ test("features are those of the transcoders", async ({ gpt2 }) => {
     .filter((one) => one.value > 0).sort((a, b) => b.value - a.value));
   const rows = await cells(gpt2.find("#report-values"));
   expect(rows.length).toBe(3);
-  rows.forEach((row, place) => row.forEach((cell, token) => {
-    const one = strongest[token][place];
+  rows.forEach((row, index) => row.forEach((cell, token) => {
+    const one = strongest[token][index];
     expectClose([Number(cell.split(" ")[0]) || 0], [one?.value ?? 0], 0.006 * (one?.value ?? 1));
-    // Of two that are as strong either may be first.
+    // The order of tied features may vary.
     const isTie = strongest[token].some((other) => other !== one && Math.abs(other.value - one.value) < 1e-3);
     if (one && !isTie) expect(cell.split(" ")[1]).toBe(one.feature);
   }));
-  // A cell's feature is shown in the whole text, by keyboard too.
+  // Selecting a cell shows its feature in the whole text, also by keyboard.
   const token = strongest.findIndex((all) => all.length > 0), { feature } = strongest[token][0];
   const field = gpt2.find("#report-picture .cells");
   await field.focus();
@@ -432,7 +433,7 @@ test("features are those of the transcoders", async ({ gpt2 }) => {
   await expect(gpt2.find("#feature-logits dd span")).toHaveCount(20);
 });
 
-test("a graph is that of the program, and a node shows its edges and its feature", async ({ gpt2 }) => {
+test("the graph matches the program, and a node shows its edges and feature", async ({ gpt2 }) => {
   const prompt = "One day, Mia was";
   await gpt2.set({ prompt });
   await gpt2.click("graph");
@@ -442,19 +443,19 @@ test("a graph is that of the program, and a node shows its edges and its feature
   const circles = gpt2.find("#graph-field circle"), about = gpt2.find("#graph-about");
   const ids = () => circles.evaluateAll((all) => all.map((one) => one.textContent.split("\n").at(-1)));
   const expected = nodes.map((node) => node.node_id), found = await ids();
-  // The last node or edge that is kept may differ where sums are in another order.
+  // The last node or edge that is kept may differ because sums are computed in another order.
   const others = [...expected.filter((id) => !found.includes(id)), ...found.filter((id) => !expected.includes(id))];
   expect(others.length, others.join()).toBeLessThanOrEqual(2);
   const edges = Number(/(\d+) edges/.exec(await about.textContent())[1]);
   expect(Math.abs(edges - links.length)).toBeLessThanOrEqual(0.05 * links.length);
-  // In the program's file influence is cumulative: the least one is the strongest node's.
+  // In the program's file, influence is cumulative, so the minimum belongs to the strongest node.
   const [strongest] = nodes.filter((node) => node.node_id.startsWith("E_")).sort((a, b) => a.influence - b.influence);
   await expect(gpt2.find("#graph-most")).toHaveText(new RegExp(`^The prediction depends most on “\\S+” ${strongest.ctx_idx} \\(`));
-  // The predicted token and the strongest features have labels, and the former is visible.
+  // The predicted token and the strongest features have labels, and the predicted token is visible.
   await expect(gpt2.find("#graph-field .label").first()).toHaveText(/\S/);
   await expect.poll(() => gpt2.find("#graph-field .label").count()).toBeGreaterThan(1);
   await expect(gpt2.find("#graph-field circle.chosen")).toBeInViewport();
-  // The most probable logit is chosen; an arrow key goes down to what it is made of.
+  // The most probable logit is selected; an arrow key moves down to its inputs.
   const target = nodes.find((node) => node.is_target_logit).node_id;
   const into = links.filter((link) => link.target === target).sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight));
   const lines = gpt2.find("#graph-in button");
@@ -470,18 +471,18 @@ test("a graph is that of the program, and a node shows its edges and its feature
     await gpt2.find("#graph-field circle.chosen").press("p");
     await expect(gpt2.at("graph-pinned").getByRole("button")).toHaveText([feature.node_id]);
   }
-  // More of the influence, more nodes.
+  // A larger fraction of the influence shows more nodes.
   await gpt2.set({ share: "0.8" });
   await expect.poll(() => circles.count()).toBeGreaterThan(found.length);
 });
 
-test("an explanation is of the token that was clicked, where the graph has it", async ({ gpt2 }) => {
+test("an explanation covers the clicked token if the graph contains it", async ({ gpt2 }) => {
   await gpt2.greedily("The", 4);
   const token = gpt2.find("#text span").first(), others = gpt2.at("alternatives").locator("[role=option][aria-disabled=false]");
-  for (const [place, isIn] of [[1, true], [-1, false]]) {
+  for (const [index, isIn] of [[1, true], [-1, false]]) {
     await token.click();
-    const other = await others.nth(place).locator("span").first().textContent();
-    await others.nth(place).click();
+    const other = await others.nth(index).locator("span").first().textContent();
+    await others.nth(index).click();
     await gpt2.ready();
     await token.click();
     await gpt2.click("explain");
@@ -490,7 +491,7 @@ test("an explanation is of the token that was clicked, where the graph has it", 
   }
 });
 
-test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
+test("every control is reachable by keyboard", async ({ gpt2, server }) => {
   const { page } = gpt2;
   await gpt2.set({ "max-new-tokens": 8, greedy: true, prompt: "A horse" });
   await gpt2.at("prompt").press("Control+Enter");
@@ -508,7 +509,7 @@ test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
   const expected = ["picker-open", "tour", "example-0", "write", "go-on", "undo", "score", "show-bits", "greedy", "max-new-tokens", "temperature", "top-k", "top-p", "seed", "keep-seed",
     "min-p", "repetition", "presence", "frequency", "n", "stops", "attention", "head", "lens", "features", "graph", "as-curl", "as-python", "copy", "copy-link", "start-over", ...own];
   expect(expected.filter((name) => !reached.includes(name))).toEqual([]);
-  // The text is one stop, in which arrow keys go from token to token.
+  // The text is a single tab stop; arrow keys move between tokens.
   await gpt2.find("#text [tabindex='0']").press("Home");
   await page.keyboard.press("ArrowRight");
   const second = gpt2.find("#text span").nth(1);
@@ -518,14 +519,14 @@ test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
   await page.keyboard.press("Escape");
   await expect(gpt2.at("alternatives")).toBeHidden();
   await expect(second).toBeFocused();
-  // The picker is a dialog: it takes the focus, and Esc gives it back.
+  // The picker is a dialog: it takes the focus, and Esc restores it.
   await gpt2.at("picker-open").press("Enter");
   await expect(gpt2.at("picker")).toBeVisible();
   await page.keyboard.press("Escape");
   await expect(gpt2.at("picker-open")).toBeFocused();
 });
 
-test("a narrow screen needs no scrolling sideways", async ({ gpt2 }) => {
+test("a narrow screen needs no horizontal scrolling", async ({ gpt2 }) => {
   await gpt2.page.setViewportSize({ width: 320, height: 700 });
   await gpt2.set({ n: 2 });
   await gpt2.greedily("averyveryverylongwordwithoutanyspacewhichwouldbewiderthanthescreen".repeat(2), 20);
@@ -542,22 +543,22 @@ test("a narrow screen needs no scrolling sideways", async ({ gpt2 }) => {
   expect(await width()).toBeLessThanOrEqual(320);
 });
 
-test("it is read in light and in dark", async ({ gpt2 }) => {
+test("the contrast is sufficient in light and dark mode", async ({ gpt2 }) => {
   await gpt2.greedily("A horse", 8);
   for (const colorScheme of ["light", "dark"]) {
     await gpt2.page.emulateMedia({ colorScheme });
     const names = ["prompt", "text", "status", "write", "seed", "copy", "token", "numbers", "show"];
     const found = await gpt2.page.evaluate(contrasts, names);
     for (const [name, contrast, light] of found) {
-      // By WCAG; the one button that is filled is light in the dark.
+      // Minimum contrast of WCAG; the one filled button is light in dark mode.
       expect(contrast, `${colorScheme}: ${name}`).toBeGreaterThanOrEqual(4.5);
       if (name !== "write") expect(light < 0.2, `${colorScheme}: ${name}`).toBe(colorScheme === "dark");
     }
   }
 });
 
-// The text and every view, with everything unfolded.
-test("axe finds no serious fault", async ({ gpt2 }) => {
+// Checks the text and every view, with all folds open.
+test("axe finds no serious violations", async ({ gpt2 }) => {
   const axe = readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
   await gpt2.set({ prompt: "A horse", "max-new-tokens": 12, greedy: true });
   await gpt2.click("write");
@@ -577,16 +578,16 @@ test("axe finds no serious fault", async ({ gpt2 }) => {
   }
 });
 
-// The contrast of each part's text with what is behind it, and how light that is.
+// Returns the contrast of each part's text with its background, and the background's luminance.
 function contrasts(names) {
-  const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
-  const light = (colour) => numbers(colour).slice(0, 3).map((one) => one / 255)
+  const numbers = (color) => color.match(/[\d.]+/g).map(Number);
+  const light = (color) => numbers(color).slice(0, 3).map((one) => one / 255)
     .map((one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
     .reduce((sum, one, n) => sum + one * [0.2126, 0.7152, 0.0722][n], 0);
   const behind = (part) => {
     for (; part; part = part.parentElement) {
-      const colour = getComputedStyle(part).backgroundColor;
-      if ((numbers(colour)[3] ?? 1) === 1) return colour;
+      const color = getComputedStyle(part).backgroundColor;
+      if ((numbers(color)[3] ?? 1) === 1) return color;
     }
     return "rgb(255, 255, 255)";
   };
@@ -597,12 +598,12 @@ function contrasts(names) {
   });
 }
 
-test("no information is in colours alone, and every control has a name", async ({ gpt2 }) => {
+test("no information is conveyed by color alone, and every control has a name", async ({ gpt2 }) => {
   await gpt2.greedily(ENDLESS, 20);
   const tokens = await gpt2.at("text").evaluate((text) => [...text.children].map((one) => [one.ariaLabel, one.dataset.bits]));
   expect(tokens.length).toBeGreaterThan(10);
   for (const [label, bits] of tokens) {
-    expect(label).toMatch(/ %, .* bits of surprise$/);
+    expect(label).toMatch(/%, .* bits of surprise$/);
     expect(bits).toBeDefined();
   }
   expect(await gpt2.page.evaluate(nameless)).toEqual([]);
@@ -613,24 +614,24 @@ test("no information is in colours alone, and every control has a name", async (
   }
 });
 
-// Controls that are seen and have no name.
+// Returns visible controls without a name.
 function nameless() {
   return [...document.querySelectorAll("button, input, select, textarea, circle")]
     .filter((one) => (one.offsetParent || one.ownerSVGElement?.checkVisibility()) && !one.textContent.trim() && !one.ariaLabel && !one.title && !one.labels?.length)
     .map((one) => one.outerHTML);
 }
 
-test("a page that is opened again has its prompt and settings", async ({ gpt2, transport }) => {
+test("reopening the page restores its prompt and settings", async ({ gpt2, transport }) => {
   const text = await gpt2.generate({ prompt: "Fare thee well,\nmy", seed: 31, temperature: 1.1, "max-new-tokens": 17, stops: "never" });
-  // The address follows a moment after the last change.
+  // The address is updated shortly after the last change.
   await expect(gpt2.page).toHaveURL(/Fare.*stops=never/);
-  // By its address, as from a bookmark; and a page in a file without one, by what the browser kept.
+  // Restores by address, as from a bookmark. A page in a file without an address uses the browser's storage.
   const link = new URL(gpt2.page.url()).hash.slice(1);
   for (const fragment of transport === "engine" ? [link, ""] : [link]) {
     await gpt2.open(fragment);
     await expect(gpt2.at("prompt")).toHaveValue("Fare thee well,\nmy");
     for (const [name, value] of [["temperature", "1.1"], ["stops", "never"]]) await expect(gpt2.at(name)).toHaveValue(value);
-    // A server writes when it is told to.
+    // With a server, generation starts only on request.
     expect(transport === "engine" ? await gpt2.text() : await gpt2.generate()).toBe(text);
   }
   await gpt2.click("start-over");

@@ -1,14 +1,14 @@
-// Checkpoints of the tests' own: small ones with weights from a pattern, and large ones of which only the header is on the disk.
+// Checkpoints for the tests: small ones with patterned weights, and large ones with only a header on disk.
 import { closeSync, copyFileSync, ftruncateSync, mkdirSync, openSync, readFileSync, writeFileSync, writeSync } from "node:fs";
 import { join } from "node:path";
 import { ROOT } from "./support.mjs";
 
 const TINY = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
-// Matrices with a whole number of blocks of every precision, and one without.
+// Some matrices have a whole number of blocks in every precision, some do not.
 export const SIZES = { n_embd: 64, n_inner: 160, n_layer: 2, n_head: 4, n_positions: 96, n_ctx: 96, vocab_size: 300 };
 export const XL = { n_embd: 1600, n_inner: null, n_layer: 48, n_head: 25, n_positions: 1024, n_ctx: 1024, vocab_size: 50257 };
 
-// Name and shape of each tensor, as checkpoints have them.
+// Returns the name and shape of each tensor in a checkpoint.
 export function shapes({ n_embd, n_inner, n_layer, n_positions, vocab_size }) {
   const inner = n_inner ?? 4 * n_embd, all = [["wte.weight", [vocab_size, n_embd]], ["wpe.weight", [n_positions, n_embd]]];
   const norm = (name) => all.push([`${name}.weight`, [n_embd]], [`${name}.bias`, [n_embd]]);
@@ -25,7 +25,7 @@ export function shapes({ n_embd, n_inner, n_layer, n_positions, vocab_size }) {
 
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
-// A file of tensors in f32; without `values` nothing but its header is on the disk.
+// Writes a file of f32 tensors; without `values`, only its header.
 export function safetensors(path, tensors, values) {
   const header = {};
   let end = 0;
@@ -38,7 +38,7 @@ export function safetensors(path, tensors, values) {
   closeSync(file);
 }
 
-// Numbers around 0, or around 1 for the weights of layer norms.
+// Returns numbers around 0, or around 1 for layer norm weights.
 function pattern(name, shape) {
   let state = [...name].reduce((sum, letter) => sum * 31 + letter.charCodeAt(0) >>> 0, 7);
   const isNorm = /ln_\w\.weight$/.test(name), scale = isNorm || name.endsWith("bias") ? 0.2 : name.startsWith("wte") ? 1 : 0.6;
@@ -49,7 +49,8 @@ function pattern(name, shape) {
   return Buffer.from(values.buffer);
 }
 
-// A folder with a checkpoint of these sizes and the tiny one's tokenizer; `tensors` are others than those sizes have.
+// Writes a checkpoint folder with these sizes and the tiny checkpoint's tokenizer; `tensors` overrides its
+// tensors.
 export function checkpoint(folder, sizes = SIZES, tensors = shapes(sizes)) {
   mkdirSync(folder, { recursive: true });
   const config = JSON.parse(readFileSync(join(TINY, "config.json")));

@@ -1,4 +1,4 @@
-// The box for compression: its files are the program's, and the program's open in it.
+// The compression box: it creates and opens the same files as the program.
 import { execFileSync } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { PROGRAM, expect, test } from "./support.mjs";
@@ -6,27 +6,27 @@ import { PROGRAM, expect, test } from "./support.mjs";
 const TEXT = "One day, Mia\nwent to the park with her friend Tom, and on.\n<|endoftext|> é 😀\n".repeat(12);
 const run = (...flags) => execFileSync(PROGRAM, flags, { stdio: ["ignore", "pipe", "ignore"] });
 
-// The file that the page offers.
-async function offered(gpt2, path) {
+// Downloads the file that the page offers.
+async function downloadResult(gpt2, path) {
   const download = gpt2.page.waitForEvent("download");
   await gpt2.click("compression-result");
   await (await download).saveAs(path);
   return readFileSync(path);
 }
 
-test("what the page compresses the program restores, and it is the program's file", async ({ gpt2 }, info) => {
+test("the page compresses to the program's file, and the program restores it", async ({ gpt2 }, info) => {
   const plain = info.outputPath("text.txt"), own = info.outputPath("page.gpt2z");
   writeFileSync(plain, TEXT);
   await gpt2.set({ plain: TEXT });
   await gpt2.at("compress").press("Enter");
   await expect(gpt2.at("compression-said")).toHaveText(new RegExp(`bits per byte: ${Buffer.byteLength(TEXT)} bytes become [0-9]+$`));
-  const file = await offered(gpt2, own);
+  const file = await downloadResult(gpt2, own);
   expect(run("decompress", "-c", own).toString()).toBe(TEXT);
   run("compress", "-k", plain);
   expect(file.equals(readFileSync(`${plain}.gpt2z`))).toBe(true);
 });
 
-test("what the program compresses the page restores, in the precision of the file", async ({ gpt2 }, info) => {
+test("the page restores the program's files in their own precision", async ({ gpt2 }, info) => {
   const files = [["q8", "f16", TEXT], ["f16", "q8", "One day\n"], ["q4", "q8", TEXT]];
   for (const [dtype, kvDtype, text] of files) {
     const plain = info.outputPath(`${dtype}.txt`);
@@ -37,18 +37,18 @@ test("what the program compresses the page restores, in the precision of the fil
     await expect(gpt2.at("plain")).toHaveValue(text);
     await expect(gpt2.at("compression-result")).toHaveAttribute("download", `${dtype}.txt`);
   }
-  // The model that writes is the one that it was.
+  // Compression does not change the generating model.
   await gpt2.greedily("One day", 5);
-  // Bytes that are no text.
+  // Bytes that are not text.
   const plain = info.outputPath("bytes");
   writeFileSync(plain, Buffer.from([0, 255, 254, 10]));
   run("compress", "-k", plain);
   await gpt2.at("compressed-file").setInputFiles(`${plain}.gpt2z`);
-  await expect(gpt2.at("compression-said")).toHaveText(/they are not text$/);
-  expect([...await offered(gpt2, info.outputPath("restored"))]).toEqual([0, 255, 254, 10]);
+  await expect(gpt2.at("compression-said")).toHaveText(/the content is not text$/);
+  expect([...await downloadResult(gpt2, info.outputPath("restored"))]).toEqual([0, 255, 254, 10]);
 });
 
-test("sizes are shown token by token", async ({ gpt2 }) => {
+test("compressed sizes are shown token by token", async ({ gpt2 }) => {
   const text = "One day,\nMia was at home.";
   await gpt2.set({ plain: text });
   // By keyboard: from the text to its button.
@@ -62,12 +62,12 @@ test("sizes are shown token by token", async ({ gpt2 }) => {
   expect(Math.abs(bits.reduce((total, one) => total + one, 0) - Number(sum))).toBeLessThan(0.06 * bits.length);
 });
 
-test("a wrong file is told, and a long one can be stopped", async ({ gpt2 }, info) => {
+test("an invalid file is reported, and a long compression can be stopped", async ({ gpt2 }, info) => {
   const file = info.outputPath("wrong.gpt2z");
   writeFileSync(file, "just a text");
   await gpt2.at("compressed-file").setInputFiles(file);
   await expect(gpt2.at("compression-said")).toHaveText(/^error: not in gpt2z format/);
-  // Typed, so many lines take Chromium a minute.
+  // Set by script, because typing this text takes Chromium a minute.
   await (await gpt2.reveal("plain")).evaluate((box, text) => { box.value = text; }, TEXT.repeat(80));
   await gpt2.click("compress");
   await expect(gpt2.at("stop-compressing")).toBeEnabled();

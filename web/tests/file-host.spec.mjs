@@ -1,4 +1,4 @@
-// The page on a static host: a visit, one without the host, and one after the host has a newer version.
+// The page on a static host: a first visit, an offline visit, and a visit after an update of the host.
 import { cpSync, createReadStream, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { extname, join } from "node:path";
@@ -6,7 +6,7 @@ import { Gpt2Page, WEB, expect, test } from "./support.mjs";
 
 const KINDS = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".wasm": "application/wasm", ".json": "application/json" };
 
-// As the plainest of hosts.
+// Starts a minimal static host.
 async function host(folder) {
   const host = createServer((request, answer) => {
     host.answers++;
@@ -23,7 +23,7 @@ async function host(folder) {
 
 const versions = (page) => page.evaluate(async () => (await navigator.serviceWorker.ready) && caches.keys());
 
-test("after the first visit it needs no host", async ({ page, server }) => {
+test("the page works offline after the first visit", async ({ page, server }) => {
   const from = await host(WEB), gpt2 = new Gpt2Page(page, "engine", from.url);
   await gpt2.open();
   expect(await gpt2.greedily("One day", 20)).toBe(await server.text("One day", 20));
@@ -39,7 +39,7 @@ test("after the first visit it needs no host", async ({ page, server }) => {
   expect(gpt2.complaints).toEqual([]);
 });
 
-test("a newer version takes the place of the older, all files at once", async ({ page }, info) => {
+test("a new version replaces all files of the old one together", async ({ page }, info) => {
   const folder = info.outputPath("dist");
   cpSync(WEB, folder, { recursive: true, filter: (path) => !path.endsWith("gpt2.html") && !path.includes("/npm") });
   const change = (file, from, to) => {
@@ -53,8 +53,8 @@ test("a newer version takes the place of the older, all files at once", async ({
   expect([before.startsWith("gpt2-"), others]).toEqual([true, []]);
   change("index.html", "</title>", " (newer)</title>");
   change("service-worker.js", before, "gpt2-newer");
-  // The first visit shows what is kept, and fetches what is new. It takes over once no page of the older is left, which a browser
-  // decides in its own time.
+  // The first visit shows the cached version and fetches the new one, which takes over once no page uses the
+  // old one. The browser decides when.
   await gpt2.open();
   await expect.poll(() => page.evaluate(() => caches.keys())).toContain("gpt2-newer");
   await expect(async () => {

@@ -1,8 +1,9 @@
-// The page's tests, in Chromium with both transports, and its tasks in Firefox where there is one. usage, in this folder:
-// npm install --no-package-lock; npm test [-- --project=server|file|firefox -g NAME]
-// GPT2_PROGRAM is the program (target/debug/gpt2), GPT2_WEB the folder that scripts/build_web.sh makes (web/dist), CHROMIUM and FIREFOX the
-// browsers.
-// A page from a file has no network: no name is found.
+// Tests of the page: in Chromium with both transports, and the task tests in Firefox if installed. Tests of the
+// book's figures, in Chromium. usage, in this folder:
+// npm install --no-package-lock; npm test [-- --project=server|file|firefox|book -g NAME]
+// GPT2_PROGRAM is the program (target/debug/gpt2), GPT2_WEB the output folder of scripts/build_web.sh
+// (web/dist), GPT2_BOOK the book in the output folder of scripts/build_site.sh (target/site/docs/book). CHROMIUM
+// and FIREFOX name the browsers. Pages opened from files have no network: name resolution is disabled.
 import { defineConfig } from "@playwright/test";
 import { chromium, firefox } from "./support.mjs";
 
@@ -22,8 +23,9 @@ export default defineConfig({
   outputDir: "../../target/page-tests",
   use: { viewport: { width: 1200, height: 900 }, launchOptions: { executablePath: chromium(), args: FLAGS } },
   projects: [
-    { name: "server", testIgnore: "file*.spec.mjs", use: { transport: "server" } },
-    { name: "file", testIgnore: "server.spec.mjs", use: { transport: "engine" } },
+    { name: "server", testIgnore: ["file*.spec.mjs", "book.spec.mjs"], use: { transport: "server" } },
+    { name: "file", testIgnore: ["server.spec.mjs", "book.spec.mjs"], use: { transport: "engine" } },
+    { name: "book", testMatch: "book.spec.mjs", use: { transport: "engine" } },
     ...firefox() ? [{
       name: "firefox", testMatch: "tasks.spec.mjs",
       use: { transport: "engine", browserName: "firefox", channel: "moz-firefox", launchOptions: { executablePath: firefox() } },

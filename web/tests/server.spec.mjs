@@ -1,8 +1,8 @@
-// What only the page of a server does.
+// Tests of the server's page.
 import { writeFileSync } from "node:fs";
 import { expect, Gpt2Page, Server, test } from "./support.mjs";
 
-test("it opens with a text and its attention", async ({ gpt2 }) => {
+test("the page opens with a text and its attention", async ({ gpt2 }) => {
   await expect(gpt2.page).toHaveTitle("built-in · gpt2");
   expect((await gpt2.text()).length).toBeGreaterThan(50);
   await expect(gpt2.at("report-role")).toHaveText(/attention/);
@@ -11,7 +11,7 @@ test("it opens with a text and its attention", async ({ gpt2 }) => {
   await expect(gpt2.at("model-file")).toBeHidden();
 });
 
-test("a length beyond the context is cut to it", async ({ gpt2, server }) => {
+test("a length beyond the context is limited to the context", async ({ gpt2, server }) => {
   await gpt2.set({ prompt: "Hark", "max-new-tokens": 1000, greedy: true });
   await gpt2.click("write");
   await gpt2.ready();
@@ -19,36 +19,36 @@ test("a length beyond the context is cut to it", async ({ gpt2, server }) => {
   expect(await gpt2.text()).toBe(await server.text("Hark", 500));
 });
 
-test("a key is asked for, and kept in memory only", async ({ page }, info) => {
+test("the API key is requested and kept only in memory", async ({ page }, info) => {
   writeFileSync(info.outputPath("keys"), "s3cret\n");
   const keyed = await Server.start("--api-key-file", info.outputPath("keys"));
   const gpt2 = new Gpt2Page(page, "server", `${keyed.url}/`);
   await page.goto(gpt2.url);
-  await gpt2.error("this server asks for a key");
+  await gpt2.error("this server requires a key");
   await gpt2.at("key").fill("wrong");
   await gpt2.at("key").press("Enter");
-  await gpt2.error(/the key is not right/);
+  await gpt2.error(/invalid key/);
   await gpt2.set({ key: "s3cret" });
   await gpt2.click("key-use");
   await gpt2.ready();
   const text = await gpt2.greedily("Once", 4);
   expect(text.length).toBeGreaterThan(0);
-  // The text outlives a key that has to be given again.
+  // The text survives entering a new key.
   await page.evaluate(async () => (await import("/server.js")).server.setKey("wrong"));
   await gpt2.click("score");
-  await gpt2.error(/the key is not right/);
+  await gpt2.error(/invalid key/);
   await gpt2.set({ key: "s3cret" });
   await gpt2.click("key-use");
   await gpt2.ready();
   expect(await gpt2.text()).toBe(text);
   await expect(gpt2.at("go-on")).toBeEnabled();
   await expect(gpt2.at("request")).toContainText("$OPENAI_API_KEY");
-  const kept = await page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie, document.documentElement.outerHTML.includes("s3cret"), location.href.includes("s3cret")]);
-  expect(kept).toEqual([0, 0, "", false, false]);
+  const traces = await page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie, document.documentElement.outerHTML.includes("s3cret"), location.href.includes("s3cret")]);
+  expect(traces).toEqual([0, 0, "", false, false]);
   await keyed.stop();
 });
 
-test("a busy server, and one that is gone, are reported in words", async ({ page }) => {
+test("a busy or stopped server is reported", async ({ page }) => {
   const busy = await Server.start("--parallel", "1", "--queue", "1");
   const gpt2 = new Gpt2Page(page, "server", `${busy.url}/`);
   await gpt2.open();

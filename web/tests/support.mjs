@@ -1,4 +1,5 @@
-// What the page's tests share: the program as a server and as a command, and the opened page. What a page shows is compared with the server's answers.
+// Shared parts of the page's tests: the program as a server and as a command, and the opened page. Tests
+// compare the page with the server's answers.
 import { execFileSync, spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { delimiter, dirname, join, resolve } from "node:path";
@@ -10,27 +11,27 @@ export const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2
 export const WEB = resolve(process.env.GPT2_WEB ?? join(ROOT, "web/dist"));
 export const PATH = `${dirname(PROGRAM)}${delimiter}${process.env.PATH}`;
 
-// The first of these programs on the PATH.
+// Returns the first of these programs on the PATH.
 const installed = (...names) => names.flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name))).find(existsSync);
 
-// The browser of the system.
+// Returns the system's Chromium.
 export function chromium() {
   const browser = process.env.CHROMIUM ?? installed("chromium", "chromium-browser", "google-chrome", "google-chrome-stable");
   if (!browser) throw new Error(`no browser is found: install chromium, or name it by CHROMIUM`);
   return browser;
 }
 
-// Firefox, where there is one.
+// Returns Firefox if it is installed.
 export const firefox = () => process.env.FIREFOX ?? installed("firefox-esr", "firefox");
 
-// What the built-in model goes on with to the end of its context: its induction heads repeat it.
+// The built-in model continues this prompt to the end of its context: its induction heads repeat it.
 export const ENDLESS = "red blue ".repeat(8).trim();
 
-// What a command of the page prints.
+// Runs a command from the page and returns its output.
 export const printed = (command, cwd = ROOT) =>
   execFileSync("sh", ["-c", command], { cwd, env: { ...process.env, PATH }, encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });
 
-// `gpt2 serve` of the built-in model with these flags.
+// A `gpt2 serve` process with the built-in model and these flags.
 export class Server {
   static async start(...flags) {
     const server = new Server();
@@ -47,7 +48,7 @@ export class Server {
     return answer.json();
   }
 
-  // The text after a prompt; always the most probable tokens, unless told otherwise.
+  // Returns the completion of a prompt; greedy by default.
   async text(prompt, count, settings = { temperature: 0 }) {
     return (await this.ask("v1/completions", { prompt, max_tokens: count, ...settings })).choices[0].text;
   }
@@ -63,7 +64,7 @@ export class Server {
   }
 }
 
-// The page, by the names of its controls.
+// The page, with access to its controls by name.
 export class Gpt2Page {
   constructor(page, transport, url) {
     Object.assign(this, { page, transport, url, complaints: [], expected: [], asked: [] });
@@ -77,19 +78,19 @@ export class Gpt2Page {
   text(name = "text") { return this.at(name).textContent(); }
 
   async open(fragment = "") {
-    // Another page first: a new fragment alone loads nothing.
+    // Opens another page first, because a new fragment alone does not reload.
     await this.page.goto("about:blank");
     await this.page.goto(fragment ? `${this.url}#${fragment}` : this.url);
     await this.ready();
   }
 
-  // A busy machine takes its time to load the page and to write.
+  // A long timeout, because a busy machine loads and generates slowly.
   async ready() { await expect(this.at("status")).toHaveText(/^ready/, { timeout: 120_000 }); }
-  // The view is drawn, unless a button of the mouse is down.
+  // Waits until the view is drawn; it is not drawn while a mouse button is down.
   async looked() { await expect(this.find("#inside")).toHaveAttribute("aria-busy", "false"); }
   async error(text) { await expect(this.at("error")).toHaveText(text); }
 
-  // Opens the fold or the dialog of an element.
+  // Opens the fold or the dialog that contains an element.
   async reveal(name) {
     const place = await this.at(name).evaluate((one) => {
       for (let fold = one.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
@@ -100,7 +101,7 @@ export class Gpt2Page {
     return this.at(name);
   }
 
-  // Fills fields, checks boxes, chooses from lists.
+  // Fills text fields, sets checkboxes and selects list entries.
   async set(values) {
     for (const [name, value] of Object.entries(values)) {
       const field = await this.reveal(name);
@@ -112,7 +113,7 @@ export class Gpt2Page {
 
   async click(name) { await (await this.reveal(name)).click(); }
 
-  // Presses Generate, and gives the text.
+  // Presses Generate and returns the text.
   async generate(values = {}) {
     await this.set(values);
     await this.click("write");
@@ -125,7 +126,8 @@ export class Gpt2Page {
 
 export const test = base.extend({
   transport: ["server", { option: true, scope: "worker" }],
-  // Playwright drives Firefox by WebDriver BiDi. Firefox 153 lacks a command of it that selects light or dark, which only Chromium's tests do.
+  // Playwright drives Firefox through WebDriver BiDi. Firefox 153 lacks its command for selecting light or
+  // dark, which only the Chromium tests use.
   browser: [async ({ browser, browserName }, use) => {
     if (browserName === "firefox") {
       const session = Object.getPrototypeOf(browser._connection.toImpl(browser)._browserSession), { send } = session;
@@ -133,13 +135,13 @@ export const test = base.extend({
     }
     await use(browser);
   }, { scope: "worker" }],
-  // The built-in model, to compare with, and to open.
+  // A server with the built-in model, to compare with and to open.
   server: [async ({}, use) => {
     const server = await Server.start();
     await use(server);
     await server.stop();
   }, { scope: "worker" }],
-  // The page that is opened in the end, and complains of nothing but what a test expects and asks for nothing from elsewhere.
+  // The page before it is opened. It must report only expected errors and request nothing from other origins.
   unopened: async ({ page, server, transport }, use) => {
     const url = transport === "server" ? `${server.url}/` : pathToFileURL(join(WEB, "gpt2.html")).href;
     const gpt2 = new Gpt2Page(page, transport, url);
@@ -156,7 +158,7 @@ export const test = base.extend({
 
 export { expect };
 
-// The rows of a table, without the labels.
+// Returns the cells of a table's rows, without the labels.
 export const cells = (table) => table.evaluate((node) => [...node.querySelectorAll("tr")].filter((row) => row.querySelector("td"))
   .map((row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent)));
 
@@ -165,5 +167,5 @@ export function expectClose(found, expected, tolerance = 1e-3) {
   found.forEach((value, n) => expect(Math.abs(value - expected[n]), `${n}: ${value}, expected ${expected[n]}`).toBeLessThanOrEqual(tolerance));
 }
 
-// A token as the page shows it.
+// Returns a token as the page shows it.
 export const shown = (token) => token.replaceAll(" ", "·").replaceAll("\n", "↵");

@@ -1,12 +1,12 @@
-// Ten tasks of someone who has never seen the page, by the words that are on it, on a screen and on a phone.
+// Ten tasks for a first-time user, using only the words on the page, on a desktop and a phone screen.
 import { expect, test } from "./support.mjs";
 
-for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 800]]) {
-  test(`ten tasks are done on ${name}`, async ({ gpt2 }) => {
+for (const [name, width, height] of [["a desktop", 1280, 900], ["a phone", 400, 800]]) {
+  test(`a first-time user completes ten tasks on ${name}`, async ({ gpt2 }) => {
     const { page } = gpt2;
     const button = (name) => page.getByRole("button", { name, exact: true });
     const field = (name) => page.getByLabel(name, { exact: false }).and(page.locator("input, textarea, select")).first();
-    // As by hand: Playwright's own way leaves the number in Firefox.
+    // Types by keyboard, because Playwright's `fill` keeps the old number in Firefox.
     const type = async (name, value) => {
       await field(name).focus();
       await page.keyboard.press("ControlOrMeta+a");
@@ -29,7 +29,7 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
     await gpt2.ready();
     expect(await text.textContent()).not.toBe(story);
 
-    // 3. One of the examples, and an own beginning with 20 tokens.
+    // 3. One of the examples, then a new beginning with 20 tokens.
     await button("red blue green red blue green red").click();
     await gpt2.ready();
     await expect(field("Beginning of a text")).toHaveValue("red blue green red blue green red");
@@ -55,7 +55,7 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
     await gpt2.ready();
     await page.getByText("More settings").click();
 
-    // 6. Another word in the place of one, and a text from there on.
+    // 6. Replaces a token and continues from there.
     const before = await text.textContent();
     await text.getByRole("option").nth(3).click();
     const others = page.getByRole("listbox", { name: /^alternatives;/ }).getByRole("option");
@@ -66,7 +66,7 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
 
     // 7. The bits of each token.
     await field("show bits").check();
-    // Firefox computes attr(data-bits), and not its value.
+    // Firefox returns attr(data-bits) instead of its value.
     expect(await text.evaluate(({ firstElementChild: one }) => getComputedStyle(one, "::after").content.replace("attr(data-bits)", one.dataset.bits))).toMatch(/\d/);
 
     // 8. What a head does, by a click on its picture.

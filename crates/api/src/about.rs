@@ -1,4 +1,4 @@
-//! The server's answers about itself and its model.
+//! Server's answers about itself and its model.
 
 use candle_gpt2_generation::{GenerationOptions, OptionRow, RequestField};
 use percent_encoding::percent_decode_str;
@@ -14,10 +14,10 @@ pub(crate) fn models(served: &ServedModel) -> String {
     json!({ "object": "list", "data": data }).to_string()
 }
 
-/// `/v1/models/{id}`; `id` is the one in the path.
+/// `/v1/models/{id}`, where `id` is the path segment as received.
 ///
 /// # Errors
-/// 404 when there is no such model.
+/// 404 if the model does not exist.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, ServedModel, model};
@@ -29,7 +29,7 @@ pub(crate) fn models(served: &ServedModel) -> String {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
-    // What is no text is no name of a model.
+    // Invalid UTF-8 never matches a model name.
     let name = percent_decode_str(id).decode_utf8_lossy();
     served.check_named(&name)?;
     Ok(described(&name, served).to_string())
@@ -59,11 +59,11 @@ pub(crate) fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
-/// The options that `/props` has, beside the temperature, by llama.cpp's names.
+/// llama.cpp's names of the options in `/props`, except the temperature.
 const LLAMA_CPP_NAMES: [&str; 7] =
     ["top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty"];
 
-/// `/props`: what a request gets that says nothing else, in llama.cpp's words.
+/// `/props`: the default settings of a request, under llama.cpp's names.
 pub(crate) fn props(served: &ServedModel) -> String {
     let config = sampling(GenerationOptions::default(), served);
     let values = json!(config);
@@ -88,7 +88,7 @@ pub(crate) fn props(served: &ServedModel) -> String {
     .to_string()
 }
 
-/// `/health` of a server that serves; one that does not answers with an error.
+/// `/health` of a ready server; a server that is not ready answers with an error.
 pub(crate) fn health() -> String {
     json!({ "status": "ok" }).to_string()
 }

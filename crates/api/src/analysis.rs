@@ -1,5 +1,7 @@
-//! Analyses in pieces. What needs the model is computed a few tokens at a time, so that other clients' texts continue in between, and
-//! what needs none on any thread.
+//! Analyses split into pieces.
+//!
+//! Parts that need the model compute a few tokens at a time, so other clients' completions continue in
+//! between. Parts that need no model run on any thread.
 
 use std::fmt;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -12,7 +14,7 @@ use candle_gpt2_interpret::{
     LensCell, LensOptions, Patterns, Record, Recording, ReplacementModel, Run, lens_cells, lens_logits_at,
     lens_logprobs, residual_sites,
 };
-use candle_gpt2_look::{Attention, Lens, Reading, feature_in_text, strongest_features};
+use candle_gpt2_look::{Attention, Lens, PrefixCache, feature_in_text, strongest_features};
 use candle_gpt2_pictures::{data, graph_data};
 
 use crate::answer::json;
@@ -24,47 +26,48 @@ use crate::look::{
 };
 use crate::{ApiError, Reply, ServedModel};
 
-/// The axis of the tokens in hidden states, `(1, T, C)`.
+/// Token dimension of hidden states `(1, T, C)`.
 const TOKEN_DIM: usize = 1;
 
-/// An analysis of texts: attention, the lens, a head, what may follow, embeddings, labels. [`Analysis::compute`], or
-/// [`Analysis::classify`] if the model is a classifier, and [`Analysis::conclude`] are called in turn until there is an answer.
-/// [`Work::Analysis`](crate::Work) holds it.
+/// Attention, logit lens, attention head, next tokens, features, embeddings or labels.
+///
+/// Callers alternate [`Analysis::compute`], or [`Analysis::classify`] for a classifier, with
+/// [`Analysis::conclude`] until it returns the reply. [`Work::Analysis`](crate::Work) holds the analysis.
 pub struct Analysis {
     piece: Piece,
     texts: usize,
     prompt_tokens: usize,
 }
 
-/// What is to be done next.
+/// Next piece of work.
 enum Piece {
-    /// What may follow a text, of which nothing is read.
+    /// Next-token candidates of a text that has not been prefilled.
     Next(Box<NextRequest>),
-    /// A text is to be recorded.
+    /// A recording that has not started.
     Record { ids: Vec<u32>, sites: Vec<Site>, then: Then<Record> },
-    /// It is being recorded, a few tokens at a time.
+    /// A recording in progress, a few tokens at a time.
     Recording(Box<Recording>, Then<Record>),
-    /// Something else is to be computed, of as many tokens at most.
+    /// Another computation with the model; its argument is the maximum number of tokens.
     Compute(Computation),
-    /// Texts are to be labelled.
-    Label(Box<Labelling>),
-    /// That was done, and this needs no model.
+    /// Classification of texts.
+    Label(Box<Labeling>),
+    /// Final step that needs no model.
     Conclude(Conclusion),
 }
 
 type Computation = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> Result<Conclusion, ApiError> + Send>;
-type Conclusion = Box<dyn FnOnce(&ServedModel) -> Concluded + Send>;
-type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Concluded + Send>;
+type Conclusion = Box<dyn FnOnce(&ServedModel) -> Outcome + Send>;
+type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Outcome + Send>;
 
-/// Questions to a classifier that are not answered yet, and what it said to those before.
-struct Labelling {
+/// Unanswered questions to a classifier, and the classifications so far.
+struct Labeling {
     questions: IntoIter<Question>,
     classified: Vec<Classification>,
     answer: ClassifyAnswer,
 }
 
-/// The answer, or what is to be done next.
-type Concluded = Result<ControlFlow<Reply, Piece>, ApiError>;
+/// The reply, or the next piece of work.
+type Outcome = Result<ControlFlow<Reply, Piece>, ApiError>;
 
 impl Analysis {
     pub(crate) fn attention(request: AttentionRequest) -> Self {
@@ -122,7 +125,7 @@ impl Analysis {
         }))
     }
 
-    /// The model is needed for its replacement alone; tracing takes the longest, and needs none.
+    /// Only the replacement model needs the model; tracing takes longest and runs without it.
     pub(crate) fn graph(GraphRequest { ids, transcoders, graph, warnings }: GraphRequest) -> Self {
         let (of_ids, options) = (ids.clone(), graph.options());
         let of = move |model: &Gpt2LMHeadModel, _| {
@@ -144,28 +147,30 @@ impl Analysis {
 
     pub(crate) fn labels(ClassifyCall { questions, answer }: ClassifyCall) -> Self {
         let (texts, prompt_tokens) = (questions.len(), answer.prompt_tokens());
-        let labelling = Labelling { questions: questions.into_iter(), classified: Vec::new(), answer };
-        Self { piece: Piece::Label(Box::new(labelling)), texts, prompt_tokens }
+        let labeling = Labeling { questions: questions.into_iter(), classified: Vec::new(), answer };
+        Self { piece: Piece::Label(Box::new(labeling)), texts, prompt_tokens }
     }
 
     fn of(piece: Piece) -> Self {
         Self { piece, texts: 1, prompt_tokens: 0 }
     }
 
-    /// Texts that it is of.
+    /// Number of texts in the analysis.
     pub fn texts(&self) -> usize {
         self.texts
     }
 
-    /// Tokens of prompts that the request counts, as its answer tells: those of texts to embed or to label.
+    /// Number of prompt tokens reported in the usage, for embeddings and classification.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
-    /// Computes the next piece: at most so many tokens. All at once are those of the library, bit for bit.
+    /// Computes the next piece, at most `tokens` tokens.
+    ///
+    /// If all tokens are computed at once, the values equal the library's bit for bit.
     ///
     /// # Errors
-    /// Those of the model.
+    /// If the model fails.
     pub fn compute(self, model: &LoadedModel, tokens: usize) -> Result<Self, ApiError> {
         let mut piece = self.piece;
         let model = model.model();
@@ -185,16 +190,16 @@ impl Analysis {
                 }
             }
             Piece::Compute(of) => Piece::Conclude(of(model, tokens)?),
-            Piece::Label(_) => return Err(ApiError::failed("labels, asked of a language model")),
+            Piece::Label(_) => return Err(ApiError::failed("a language model cannot classify texts")),
             piece => piece,
         };
         Ok(Self { piece, ..self })
     }
 
-    /// Computes the next piece of labels: those of at most so many texts, and of at least one.
+    /// Classifies the next texts, at most `texts` and at least one.
     ///
     /// # Errors
-    /// Those of the classifier.
+    /// If the classifier fails.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -205,48 +210,50 @@ impl Analysis {
     /// # let classifier = options.open_classifier(&candle_gpt2_engine::Silent)?.load_classifier(&candle_gpt2_engine::Silent)?;
     /// let served = ServedModel::of_classifier(&classifier, ApiOptions::default());
     /// let body = br#"{"input": ["the sea", "a wood"]}"#;
-    /// let Work::Analysis(analysis) = served.read(Endpoint::Classify, body, None)? else { panic!("labels are an analysis") };
+    /// let Work::Analysis(analysis) = served.read(Endpoint::Classify, body, None)? else { panic!("expected an analysis") };
     /// assert_eq!(analysis.texts(), 2);
-    /// let ControlFlow::Break(reply) = analysis.classify(&classifier, 2)?.conclude(&served)? else { panic!("both are labelled") };
+    /// let ControlFlow::Break(reply) = analysis.classify(&classifier, 2)?.conclude(&served)? else { panic!("expected a reply") };
     /// assert!(reply.json.contains(r#""num_classes":5"#), "{}", reply.json);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn classify(self, classifier: &Classifier, texts: usize) -> Result<Self, ApiError> {
         let piece = match self.piece {
-            Piece::Label(mut labelling) => {
-                let questions: Vec<Question> = labelling.questions.by_ref().take(texts.max(1)).collect();
+            Piece::Label(mut labeling) => {
+                let questions: Vec<Question> = labeling.questions.by_ref().take(texts.max(1)).collect();
                 let classified = classifier.classify(&questions).map_err(ApiError::failed)?;
-                labelling.classified.extend(classified);
-                match labelling.questions.len() {
+                labeling.classified.extend(classified);
+                match labeling.questions.len() {
                     0 => Piece::Conclude(Box::new(move |_| {
-                        Ok(Break(labelling.answer.into_reply(&labelling.classified)))
+                        Ok(Break(labeling.answer.into_reply(&labeling.classified)))
                     })),
-                    _ => Piece::Label(labelling),
+                    _ => Piece::Label(labeling),
                 }
             }
-            _ => return Err(ApiError::failed("a look into a language model, asked of a classifier")),
+            _ => return Err(ApiError::failed("a classifier cannot run an analysis of a language model")),
         };
         Ok(Self { piece, ..self })
     }
 
-    /// Does what the piece needs besides the model, and gives the answer if it was the last; otherwise the analysis, for the next.
+    /// Runs the model-free part; returns the reply after the last piece, otherwise the analysis.
     ///
     /// # Errors
-    /// When the request leaves nothing to answer with, or something fails inside.
+    /// If nothing is left to answer with, or something fails internally.
     pub fn conclude(self, served: &ServedModel) -> Result<ControlFlow<Reply, Self>, ApiError> {
-        let concluded = match self.piece {
+        let outcome = match self.piece {
             Piece::Conclude(conclude) => conclude(served)?,
             piece => Continue(piece),
         };
-        Ok(concluded.map_continue(|piece| Self { piece, ..self }))
+        Ok(outcome.map_continue(|piece| Self { piece, ..self }))
     }
 
-    /// Both, on all tokens at once. What may follow is asked again and again of the same text: `reading` is what was read of it.
+    /// Computes and concludes the next piece with all tokens at once.
+    ///
+    /// `/look/next` asks about the same text again and again; `reading` caches its prefill.
     pub(crate) fn step(
         self,
         model: &LoadedModel,
         served: &ServedModel,
-        reading: &mut Reading,
+        reading: &mut PrefixCache,
     ) -> Result<ControlFlow<Reply, Self>, ApiError> {
         if let Piece::Next(request) = self.piece {
             let logits = reading.logits(model.model(), &request.text, request.ids.len() - 1);
@@ -259,15 +266,15 @@ impl Analysis {
 fn record(
     ids: Vec<u32>,
     sites: Vec<Site>,
-    then: impl FnOnce(Record, &ServedModel) -> Concluded + Send + 'static,
+    then: impl FnOnce(Record, &ServedModel) -> Outcome + Send + 'static,
 ) -> Piece {
     Piece::Record { ids, sites, then: Box::new(then) }
 }
 
-/// Computes something with the model, and does the rest without.
+/// Piece that computes with the model and then concludes without it.
 fn compute<T: Send + 'static, E: Into<ApiError>>(
     of: impl FnOnce(&Gpt2LMHeadModel, usize) -> Result<T, E> + Send + 'static,
-    then: impl FnOnce(T, &ServedModel) -> Concluded + Send + 'static,
+    then: impl FnOnce(T, &ServedModel) -> Outcome + Send + 'static,
 ) -> Piece {
     Piece::Compute(Box::new(|model, tokens| {
         let computed = of(model, tokens).map_err(Into::into)?;
@@ -275,8 +282,8 @@ fn compute<T: Send + 'static, E: Into<ApiError>>(
     }))
 }
 
-/// Records what the output head reads, `(1, T, C)`.
-fn record_hidden(ids: Vec<u32>, then: impl FnOnce(&Tensor) -> Concluded + Send + 'static) -> Piece {
+/// Records the input of the output head, `(1, T, C)`.
+fn record_hidden(ids: Vec<u32>, then: impl FnOnce(&Tensor) -> Outcome + Send + 'static) -> Piece {
     let site = Site::outside(SiteKind::FinalNorm);
     record(ids, vec![site], move |record, _| then(record.get(site)?))
 }
@@ -292,7 +299,7 @@ fn next(request: NextRequest) -> Piece {
     })
 }
 
-/// The vector of the next text, and of those after it.
+/// Piece that embeds the next text and then the remaining ones.
 fn embedding(mut rows: IntoIter<Vec<u32>>, mut answer: EmbeddingsAnswer) -> Piece {
     record_hidden(rows.next().unwrap_or_default(), |hidden| {
         answer.add(&hidden.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1::<f32>()?);
@@ -303,34 +310,37 @@ fn embedding(mut rows: IntoIter<Vec<u32>>, mut answer: EmbeddingsAnswer) -> Piec
     })
 }
 
-/// How far a lens is. Of a text of 128 tokens the logits of all layers together would take hundreds of megabytes.
+/// State of a logit lens, computed piece by piece.
+///
+/// For a text of 128 tokens, the logits of all layers together would take hundreds of megabytes.
 struct LensPass {
     request: LensRequest,
-    /// The residual stream at each layer, `(1, T, C)`.
+    /// Residual stream at each layer, `(1, T, C)`.
     residuals: Vec<Tensor>,
-    /// The layer that is read; `None` while the predictions of the last one are, which all are compared with.
+    /// Current layer; `None` while computing the last layer, the reference for all others.
     layer: Option<usize>,
-    /// The token that is read next.
+    /// Index of the next token.
     token: usize,
-    /// The last layer's logarithms of probabilities, a row for each token.
+    /// Log-probabilities of the last layer, one row for each token.
     last: Vec<Vec<f32>>,
     cells: Vec<LensCell>,
 }
 
 impl LensPass {
-    /// The logits of the next tokens of a layer, `(1, T, V)`.
+    /// Piece that computes one layer's logits for the next tokens, `(1, T, V)`.
     fn next_piece(self) -> Piece {
         let (last_layer, first) = (self.residuals.len() - 1, self.token);
         let layer = self.layer.unwrap_or(last_layer);
         let (residual, rest) = (self.residuals[layer].clone(), self.request.ids.len() - first);
         let of = move |model: &Gpt2LMHeadModel, tokens: usize| {
-            let residual = residual.narrow(TOKEN_DIM, first, tokens.clamp(1, rest))?.contiguous()?; // (1, T, C)
+            // (1, T, C)
+            let residual = residual.narrow(TOKEN_DIM, first, tokens.clamp(1, rest))?.contiguous()?;
             lens_logits_at(model, layer, residual, &|_, x| Ok(x))
         };
         compute(of, |logits, served| self.read(&logits, served))
     }
 
-    fn read(mut self, logits: &Tensor, served: &ServedModel) -> Concluded {
+    fn read(mut self, logits: &Tensor, served: &ServedModel) -> Outcome {
         let (predicted, first, ids) = (lens_logprobs(logits)?, self.token, &self.request.ids);
         self.token += predicted.len();
         if self.layer.is_none() {
@@ -338,7 +348,7 @@ impl LensPass {
         } else {
             let options = LensOptions { top: 1, watch: Vec::new() };
             let next = ids.get(first + 1..).unwrap_or_default();
-            self.cells.extend(lens_cells(&predicted, &self.last[first..], &options, next));
+            self.cells.extend(lens_cells(&predicted, &self.last[first..], &options, next)?);
         }
         if self.token == ids.len() {
             (self.token, self.layer) = (0, Some(self.layer.map_or(0, |layer| layer + 1)));

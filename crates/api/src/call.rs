@@ -1,20 +1,20 @@
-//! Texts in the making.
+//! Calls that generate text.
 
 use candle_gpt2_generation::Request;
 
 use crate::Answer;
 
-/// Texts that a body asks for.
+/// Completions requested by one body.
 ///
-/// Given by [`ServedModel::read`](crate::ServedModel::read), as [`Work::Texts`](crate::Work).
+/// [`ServedModel::read`](crate::ServedModel::read) returns it inside [`Work::Texts`](crate::Work).
 #[derive(Debug)]
 pub struct Call {
-    /// One for each prompt.
+    /// One request for each prompt.
     pub requests: Vec<Request>,
-    /// Puts together what happens to them.
+    /// Builds the response from the scheduler's events.
     pub answer: Answer,
-    /// Whether it is sent piece by piece.
+    /// Whether the response is streamed.
     pub stream: bool,
-    /// Bytes of the activations that are kept for the answer, at most: four for each number.
+    /// Maximum size in bytes of the activations kept for the answer, four bytes per value.
     pub activation_bytes: usize,
 }

@@ -1,7 +1,8 @@
-//! `/v1/classify`, and `/classify`, where vLLM has it: labels of texts, or of each of their tokens.
+//! `/v1/classify`, and vLLM's path `/classify`: labels of texts or of each of their tokens.
 //!
-//! Source: vLLM's `ClassificationRequest` and `ClassificationResponse` (`entrypoints/pooling/classify/protocol.py`). Beside its
-//! `label` and `probs` each entry has `labels`, or for a model that labels tokens `tokens`, as `gpt2 classify --json` prints them.
+//! Source: vLLM's `ClassificationRequest` and `ClassificationResponse`
+//! (`entrypoints/pooling/classify/protocol.py`). In addition to `label` and `probs`, each entry has `labels`,
+//! or `tokens` for a token classifier, in the format of `gpt2 classify --json`.
 
 use candle_gpt2_engine::{Classification, EngineError, Label, Question};
 use candle_gpt2_generation::GenerationError;
@@ -16,37 +17,37 @@ use crate::served::fresh_number;
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
 fields! {
-    /// The fields of `/v1/classify`.
+    /// Fields of `/v1/classify`.
     ClassifyFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// What to label. Names of special tokens in a text are read as these tokens.
+        /// Texts to classify. Names of special tokens in a text are parsed as these tokens.
         @required input: Option<Prompts>,
-        /// Keeps this many of the last tokens of a longer text; -1 keeps what the context holds. Only the end of a text of more than
-        /// 1 MiB is read.
+        /// Number of tokens to keep from the end of a longer text; -1 keeps what the context holds.
+        /// Only the end of a text of more than 1 MiB is read.
         truncate_prompt_tokens: Option<Truncation>,
         /// Whether `probs` are the scores of the labels; otherwise they are logits.
         use_activation | activation | softmax: bool = true,
-        /// The answer's id is `classify-` and this.
+        /// The response's id is `classify-` and this.
         request_id | rid: Option<Text<MAX_ID_BYTES>>,
     }
     ignored ["user", "priority", "add_special_tokens", "cache_salt", "mm_processor_kwargs"]
     refused [
-        "messages": "give the text as input",
-        "truncation_side": "of a long text the last tokens are kept; leave it out",
+        "messages": "pass the text as input",
+        "truncation_side": "only the last tokens of a long text can be kept; leave it out",
     ]
 }
 
-/// What a body asks for: questions to a classifier, and how they are answered.
+/// Questions to a classifier, and the answer that they fill.
 #[derive(Debug)]
 pub(crate) struct ClassifyCall {
-    /// One for each text.
+    /// One question for each text.
     pub(crate) questions: Vec<Question>,
-    /// What becomes of what the classifier says.
+    /// Answer that receives the classifications.
     pub(crate) answer: ClassifyAnswer,
 }
 
-/// An answer that waits for what the classifier says.
+/// Answer that waits for the classifications.
 #[derive(Debug)]
 pub(crate) struct ClassifyAnswer {
     id: String,
@@ -54,7 +55,7 @@ pub(crate) struct ClassifyAnswer {
     model: String,
     prompt_tokens: usize,
     num_labels: usize,
-    /// Whether `probs` are scores, and not logits.
+    /// Whether `probs` contains scores instead of logits.
     use_activation: bool,
     warnings: Warnings,
 }
@@ -62,7 +63,7 @@ pub(crate) struct ClassifyAnswer {
 impl ClassifyCall {
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, ClassifyFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: ClassifyFields = body.read()?;
         served.check_name(fields.model.as_ref())?;
         let input = Prompts::of_input(fields.input, served)?;
@@ -95,7 +96,7 @@ fn questions(
         Some(Truncation::ToContext) => Some(n_positions),
         Some(Truncation::ToTokens(tokens)) => Some(tokens),
     };
-    // What is cut to more than the context is too long still.
+    // A text truncated to more tokens than the context is still too long.
     let keep_last = kept.filter(|kept| *kept <= n_positions).map(|_| n_positions);
     let paths: Vec<String> = (0..input.prompts.len()).map(|prompt| input.path(prompt)).collect();
     let mut questions = Vec::with_capacity(paths.len());
@@ -107,7 +108,8 @@ fn questions(
             Prompt::Text(text) => {
                 let (read, _permit) = to_read_with_places(&text, keep_last.and(kept), path, served)?;
                 let before = text.strip_suffix(read).unwrap_or_default().chars().count();
-                Question::of_text(&served.vocabulary, read, keep_last).map(|question| question.behind(before))
+                Question::of_text(&served.vocabulary, read, keep_last)
+                    .map(|question| question.shifted_by(before))
             }
         };
         let question = question.map_err(|error| refused(&error, path))?;
@@ -121,7 +123,7 @@ fn refused(error: &EngineError, path: &str) -> ApiError {
         EngineError::Generation(GenerationError::EmptyPrompt) => empty(path),
         EngineError::Generation(GenerationError::PromptTooLong { tokens, n_positions }) => {
             let message = format!(
-                "{path}: this model's context is {n_positions} tokens, and the text has {tokens}; shorten it, or set \
+                "{path}: this model's context is {n_positions} tokens, but the text has {tokens}; shorten it, or set \
                  truncate_prompt_tokens"
             );
             too_long(message, path)
@@ -131,12 +133,12 @@ fn refused(error: &EngineError, path: &str) -> ApiError {
 }
 
 impl ClassifyAnswer {
-    /// Tokens of all texts.
+    /// Number of tokens in all texts.
     pub(crate) fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
-    /// The answer, with what the classifier says to each text.
+    /// Builds the reply from the classification of each text.
     pub(crate) fn into_reply(self, classifications: &[Classification]) -> Reply {
         let entries = classifications.iter().enumerate();
         let response = json(&Response {
@@ -165,12 +167,12 @@ impl ClassifyAnswer {
         Entry { index, label, probs, num_classes: self.num_labels, classification }
     }
 
-    /// A number for each label in the order of their numbers: its score, or its logit if that is asked for.
+    /// Scores of the labels in the order of their ids, or their logits if the request asks for logits.
     fn probs(&self, labels: &[Label]) -> Vec<f64> {
         let mut probs = vec![0.0; labels.len()];
         for Label { id, score, logit, .. } in labels {
-            if let Some(place) = probs.get_mut(*id) {
-                *place = if self.use_activation { *score } else { f64::from(*logit) };
+            if let Some(prob) = probs.get_mut(*id) {
+                *prob = if self.use_activation { *score } else { f64::from(*logit) };
             }
         }
         probs
@@ -204,6 +206,6 @@ struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
     completion_tokens: usize,
-    /// vLLM's clients expect the key.
+    /// Key that vLLM's clients expect.
     prompt_tokens_details: Option<()>,
 }

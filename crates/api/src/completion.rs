@@ -1,6 +1,6 @@
-//! The body of `/v1/completions`.
+//! Body of `/v1/completions`.
 //!
-//! Source: OpenAI's OpenAPI description, `CreateCompletionRequest`; vLLM's and llama.cpp's fields beside it.
+//! Source: OpenAI's OpenAPI description, `CreateCompletionRequest`, plus fields of vLLM and llama.cpp.
 
 use std::sync::LazyLock;
 
@@ -13,45 +13,45 @@ use crate::body::{Body, Count, Described, Field, Fields, List, TokenIds, Use, fi
 use crate::options::{self, MAX_LOGPROBS, MAX_N, MAX_TOKENS, Options};
 use crate::{ApiError, ServedModel, Warnings};
 
-/// Most prompts; a server may allow fewer.
+/// Maximum number of prompts; a server may allow fewer.
 const MAX_PROMPTS: usize = 2048;
-/// Most tokens of a prompt, more than any context: what is cut may be longer.
+/// Maximum number of tokens in a prompt, above any context length because prompts may be truncated.
 const MAX_PROMPT_TOKENS: usize = 1 << 20;
-/// Largest `best_of`, as OpenAI has it.
+/// Maximum `best_of`, same as OpenAI's.
 const MAX_BEST_OF: usize = 20;
 
 fields! {
-    /// The fields of `/v1/completions` that conversations do not have.
+    /// Fields of `/v1/completions` that `/v1/chat/completions` does not have.
     CompletionFields {
-        /// What to continue; without one, or empty, the token that begins texts. Names of special tokens in a text are read as these
-        /// tokens.
+        /// Prompt to continue; if absent or empty, the BOS token. Names of special tokens in a text are
+        /// parsed as these tokens.
         prompt: Option<Prompts>,
-        /// Maximum number of new tokens, which must fit into the context with the prompt. Default: 100, or what fits. 0 generates nothing,
-        /// and with `echo` scores the prompt.
+        /// Maximum number of new tokens, which must fit into the context with the prompt. Default: 100, or
+        /// what fits. 0 generates nothing, and with `echo` scores the prompt.
         max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
-        /// Completions of which the `n` with the greatest mean log-probability are returned; at least `n`, at most 20 or `n`, and
-        /// `n` in a stream.
+        /// Number of candidates, of which the `n` with the highest mean log-probability are returned; at
+        /// least `n`, at most 20 or `n`, and equal to `n` in a stream.
         best_of: Option<Count<0, MAX_N>>,
-        /// Whether the text begins with the prompt, and the log-probabilities with those of its tokens.
+        /// Whether to return the prompt, with its log-probabilities, in front of the completion.
         echo: bool = false,
-        /// Returns the log-probability of each token, and as many of the most probable ones. They are those of the model and
-        /// `logit_bias`, before anything else changes them. 0 of `n_probs` is none.
+        /// Returns the log-probability of each token and of this many most probable tokens. The values are
+        /// those of the model and `logit_bias`, before any other processing. `n_probs` 0 returns none.
         logprobs | n_probs: Option<Count<0, MAX_LOGPROBS>>,
     }
-    refused ["suffix": "GPT-2 cannot fill in; give a prompt alone"]
+    refused ["suffix": "GPT-2 cannot insert text; send only a prompt"]
 }
 
 /// All fields of the body.
 pub(crate) static FIELDS: LazyLock<Vec<Field>> =
     LazyLock::new(|| [CompletionFields::fields(), &options::fields()].concat());
 
-/// What `/v1/completions` is asked for, with every field in its range.
+/// Parsed body of `/v1/completions`, with every field in range.
 ///
 /// ```
 /// use candle_gpt2_api::CompletionRequest;
 ///
 /// assert!(!CompletionRequest::parse(br#"{"prompt": [464, 3290], "max_tokens": 5}"#)?.has_grammar());
-/// let error = CompletionRequest::parse(br#"{"prompt": "The dog", "n": -1}"#).err().ok_or("it is allowed")?;
+/// let error = CompletionRequest::parse(br#"{"prompt": "The dog", "n": -1}"#).err().ok_or("expected an error")?;
 /// assert_eq!((error.status(), error.param()), (400, Some("n")));
 /// assert!(CompletionRequest::fields().any(|field| field == "logprobs"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -59,7 +59,7 @@ pub(crate) static FIELDS: LazyLock<Vec<Field>> =
 #[derive(Debug, Clone)]
 pub struct CompletionRequest {
     pub(crate) prompts: Prompts,
-    /// At least `n`.
+    /// Number of candidates, at least `n`.
     pub(crate) best_of: usize,
     pub(crate) echo: bool,
     pub(crate) logprobs: Option<usize>,
@@ -68,20 +68,23 @@ pub struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    /// Reads a body. Unknown fields become warnings of the answer, or a refusal by a [strict](crate::ApiOptions::strict) server.
+    /// Reads a body.
+    ///
+    /// Unknown fields become warnings in the answer. A [strict](crate::ApiOptions::strict) server rejects
+    /// them.
     ///
     /// # Errors
-    /// When it is no JSON object, or a field is of the wrong type, out of its range or not served: which one, what was
-    /// expected and what was found.
+    /// If the body is not a JSON object, or a field has the wrong type, is out of range or is unsupported.
+    /// The message names the field, the expected value and the found value.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        Self::of(&mut Body::parse(body, &FIELDS)?)
+        Self::from_body(&mut Body::parse(body, &FIELDS)?)
     }
 
-    /// What the fields of a body say.
-    pub(crate) fn of(body: &mut Body<'_>) -> Result<Self, ApiError> {
+    /// Builds a request from a parsed body.
+    pub(crate) fn from_body(body: &mut Body<'_>) -> Result<Self, ApiError> {
         let fields: CompletionFields = body.read()?;
         let options = Options::read(body, fields.max_tokens)?;
-        // llama.cpp's clients send 0 for none.
+        // llama.cpp's clients send `n_probs: 0` to disable log-probabilities.
         let is_none = |logprobs: usize| logprobs == 0 && body.name("logprobs") == "n_probs";
         Ok(Self {
             prompts: fields.prompt.unwrap_or_else(Prompts::empty),
@@ -95,25 +98,25 @@ impl CompletionRequest {
         })
     }
 
-    /// Whether its texts conform to something, which takes long to read.
+    /// Whether the request uses structured output, which takes long to compile.
     pub fn has_grammar(&self) -> bool {
         self.options.grammar.is_some()
     }
 
-    /// The names of the fields that it reads or ignores.
+    /// Names of the fields that are read or ignored.
     pub fn fields() -> impl Iterator<Item = &'static str> {
-        known(&FIELDS)
+        supported_names(&FIELDS)
     }
 }
 
-/// The names of these fields, without those that are refused.
-pub(crate) fn known(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
+/// Field names without the unsupported fields.
+pub(crate) fn supported_names(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
     fields.iter().filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
 }
 
 fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<usize, ApiError> {
     let Count(n) = options.fields.n;
-    // `best_of` may always be as large as n.
+    // `best_of` may always be as large as `n`.
     let most = MAX_BEST_OF.max(n);
     match best_of.max(1) {
         best_of if best_of > most => {
@@ -121,32 +124,32 @@ fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<u
         }
         best_of if best_of < n => Err(body.wrong("best_of", format_args!("at least n, which is {n}"))),
         best_of if options.fields.stream && best_of > n => {
-            Err(body.wrong("best_of", "n if the texts are streamed"))
+            Err(body.wrong("best_of", "the same value as n in a stream"))
         }
         best_of => Ok(best_of),
     }
 }
 
-/// The prompts of a request.
+/// Prompts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Prompts {
-    /// The field that they are given in.
+    /// Field that contains the prompts.
     pub(crate) field: &'static str,
     pub(crate) prompts: Vec<Prompt>,
-    /// Whether they were a list, so that messages count them.
+    /// Whether the prompts came as a list, so messages include the index.
     pub(crate) is_list: bool,
 }
 
-/// A prompt.
+/// Prompt as text or token ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Text(String),
-    /// Not empty.
+    /// Nonempty list of token ids.
     Ids(Vec<u32>),
 }
 
 impl Prompts {
-    /// An empty one, which starts from the token that begins texts.
+    /// Single empty prompt, which starts from the BOS token.
     pub(crate) fn empty() -> Self {
         Self::single(Prompt::Text(String::new()))
     }
@@ -155,12 +158,12 @@ impl Prompts {
         Self { field: "prompt", prompts: vec![prompt], is_list: false }
     }
 
-    /// The path of a prompt.
+    /// Path of a prompt in the request.
     pub(crate) fn path(&self, prompt: usize) -> String {
         if self.is_list { format!("{}[{prompt}]", self.field) } else { self.field.into() }
     }
 
-    /// Those of the field `input`: at least one, and no more than the server takes.
+    /// Validates the prompts in `input`: at least one and within the server's limit.
     pub(crate) fn of_input(input: Option<Self>, served: &ServedModel) -> Result<Self, ApiError> {
         let input = input.ok_or_else(|| wrong_value("input", SHAPES, "nothing"))?;
         let input = Self { field: "input", ..input };
@@ -168,14 +171,14 @@ impl Prompts {
         Ok(input)
     }
 
-    /// Refuses more of them than the server takes.
+    /// Rejects more prompts than the server's limit.
     pub(crate) fn check_count(&self, served: &ServedModel) -> Result<(), ApiError> {
         let (field, most, found) = (self.field, served.options.limits.max_prompts, self.prompts.len());
         if found <= most {
             return Ok(());
         }
         let what = if field == "input" { "texts" } else { "prompts" };
-        let message = format!("{field}: this server takes at most {most} {what}, found {found}");
+        let message = format!("{field}: this server accepts at most {most} {what}, found {found}");
         Err(ApiError::invalid(message).with_param(field))
     }
 }
@@ -192,7 +195,7 @@ impl Described for Prompts {
 }
 
 impl<'de> Deserialize<'de> for Prompts {
-    /// The first item of a list decides what the others are.
+    /// The first item of a list determines the type of all items.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&RawValue>::deserialize(deserializer)?;
         let mut beginning = json.get().chars().filter(|c| !c.is_ascii_whitespace());
@@ -217,7 +220,7 @@ impl<'de> Deserialize<'de> for Prompts {
     }
 }
 
-/// Token ids of a prompt: at least one.
+/// Nonempty token ids of a prompt.
 struct PromptIds(Vec<u32>);
 
 impl<'de> Deserialize<'de> for PromptIds {

@@ -1,6 +1,7 @@
-//! The OpenAPI description, made of [`ROUTES`], of the fields of bodies, and of `answers.json`, which has what routes do and
-//! answer.
-//! `WRITE_OPENAPI=1 cargo test -p candle-gpt2-api description` writes it anew.
+//! OpenAPI description, generated from [`ROUTES`], the body fields and `answers.json`.
+//!
+//! `answers.json` describes the routes and their answers. Regenerate the description with
+//! `WRITE_OPENAPI=1 cargo test -p candle-gpt2-api description`.
 
 use std::path::Path;
 
@@ -14,19 +15,19 @@ use crate::look::{AttentionFields, FeatureFields, FeaturesFields, GraphFields, H
 use crate::tokens::{DetokenizeFields, TokenizeFields};
 use crate::{Endpoint, OPENAPI, ROUTES, Route, chat, completion, look};
 
-/// What a client should know of every body.
-const OF_BODIES: &str = "Every field may be null, which is the same as absent. `maxLength` of a string counts its bytes in UTF-8. Unknown fields are ignored and named in `warnings` of \
-                         the answer; a server that was started with --strict refuses them. Fields that ask for unsupported features \
-                         are refused.";
-const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the last one is `data: [DONE]`. An error on the way is an \
-                          object with `error`.";
-const OF_FILES: &str = "A safetensors file, if the header `Accept` asks for this type: a tensor for each site, of several prompts with the \
-                        prompt's number and a dot in front of its name; the metadata has `positions`, `activations_info` and, if \
-                        there are any, `warnings`.";
-/// Widest line that an object or a list takes alone.
+/// Description shared by all bodies.
+const OF_BODIES: &str = "A null field counts as absent. `maxLength` of a string counts bytes of UTF-8. Unknown fields are ignored and \
+                         listed under `warnings` in the response; a server that was started with --strict rejects them. Fields for \
+                         unsupported features are rejected.";
+const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the last one is `data: [DONE]`. An error during generation \
+                          is an object with `error`.";
+const OF_FILES: &str = "A safetensors file, if the `Accept` header asks for this type: one tensor per hook point. With several prompts, \
+                        the prompt's index and a dot precede each name. The metadata has `positions`, `activations_info` and any \
+                        `warnings`.";
+/// Maximum width of an object or a list that is written on one line.
 const WIDTH: usize = 120;
 
-/// The schema of a route's body, by its name.
+/// Name and schema of a route's body.
 fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
     Some(match endpoint {
         Endpoint::Completions => ("CompletionRequest", &completion::FIELDS),
@@ -47,7 +48,7 @@ fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
     })
 }
 
-/// The errors of a route, by their codes.
+/// Error responses of a route, by status code.
 fn errors(route: &Route) -> Vec<(&'static str, &'static str)> {
     let is_post = route.method == "POST";
     let waits_in_queue =
@@ -71,11 +72,11 @@ fn schema_of(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// A route, of whose name, purpose and answer `said` has what `answers.json` says.
-fn operation(route: &Route, said: &Value) -> Value {
-    let mut content = match said["answer"].as_str() {
+/// Operation of a route; `entry` is its entry in `answers.json`.
+fn operation(route: &Route, entry: &Value) -> Value {
+    let mut content = match entry["answer"].as_str() {
         Some(answer) => json!({ "application/json": { "schema": schema_of(answer) } }),
-        None => json!({ said["media"].as_str().unwrap(): { "schema": { "type": "string" } } }),
+        None => json!({ entry["media"].as_str().unwrap(): { "schema": { "type": "string" } } }),
     };
     if matches!(route.endpoint, Endpoint::Completions | Endpoint::ChatCompletions) {
         content["text/event-stream"] = json!({ "schema": { "type": "string", "description": OF_STREAMS } });
@@ -84,11 +85,11 @@ fn operation(route: &Route, said: &Value) -> Value {
         content["application/octet-stream"] =
             json!({ "schema": { "type": "string", "description": OF_FILES } });
     }
-    let mut responses = json!({ "200": { "description": "The answer.", "content": content } });
+    let mut responses = json!({ "200": { "description": "The response.", "content": content } });
     for (code, name) in errors(route) {
         responses[code] = json!({ "$ref": format!("#/components/responses/{name}") });
     }
-    let mut operation = json!({ "operationId": said["operationId"], "summary": said["summary"] });
+    let mut operation = json!({ "operationId": entry["operationId"], "summary": entry["summary"] });
     if let Some((name, _)) = request(route.endpoint) {
         operation["requestBody"] =
             json!({ "required": true, "content": { "application/json": { "schema": schema_of(name) } } });
@@ -126,22 +127,22 @@ fn description() -> Value {
         "info": {
             "title": "gpt2 serve",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "GPT-2 behind the interface of OpenAI's completions, with fields of vLLM and llama.cpp. The text and the \
-                            log-probabilities of a request are the same alone and under load.",
+            "description": "GPT-2 behind OpenAI's completions API, with fields of vLLM and llama.cpp. The text and the \
+                            log-probabilities of a response do not depend on the server's load.",
             "license": { "name": env!("CARGO_PKG_LICENSE") },
         },
         "security": [{}, { "key": [] }],
         "paths": paths,
         "components": {
-            "securitySchemes": { "key": { "type": "http", "scheme": "bearer", "description": "If the server has keys." } },
+            "securitySchemes": { "key": { "type": "http", "scheme": "bearer", "description": "Required if the server has keys." } },
             "responses": components["responses"],
             "schemas": schemas,
         },
     })
 }
 
-/// JSON whose objects and lists take a line if they fit.
-fn written(value: &Value, indent: usize, before: usize) -> String {
+/// Formats JSON; objects and lists that fit stay on one line.
+fn format_json(value: &Value, indent: usize, before: usize) -> String {
     let line = value.to_string();
     let entries: Vec<(String, &Value)> = match value {
         Value::Object(entries) => {
@@ -155,7 +156,7 @@ fn written(value: &Value, indent: usize, before: usize) -> String {
     }
     let inner = indent + 1;
     let lines = entries.into_iter().map(|(name, value)| {
-        format!("\n{}{name}{}", " ".repeat(inner), written(value, inner, inner + name.len()))
+        format!("\n{}{name}{}", " ".repeat(inner), format_json(value, inner, inner + name.len()))
     });
     let lines: Vec<String> = lines.collect();
     let (open, close) = if value.is_array() { ('[', ']') } else { ('{', '}') };
@@ -163,13 +164,13 @@ fn written(value: &Value, indent: usize, before: usize) -> String {
 }
 
 #[test]
-fn the_description_is_made_of_routes_and_fields() {
-    let expected = written(&description(), 0, 0) + "\n";
+fn openapi_json_is_up_to_date() {
+    let expected = format_json(&description(), 0, 0) + "\n";
     if std::env::var_os("WRITE_OPENAPI").is_some() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/openapi.json");
         std::fs::write(path, expected).unwrap();
         return;
     }
-    let how = "WRITE_OPENAPI=1 cargo test -p candle-gpt2-api description";
-    assert!(OPENAPI == expected, "openapi.json is stale; write it anew: {how}");
+    let command = "WRITE_OPENAPI=1 cargo test -p candle-gpt2-api description";
+    assert!(OPENAPI == expected, "openapi.json is stale; regenerate it: {command}");
 }

@@ -1,8 +1,10 @@
-//! `/v1/embeddings`: a vector for each text, made of the hidden states after the final norm.
+//! `/v1/embeddings`: one vector for each text, from the hidden states after the final norm.
 //!
-//! Source: OpenAI's OpenAPI description, `CreateEmbeddingRequest` and `CreateEmbeddingResponse`; vLLM's `normalize` and
-//! `truncate_prompt_tokens`. GPT-2 was not trained to embed: `pooling` chooses the mean over all tokens, or the last token, which alone
-//! has seen the whole text.
+//! Source: OpenAI's OpenAPI description, `CreateEmbeddingRequest` and `CreateEmbeddingResponse`; vLLM's
+//! `normalize` and `truncate_prompt_tokens`.
+//!
+//! GPT-2 was not trained to produce embeddings. `pooling` selects the mean over all tokens or the last token,
+//! which is the only one that attends to the whole text.
 
 use serde::Serialize;
 
@@ -15,41 +17,41 @@ use crate::prompts::tokens_of;
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
 fields! {
-    /// The fields of `/v1/embeddings`.
+    /// Fields of `/v1/embeddings`.
     EmbeddingFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// A text, texts, token ids, or lists of token ids; none of them empty.
+        /// A text, a list of texts, token ids, or lists of token ids; none may be empty.
         @required input: Option<Prompts>,
-        /// Numbers, or base64 of f32 with the lowest byte first.
+        /// `float`, a list of numbers, or `base64` of little-endian f32.
         encoding_format: Encoding = Encoding::Float,
-        /// The width of the model.
+        /// Vector size; only the model's hidden size is supported.
         dimensions: Option<Integer>,
-        /// The mean of the hidden states of all tokens, or that of the last token.
+        /// The mean of all hidden states, or the hidden state of the last token.
         pooling: Pooling = Pooling::Mean,
         /// Whether vectors are divided by their Euclidean norm.
         normalize: bool = true,
-        /// Keeps the last tokens of a text: this many, or with -1 those that the context holds.
+        /// Number of tokens to keep from the end of a text; -1 keeps what the context holds.
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
 }
 
 words! {
-    /// Which hidden states make the vector of a text.
+    /// Pooling of hidden states into the vector of a text.
     Pooling { "mean" => Mean, "last" => Last }
 }
 
-/// What a body asks for: the texts, and how their vectors are written.
+/// Texts to embed, and the answer that collects their vectors.
 #[derive(Debug)]
 pub(crate) struct EmbeddingsCall {
     /// Token ids of each text.
     pub(crate) rows: Vec<Vec<u32>>,
-    /// What becomes of their hidden states.
+    /// Answer that collects the vectors.
     pub(crate) answer: EmbeddingsAnswer,
 }
 
-/// An answer to which the hidden states of one text after the other are added.
+/// Answer that receives the hidden states of one text at a time.
 #[derive(Debug)]
 pub(crate) struct EmbeddingsAnswer {
     model: String,
@@ -65,18 +67,18 @@ pub(crate) struct EmbeddingsAnswer {
 impl EmbeddingsCall {
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, EmbeddingFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: EmbeddingFields = body.read()?;
         served.check_name(fields.model.as_ref())?;
         let input = Prompts::of_input(fields.input, served)?;
         let tokens = tokens_of(input, fields.truncate_prompt_tokens, 0, served)?;
-        if let Some(tokens) = tokens.iter().find(|tokens| tokens.told_from > 0) {
-            let message = format!("{}: it is empty; give some text", tokens.path);
+        if let Some(tokens) = tokens.iter().find(|tokens| tokens.echo_start > 0) {
+            let message = format!("{}: empty; add some text", tokens.path);
             return Err(ApiError::invalid(message).with_param(&tokens.path));
         }
         let width = served.config().n_embd;
         if fields.dimensions.is_some_and(|Integer(dimensions)| usize::try_from(dimensions) != Ok(width)) {
-            return Err(body.wrong("dimensions", format_args!("{width}, which is the width of this model")));
+            return Err(body.wrong("dimensions", format_args!("{width}, the hidden size of this model")));
         }
         let rows: Vec<Vec<u32>> = tokens.into_iter().map(|tokens| tokens.ids).collect();
         let answer = EmbeddingsAnswer {
@@ -94,12 +96,12 @@ impl EmbeddingsCall {
 }
 
 impl EmbeddingsAnswer {
-    /// Tokens of all texts.
+    /// Number of tokens in all texts.
     pub(crate) fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
-    /// Adds the vector of the next text: `hidden_states` `(T, C)` after the final norm, token by token.
+    /// Adds the vector of the next text from `hidden_states` `(T, C)` after the final norm.
     pub(crate) fn add(&mut self, hidden_states: &[f32]) {
         let tokens = hidden_states.chunks_exact(self.width);
         let mut vector = vec![0.0; self.width];
@@ -116,10 +118,10 @@ impl EmbeddingsAnswer {
         self.vectors.push(vector.into_iter().map(|x| (x * scale) as f32).collect());
     }
 
-    /// The answer.
+    /// Builds the reply.
     pub(crate) fn into_reply(self) -> Result<Reply, ApiError> {
         if self.vectors.iter().flatten().any(|x| !x.is_finite()) {
-            return Err(ApiError::failed("hidden states that are not finite"));
+            return Err(ApiError::failed("the hidden states are not finite"));
         }
         let entries = self.vectors.iter().enumerate().map(|(index, numbers)| {
             let embedding = Numbers { numbers, encoding: self.encoding };

@@ -1,4 +1,4 @@
-//! How the numbers of an answer are written.
+//! Encoding of vectors in answers.
 
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
@@ -6,18 +6,18 @@ use serde::{Serialize, Serializer};
 use crate::body::words;
 
 words! {
-    /// How a vector is written.
+    /// Encoding of a vector.
     Encoding { "float" => Float, "base64" => Base64 }
 }
 
-/// Numbers on their way into an answer.
+/// Vector to be serialized with an encoding.
 pub(crate) struct Numbers<'a> {
     pub(crate) numbers: &'a [f32],
     pub(crate) encoding: Encoding,
 }
 
 impl Serialize for Numbers<'_> {
-    /// A list, or base64 of the bytes of f32, the lowest first.
+    /// Serializes a list, or base64 of the little-endian f32 bytes.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.encoding {
             Encoding::Float => self.numbers.serialize(serializer),

@@ -1,25 +1,25 @@
-//! The memory in which requests encode their texts: a semaphore in bytes.
+//! Memory budget for tokenizing requests: a semaphore counted in bytes.
 //!
-//! A tokenizer takes up to some hundred bytes for each byte of a text. Long texts therefore wait for each other, however many
-//! threads read requests.
+//! A tokenizer needs up to a few hundred bytes for each byte of text. Long texts therefore wait for each
+//! other, regardless of the number of threads that read requests.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::ApiError;
 
-/// Memory of all texts that are encoded concurrently.
+/// Memory limit of all texts that are encoded concurrently.
 const ALL_BYTES: usize = 96 << 20;
-/// Largest memory of one text. One that takes more than [`ALL_BYTES`] is encoded alone.
+/// Memory limit of one text. A text that needs more than [`ALL_BYTES`] is encoded alone.
 const MAX_BYTES: usize = 192 << 20;
-/// Texts that take less need no permit: there are few threads.
+/// Texts that need less memory than this require no permit, because there are few threads.
 const SMALL_BYTES: usize = 8 << 20;
-/// Longest wait for the memory.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum wait for memory.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Time after which a client should retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Counts the memory of the texts that are encoded.
+/// Semaphore for the memory of texts being encoded.
 #[derive(Debug)]
 pub(crate) struct EncodingMemory {
     /// Free bytes.
@@ -27,7 +27,7 @@ pub(crate) struct EncodingMemory {
     freed: Condvar,
 }
 
-/// Memory for one text, free again when dropped.
+/// Permit for the memory of one text, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit<'a> {
     memory: &'a EncodingMemory,
@@ -39,17 +39,17 @@ impl EncodingMemory {
         Self { free: Mutex::new(ALL_BYTES), freed: Condvar::new() }
     }
 
-    /// Whether a text fits at all that takes `bytes`.
+    /// Whether a text that needs `bytes` can be encoded at all.
     pub(crate) fn fits(bytes: usize) -> bool {
         bytes <= MAX_BYTES
     }
 
-    /// Waits until there is memory to encode a text that takes `bytes`.
+    /// Waits until enough memory is free to encode a text that needs `bytes`.
     pub(crate) fn acquire(&self, bytes: usize, text: &str, path: &str) -> Result<Permit<'_>, ApiError> {
         if !Self::fits(bytes) {
             let message = format!(
-                "{path}: this model's tokenizer may take {} MB of memory for a text of {} bytes, the limit is {} MB; split \
-                 the text",
+                "{path}: this model's tokenizer may need {} MB of memory for a text of {} bytes, more than the limit of {} MB; \
+                 split the text",
                 bytes >> 20,
                 text.len(),
                 MAX_BYTES >> 20
@@ -61,7 +61,7 @@ impl EncodingMemory {
 
     fn reserve(&self, bytes: usize) -> Result<Permit<'_>, ApiError> {
         let busy = || {
-            let message = "there is no memory to encode the text; try again later";
+            let message = "not enough free memory to tokenize the text; try again later";
             ApiError::busy(503, message, "encoding_memory_busy", RETRY_AFTER)
         };
         if bytes <= SMALL_BYTES {
@@ -69,7 +69,7 @@ impl EncodingMemory {
         }
         let permitted = bytes.min(ALL_BYTES);
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.freed.wait_timeout_while(free, PATIENCE, |free| *free < permitted);
+        let waited = self.freed.wait_timeout_while(free, MAX_WAIT, |free| *free < permitted);
         let (mut free, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() && *free < permitted {
             return Err(busy());
@@ -77,7 +77,7 @@ impl EncodingMemory {
         *free -= permitted;
         drop(free);
         let permit = Permit { memory: self, bytes: permitted };
-        // The process would abort in the middle of the text where its address space is limited.
+        // Without this check, the process could abort while encoding if its address space is limited.
         let is_available = Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
         if is_available { Ok(permit) } else { Err(busy()) }
     }
@@ -100,26 +100,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_wait_for_the_memory_of_others() {
+    fn reservations_wait_for_free_memory() {
         let memory = EncodingMemory::new();
-        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (active, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..32 {
                 scope.spawn(|| {
                     let permit = memory.reserve(ALL_BYTES / 3).unwrap();
-                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    peak.fetch_max(active.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     thread::sleep(Duration::from_millis(2));
-                    now.fetch_sub(1, Ordering::SeqCst);
+                    active.fetch_sub(1, Ordering::SeqCst);
                     drop(permit);
                 });
             }
         });
-        assert!(most.into_inner() <= 3);
+        assert!(peak.into_inner() <= 3);
         assert_eq!(*memory.free.lock().unwrap(), ALL_BYTES);
     }
 
     #[test]
-    fn a_text_that_takes_more_than_all_memory_is_encoded_alone() {
+    fn oversized_reservation_takes_all_memory() {
         let memory = EncodingMemory::new();
         let permit = memory.reserve(ALL_BYTES + 1).unwrap();
         assert_eq!(*memory.free.lock().unwrap(), 0);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_system_does_not_have_is_refused() {
+    fn reservation_beyond_system_memory_is_rejected() {
         let error = EncodingMemory::new().reserve(usize::MAX >> 1).unwrap_err();
         assert_eq!((error.status(), error.code()), (503, Some("encoding_memory_busy")));
     }

@@ -1,14 +1,16 @@
-//! Errors as OpenAI's clients read them: `{"error":{"message","type","param","code"}}`, always with the four keys.
+//! Errors in OpenAI's format: `{"error":{"message","type","param","code"}}`.
+//!
+//! All four keys are always present.
 
 use std::time::Duration;
 
 use serde_json::json;
 use thiserror::Error;
 
-/// Time after which to retry a grammar or a template: usual ones take milliseconds.
+/// Time after which to retry a grammar or a template; typical ones take milliseconds.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a request was not served.
+/// Reason why a request failed.
 ///
 /// ```
 /// use candle_gpt2_api::ApiError;
@@ -29,12 +31,12 @@ pub struct ApiError {
     code: Option<&'static str>,
     allow: Option<&'static str>,
     retry_after: Option<Duration>,
-    /// What went wrong inside.
+    /// Internal cause.
     cause: Option<String>,
 }
 
 impl ApiError {
-    /// An error with the HTTP status that tells its kind.
+    /// Creates an error whose kind follows from the HTTP status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -47,48 +49,51 @@ impl ApiError {
         }
     }
 
-    /// A request that is wrong: status 400.
+    /// Creates an error for an invalid request, status 400.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(400, message)
     }
 
-    /// A request that this server has no room for at the moment, with the time after which it is worth trying again. The status is
-    /// 503, or 429 if there are too many requests.
+    /// Creates an error for a server without free capacity, with the time after which to retry.
+    ///
+    /// The status is 503, or 429 if there are too many requests.
     pub fn busy(status: u16, message: impl Into<String>, code: &'static str, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..Self::new(status, message).with_code(code) }
     }
 
-    /// An internal error whose cause is in the log already: status 500. The client learns nothing more.
+    /// Creates an internal error, status 500, whose cause is already logged.
+    ///
+    /// The client receives no details.
     pub fn internal() -> Self {
-        Self::new(500, "the server failed to serve this request; its log says why")
+        Self::new(500, "internal error; the server's log has the cause")
     }
 
-    /// An internal error and its cause, which belongs in a log, see [`ApiError::take_cause`].
+    /// Creates an internal error with a cause for the log; see [`ApiError::take_cause`].
     pub fn failed(cause: impl std::fmt::Display) -> Self {
         Self { cause: Some(cause.to_string()), ..Self::internal() }
     }
 
-    /// The same, about a field: its path, such as `prompt[3]`.
+    /// Adds the path of the field at fault, such as `prompt[3]`.
     pub fn with_param(self, param: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// The same with a code by which programs distinguish errors.
+    /// Adds a code that lets programs distinguish errors.
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
-    /// The same with the methods that the path knows.
+    /// Adds the methods that the path supports.
     pub(crate) fn with_allow(self, allow: &'static str) -> Self {
         Self { allow: Some(allow), ..self }
     }
 
-    /// The HTTP status.
+    /// HTTP status.
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// The kind of error, by its status: the value of `type`.
+    /// Kind of error derived from the status, the value of `type`.
     pub fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",
@@ -101,44 +106,44 @@ impl ApiError {
         }
     }
 
-    /// The path of the field that is wrong.
+    /// Path of the invalid field.
     pub fn param(&self) -> Option<&str> {
         self.param.as_deref()
     }
 
-    /// The code that programs tell errors apart by.
+    /// Code that lets programs distinguish errors.
     pub fn code(&self) -> Option<&'static str> {
         self.code
     }
 
-    /// The internal cause, which answers do not contain: for logs, and for the owner of the model.
+    /// Internal cause for logs and the model's owner; answers never contain it.
     pub fn cause(&self) -> Option<&str> {
         self.cause.as_deref()
     }
 
-    /// Takes [`ApiError::cause`] out, so that it is logged once.
+    /// Removes and returns [`ApiError::cause`], so it is logged once.
     pub fn take_cause(&mut self) -> Option<String> {
         self.cause.take()
     }
 
-    /// What belongs into the header `Allow`.
+    /// Value of the `Allow` header.
     pub fn allow(&self) -> Option<&'static str> {
         self.allow
     }
 
-    /// The time after which it is worth trying again: the header `Retry-After`.
+    /// Time after which to retry, the value of the `Retry-After` header.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// The body of the answer, or an event of a stream.
+    /// Body of the answer, or an event of a stream.
     pub fn to_json(&self) -> String {
         let (message, kind, param, code) = (&self.message, self.kind(), &self.param, self.code);
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string()
     }
 }
 
-/// Nothing internal is reported.
+/// Keeps the internal cause out of the response.
 impl From<candle_core::Error> for ApiError {
     fn from(error: candle_core::Error) -> Self {
         Self::failed(error)
@@ -150,14 +155,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_busy_server_says_when_to_try_again() {
-        let error = ApiError::busy(503, "no room", "busy", Duration::from_secs(2));
+    fn busy_error_has_a_retry_after() {
+        let error = ApiError::busy(503, "no memory", "busy", Duration::from_secs(2));
         assert_eq!((error.status(), error.kind(), error.code()), (503, "unavailable_error", Some("busy")));
         assert_eq!(error.retry_after(), Some(Duration::from_secs(2)));
     }
 
     #[test]
-    fn a_cause_is_taken_once_and_never_sent() {
+    fn cause_is_never_sent_and_can_be_taken_once() {
         let mut error = ApiError::failed("a secret");
         assert!(!error.to_json().contains("secret"));
         assert_eq!(error.take_cause().as_deref(), Some("a secret"));

@@ -1,4 +1,6 @@
-//! Fields that say what the text must conform to: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_…`, llama.cpp's
+//! Fields for structured output.
+//!
+//! Supported are OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_…`, and llama.cpp's
 //! `json_schema`.
 
 use candle_gpt2_grammar::Grammar;
@@ -8,16 +10,16 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::ApiError;
-use crate::body::{Body, Described, List, Text, fields, inner, without_place, words, wrong_value};
+use crate::body::{Body, Described, List, Text, fields, inner, without_position, words, wrong_value};
 
-/// Longest schema or grammar, as it is written in a body.
+/// Maximum length in bytes of a schema or a grammar in a body.
 const MAX_GRAMMAR_BYTES: usize = candle_gpt2_grammar::MAX_SOURCE_BYTES;
-/// Most texts to choose from.
+/// Maximum number of choices.
 const MAX_CHOICES: usize = 1024;
-/// Longest regular expression, each byte of which costs some ten microseconds before anything is known of it.
+/// Maximum length of a regular expression in bytes; each byte costs about ten microseconds to parse.
 const MAX_REGEX_BYTES: usize = 8 << 10;
 
-/// The names of the fields.
+/// Names of the fields.
 const FORMS: [&str; 6] = [
     "response_format",
     "structured_outputs",
@@ -28,11 +30,11 @@ const FORMS: [&str; 6] = [
 ];
 
 fields! {
-    /// The fields, of which a request has at most one.
+    /// Structured output fields, of which a request sets at most one.
     FormFields {
-        /// What the completion must be, in OpenAI's words.
+        /// Format of the completion, as in OpenAI's API.
         response_format: Option<FormatFields>,
-        /// What the completion must be, in vLLM's words: one of these.
+        /// Format of the completion, as in vLLM's API; exactly one field is set.
         structured_outputs: Option<OutputFields>,
         /// A JSON schema that the completion conforms to.
         guided_json | json_schema: Option<Schema>,
@@ -45,7 +47,7 @@ fields! {
     }
 }
 
-/// What the text must conform to, and the field that says so, as it was given.
+/// Reads the grammar for the completion, and the name of the field that sets it.
 pub(crate) fn read_grammar(body: &mut Body<'_>) -> Result<Option<(String, Grammar)>, ApiError> {
     let fields: FormFields = body.read()?;
     let grammars = [
@@ -61,7 +63,7 @@ pub(crate) fn read_grammar(body: &mut Body<'_>) -> Result<Option<(String, Gramma
     let first = grammars.next();
     match grammars.next() {
         None => Ok(first),
-        Some((name, _)) => Err(wrong_value(&name, "one description of the text", "a second one")),
+        Some((name, _)) => Err(wrong_value(&name, "one structured output field", "a second one")),
     }
 }
 
@@ -90,23 +92,26 @@ fn of_outputs(outputs: OutputFields, body: &Body<'_>) -> Result<Grammar, ApiErro
     let mut grammars = grammars.into_iter().flatten();
     match (grammars.next(), grammars.next()) {
         (Some(grammar), None) => Ok(grammar),
-        _ => Err(body.wrong("structured_outputs", "one of json, regex, grammar, choice and json_object")),
+        _ => {
+            Err(body
+                .wrong("structured_outputs", "exactly one of json, regex, grammar, choice and json_object"))
+        }
     }
 }
 
-/// One of several texts.
+/// Grammar that accepts one of several texts.
 fn of_choices(List(texts): Choices, field: &str, body: &Body<'_>) -> Result<Grammar, ApiError> {
     let texts: Vec<String> = texts.into_iter().map(|Text(text)| text).collect();
     match Grammar::choice(&texts) {
         Some(Grammar::Regex(pattern)) if pattern.len() > MAX_REGEX_BYTES => {
-            Err(body.wrong(field, format_args!("texts of at most {MAX_REGEX_BYTES} bytes together")))
+            Err(body.wrong(field, format_args!("choices of at most {MAX_REGEX_BYTES} bytes in total")))
         }
         Some(grammar) => Ok(grammar),
-        None => Err(body.wrong(field, "a list of texts that are not empty")),
+        None => Err(body.wrong(field, "a list of non-empty texts")),
     }
 }
 
-/// A JSON schema, also as a string; `true` allows any object.
+/// JSON schema, possibly as a string; `true` allows any object.
 #[derive(Debug, Clone)]
 pub(crate) struct Schema(Grammar);
 
@@ -121,11 +126,11 @@ impl<'de> Deserialize<'de> for Schema {
             }
             json if json.len() > MAX_GRAMMAR_BYTES => {
                 let (most, length) = (MAX_GRAMMAR_BYTES, json.len());
-                let what = format_args!("expected JSON of at most {most} bytes, found one of {length} bytes");
+                let what = format_args!("expected JSON of at most {most} bytes, found {length} bytes");
                 return Err(D::Error::custom(what));
             }
             json => serde_json::from_str(json).map_err(|error| {
-                D::Error::custom(format_args!("expected JSON, found {}", without_place(&error)))
+                D::Error::custom(format_args!("expected JSON, found {}", without_position(&error)))
             })?,
         };
         match schema {
@@ -145,7 +150,7 @@ impl Described for Schema {
 type Choices = List<Text<MAX_REGEX_BYTES>, MAX_CHOICES>;
 
 words! {
-    /// The kinds of a `response_format`.
+    /// Kinds of `response_format`.
     FormatKind { "text" => Text, "json_object" => JsonObject, "json_schema" => JsonSchema }
 }
 
@@ -156,13 +161,13 @@ fields! {
         @required r#type: Option<FormatKind>,
         /// With the type `json_schema`.
         json_schema: Option<NamedSchema>,
-        /// With the type `json_object`, as llama.cpp has it: a JSON schema.
+        /// With the type `json_object`, as in llama.cpp: a JSON schema.
         schema: Option<Schema>,
     }
 }
 
 fields! {
-    /// A schema with its name. It is always kept to the letter, as OpenAI's `strict` asks for.
+    /// Named schema. It is always enforced exactly, same as OpenAI's `strict`.
     NamedSchema {
         /// A JSON schema.
         @required schema: Option<Schema>,
@@ -173,15 +178,15 @@ fields! {
 fields! {
     /// vLLM's `structured_outputs`.
     OutputFields {
-        /// As `guided_json`.
+        /// Same as `guided_json`.
         json: Option<Schema>,
-        /// As `guided_regex`.
+        /// Same as `guided_regex`.
         regex: Option<Text<MAX_REGEX_BYTES>>,
-        /// As `guided_grammar`.
+        /// Same as `guided_grammar`.
         grammar: Option<Text<MAX_GRAMMAR_BYTES>>,
         /// Whether the completion is a JSON object.
         json_object: Option<bool>,
-        /// As `guided_choice`.
+        /// Same as `guided_choice`.
         choice: Option<Choices>,
     }
 }

@@ -1,5 +1,7 @@
-//! What requests change inside the model and what they are shown of it: `steering` and `activations`, fields beside OpenAI's, and
-//! `/v1/activations`, which shows a prompt without generating. A server serves them that was started so.
+//! Request fields `steering` and `activations`, and the route `/v1/activations`.
+//!
+//! The fields extend OpenAI's. `/v1/activations` returns a prompt's activations without generating text. A
+//! server supports them only if `ApiOptions::activations` is set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -12,82 +14,82 @@ use candle_gpt2_interpret::{
     Add, Edit, Inspection, Positions, ProjectOut, Replace, named_site, named_sites, stop_after, token_shape,
 };
 
-use crate::answer::{Head, PromptAnswer, Shape, Wants};
+use crate::answer::{Head, PromptAnswer, ResponseOptions, Shape};
 use crate::body::{Body, Count, Fields, List, Text, TextOrList, fields, one_of, wrong_value};
 use crate::completion::Prompts;
 use crate::encoding::Encoding;
 use crate::inside_fields::{
-    ActivationFields, Asked, MAX_POSITIONS, MAX_SITE_BYTES, MAX_SITES, MAX_STEERING, MAX_VECTOR, Mode, Of,
-    Place, Real, SteeringFields, Which,
+    ActivationFields, Index, InsideOptions, MAX_POSITIONS, MAX_SITE_BYTES, MAX_SITES, MAX_STEERING,
+    MAX_VECTOR, Mode, NamedPositions, Real, SequencePart, SteeringFields,
 };
 use crate::options::{MAX_NAME_BYTES, Truncation};
 use crate::prompts::{PromptTokens, tokens_of};
-use crate::seen::{Inspected, ShownSites, observers};
+use crate::recorded::{Inspected, ShownSites, observers};
 use crate::{Answer, ApiError, Call, ServedModel};
 
-/// Bytes of an activation.
+/// Bytes in one activation value.
 const F32_BYTES: usize = 4;
-/// What a server says that does not look inside.
-const OFF: &str = "this server returns and steers no activations; start it with --activations";
+/// Error message of a server without activations.
+const OFF: &str = "this server does not expose activations or steering; start it with --activations";
 
 fields! {
-    /// The fields of `/v1/activations`.
+    /// Fields of `/v1/activations`.
     PromptActivationFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// A text, texts, token ids, or lists of token ids; without one, or empty, the token that begins texts.
+        /// A text, a list of texts, token ids, or lists of token ids; if absent or empty, the BOS token.
         prompt | input: Option<Prompts>,
-        /// Hook points by TransformerLens' names, such as `blocks.6.hook_resid_post` or `pattern3`; `*` matches any characters, and a name
-        /// without its layer means every block.
+        /// Hook points by TransformerLens' names, such as `blocks.6.hook_resid_post` or `pattern3`; `*`
+        /// matches any characters, and a name without its layer means every block.
         @required sites: List<Text<MAX_SITE_BYTES>, MAX_SITES>,
         /// `last`, which is the default, `all`, or a list of positions counted from 0.
-        positions: Option<TextOrList<Which, Place, MAX_POSITIONS>>,
+        positions: Option<TextOrList<NamedPositions, Index, MAX_POSITIONS>>,
         /// `base64` of little-endian f32, or `float`, a list of numbers.
         encoding_format: Encoding = Encoding::Base64,
-        /// Changes to activations, made at every token before they are returned.
+        /// Edits of activations, applied at every token before they are returned.
         steering: List<SteeringFields, MAX_STEERING>,
-        /// Keeps the last tokens of a text: this many, or with -1 those that the context holds.
+        /// Number of tokens to keep from the end of a text; -1 keeps what the context holds.
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
 }
 
-/// What becomes of it for a model.
+/// Activations and steering validated against a model.
 #[derive(Debug, Default)]
 pub(crate) struct Inside {
-    shown: Option<Shown>,
+    shown: Option<ActivationSelection>,
     edits: Vec<Edit>,
 }
 
-/// What is shown.
+/// Activations to return.
 #[derive(Debug)]
-struct Shown {
+struct ActivationSelection {
     sites: Vec<Site>,
-    wanted: Wanted,
-    of: Of,
+    positions: PositionSelection,
+    part: SequencePart,
     encoding: Encoding,
-    /// In front of the names of its fields: nothing, or the field that has them.
+    /// Prefix of the field names: empty, or the field that contains them.
     path: &'static str,
 }
 
-/// The tokens that are shown of the part of a text.
+/// Tokens to return from a part of a sequence.
 #[derive(Debug)]
-enum Wanted {
+enum PositionSelection {
     Last,
     All,
-    /// Each of them once, with its first place in the list of the request.
+    /// Each position once, with the index of its first occurrence in the request's list.
     These(BTreeMap<usize, usize>),
 }
 
-impl From<Option<TextOrList<Which, Place, MAX_POSITIONS>>> for Wanted {
-    fn from(positions: Option<TextOrList<Which, Place, MAX_POSITIONS>>) -> Self {
+impl From<Option<TextOrList<NamedPositions, Index, MAX_POSITIONS>>> for PositionSelection {
+    fn from(positions: Option<TextOrList<NamedPositions, Index, MAX_POSITIONS>>) -> Self {
         match positions {
-            None | Some(TextOrList::Text(Which::Last)) => Self::Last,
-            Some(TextOrList::Text(Which::All)) => Self::All,
-            Some(TextOrList::List(places)) => {
+            None | Some(TextOrList::Text(NamedPositions::Last)) => Self::Last,
+            Some(TextOrList::Text(NamedPositions::All)) => Self::All,
+            Some(TextOrList::List(indices)) => {
                 let mut these = BTreeMap::new();
-                for (number, Count(place)) in places.into_iter().enumerate() {
-                    these.entry(place).or_insert(number);
+                for (number, Count(position)) in indices.into_iter().enumerate() {
+                    these.entry(position).or_insert(number);
                 }
                 Self::These(these)
             }
@@ -95,19 +97,19 @@ impl From<Option<TextOrList<Which, Place, MAX_POSITIONS>>> for Wanted {
     }
 }
 
-impl Asked {
-    /// Checked for the model.
-    pub(crate) fn of_model(self, served: &ServedModel) -> Result<Inside, ApiError> {
-        let asks = [("activations", self.activations.is_some()), ("steering", !self.steering.is_empty())];
-        if let Some((field, _)) = asks.into_iter().find(|(_, is_asked)| *is_asked) {
+impl InsideOptions {
+    /// Validates the fields against the model.
+    pub(crate) fn validate(self, served: &ServedModel) -> Result<Inside, ApiError> {
+        let used = [("activations", self.activations.is_some()), ("steering", !self.steering.is_empty())];
+        if let Some((field, _)) = used.into_iter().find(|(_, is_used)| *is_used) {
             served.check_inside(Some(field))?;
         }
         let shown = match self.activations {
             Some(ActivationFields { sites, positions, of, encoding_format }) => {
-                let (path, of) = ("activations.", of.unwrap_or(Of::Prompt));
+                let (path, part) = ("activations.", of.unwrap_or(SequencePart::Prompt));
                 let encoding = encoding_format.unwrap_or(Encoding::Base64);
                 let sites = sites_of(sites, path, served)?;
-                Some(Shown { sites, wanted: positions.into(), of, encoding, path })
+                Some(ActivationSelection { sites, positions: positions.into(), part, encoding, path })
             }
             None => None,
         };
@@ -116,7 +118,7 @@ impl Asked {
 }
 
 impl ServedModel {
-    /// Whether this server serves what is inside its model, which `field` asks for.
+    /// Checks that this server allows access to activations, which `field` requests.
     pub(crate) fn check_inside(&self, field: Option<&str>) -> Result<(), ApiError> {
         match (self.options.activations, field) {
             (true, _) => Ok(()),
@@ -130,24 +132,24 @@ impl ServedModel {
 }
 
 impl Inside {
-    /// Whether the texts are steered.
+    /// Whether the completions are steered.
     pub(crate) fn is_steered(&self) -> bool {
         !self.edits.is_empty()
     }
 
-    /// The block before which the passes over a prompt stop if nothing but its activations is wanted.
+    /// Block before which prefill may stop if only the prompt's activations are needed.
     fn stop_at_layer(&self) -> Option<usize> {
         stop_after(self.shown.as_ref()?.sites.iter().copied())
     }
 
-    /// How the activations are reported.
-    pub(crate) fn told(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
-        let Shown { sites, encoding, .. } = self.shown.as_ref()?;
+    /// Hook points and encoding for the answer.
+    pub(crate) fn shown_sites(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
+        let ActivationSelection { sites, encoding, .. } = self.shown.as_ref()?;
         let (sites, config) = (sites.clone(), served.config().clone());
         Some(Box::new(ShownSites { sites, config, encoding: *encoding }))
     }
 
-    /// Bytes of what is shown of all texts, which are no more than the server returns.
+    /// Maximum activation bytes of all sequences; an error above the server's limit.
     pub(crate) fn bytes(
         &self,
         prompts: &[PromptTokens],
@@ -162,13 +164,13 @@ impl Inside {
             let of_token =
                 |site: &Site| token_shape(served.config(), site.kind, tokens).iter().product::<usize>();
             let numbers: usize = shown.sites.iter().map(of_token).sum();
-            let of_text = numbers.saturating_mul(F32_BYTES).saturating_mul(positions.most(tokens));
+            let of_text = numbers.saturating_mul(F32_BYTES).saturating_mul(positions.max_count(tokens));
             bytes = bytes.saturating_add(of_text.saturating_mul(texts));
         }
         if bytes > most {
             let path = format!("{}sites", shown.path);
             let message = format!(
-                "{path}: this server returns at most {most} bytes of activations per request, and this one asks for up to {bytes}; \
+                "{path}: this server returns at most {most} bytes of activations per request, but this one requests up to {bytes}; \
                  request fewer sites or positions"
             );
             return Err(ApiError::invalid(message).with_param(path));
@@ -176,7 +178,7 @@ impl Inside {
         Ok(bytes)
     }
 
-    /// An inspection for each text of a prompt, or none if nothing is asked for.
+    /// Creates an inspection for each sequence of a prompt, or none if nothing is requested.
     pub(crate) fn inspections(
         &self,
         prompt_tokens: usize,
@@ -194,23 +196,21 @@ impl Inside {
 }
 
 impl ServedModel {
-    /// The direction of a feature of a dictionary, at the place that it explains.
+    /// Decoder direction of a dictionary feature, and the hook point that the feature explains.
     fn feature(&self, name: &str, feature: usize, path: &str) -> Result<(Site, Tensor), ApiError> {
         let dictionaries = &self.options.dictionaries;
         let Some(dictionary) = dictionaries.get(name) else {
             let path = format!("{path}.dictionary");
             let names: Vec<&str> = dictionaries.keys().map(String::as_str).collect();
             let known = match names.is_empty() {
-                true => "this server has none; start it with --dictionary".to_owned(),
+                true => "this server has no dictionaries; start it with --dictionary".to_owned(),
                 false => format!("this server has {}", one_of(&names)),
             };
-            return Err(
-                ApiError::invalid(format!("{path}: there is no such dictionary; {known}")).with_param(path)
-            );
+            return Err(ApiError::invalid(format!("{path}: unknown dictionary; {known}")).with_param(path));
         };
         if feature >= dictionary.latents() {
             let path = format!("{path}.feature");
-            let expected = format_args!("a feature below {}, counted from 0", dictionary.latents());
+            let expected = format_args!("a zero-based feature index below {}", dictionary.latents());
             return Err(wrong_value(&path, expected, feature.to_string()));
         }
         let site = dictionary.explained_site();
@@ -219,8 +219,8 @@ impl ServedModel {
     }
 }
 
-impl Shown {
-    /// The positions that are recorded of a text, and the tokens that the model reads of it at most.
+impl ActivationSelection {
+    /// Recorded positions of a sequence, and the maximum number of tokens the model reads.
     fn positions_of(
         &self,
         prompt_tokens: usize,
@@ -229,50 +229,50 @@ impl Shown {
     ) -> Result<(Positions, usize), ApiError> {
         let read =
             prompt_tokens.saturating_add(max_tokens.saturating_sub(1)).min(served.config().n_positions);
-        let range = match self.of {
-            Of::Prompt => 0..prompt_tokens,
-            Of::Completion => prompt_tokens..read,
-            Of::Both => 0..read,
+        let range = match self.part {
+            SequencePart::Prompt => 0..prompt_tokens,
+            SequencePart::Completion => prompt_tokens..read,
+            SequencePart::Both => 0..read,
         };
-        let positions = match &self.wanted {
-            Wanted::Last => Positions::Last(range.clone()),
-            Wanted::All => Positions::All(range.clone()),
-            Wanted::These(these) => {
+        let positions = match &self.positions {
+            PositionSelection::Last => Positions::Last(range.clone()),
+            PositionSelection::All => Positions::All(range.clone()),
+            PositionSelection::These(these) => {
                 let beyond = these.range(range.len()..).min_by_key(|(_, number)| **number);
-                if let Some((place, number)) = beyond {
-                    return Err(self.beyond(*place, *number, range.len(), max_tokens));
+                if let Some((position, number)) = beyond {
+                    return Err(self.out_of_range(*position, *number, range.len(), max_tokens));
                 }
-                Positions::These(these.keys().map(|place| range.start + place).collect())
+                Positions::These(these.keys().map(|position| range.start + position).collect())
             }
         };
         Ok((positions, range.end))
     }
 
-    /// The refusal of a position that a text does not have.
-    fn beyond(&self, place: usize, number: usize, tokens: usize, max_tokens: usize) -> ApiError {
+    /// Error for a position outside the sequence.
+    fn out_of_range(&self, position: usize, number: usize, tokens: usize, max_tokens: usize) -> ApiError {
         let path = format!("{}positions[{number}]", self.path);
         if tokens > 0 {
-            let expected = format_args!("a position below {tokens}, counted from 0");
-            return wrong_value(&path, expected, place.to_string());
+            let expected = format_args!("a zero-based position below {tokens}");
+            return wrong_value(&path, expected, position.to_string());
         }
         let message = format!(
-            "{path}: there are no activations of this completion, since the model does not read its last token and max_tokens is \
-             {max_tokens}; ask for more tokens, or for the activations of the prompt"
+            "{path}: this completion has no activations, because the model does not read the last token and max_tokens is \
+             {max_tokens}; request more tokens, or the activations of the prompt"
         );
         ApiError::invalid(message).with_param(path)
     }
 }
 
-/// The places that a list names, in its order.
+/// Hook points named by a list, in its order.
 fn sites_of(
     List(names): List<Text<MAX_SITE_BYTES>, MAX_SITES>,
     before: &str,
     served: &ServedModel,
 ) -> Result<Vec<Site>, ApiError> {
     let mut sites: Vec<Site> = Vec::new();
-    for (place, Text(name)) in names.iter().enumerate() {
+    for (index, Text(name)) in names.iter().enumerate() {
         let refused = |what: String| {
-            let path = format!("{before}sites[{place}]");
+            let path = format!("{before}sites[{index}]");
             ApiError::invalid(format!("{path}: {what}")).with_param(path)
         };
         let mut found =
@@ -290,7 +290,7 @@ fn sites_of(
     Ok(sites)
 }
 
-/// The changes, but for those that change nothing.
+/// Steering edits, without those whose scale is 0.
 fn edits_of(steering: Vec<SteeringFields>, served: &ServedModel) -> Result<Vec<Edit>, ApiError> {
     let mut edits = Vec::new();
     for (number, fields) in steering.into_iter().enumerate() {
@@ -305,14 +305,15 @@ fn edit_of(fields: SteeringFields, path: &str, served: &ServedModel) -> Result<(
     let Real(scale) = scale.unwrap_or(Real(1.0));
     let missing = |field: &str, expected: &str| wrong_value(&format!("{path}.{field}"), expected, "nothing");
     let (site, vector) = if dictionary.is_some() || feature.is_some() {
-        let given = [("site", site.is_some()), ("vector", vector.is_some())];
-        if let Some((field, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+        let conflicting = [("site", site.is_some()), ("vector", vector.is_some())];
+        if let Some((field, _)) = conflicting.into_iter().find(|(_, is_set)| *is_set) {
             let path = format!("{path}.{field}");
-            let message = format!("{path}: a feature has its own; leave out this field or the dictionary");
+            let message =
+                format!("{path}: cannot be combined with a dictionary feature; leave out one of them");
             return Err(ApiError::invalid(message).with_param(path));
         }
         let Text(name) = dictionary.ok_or_else(|| missing("dictionary", "the name of a dictionary"))?;
-        let Count(feature) = feature.ok_or_else(|| missing("feature", "the number of a feature"))?;
+        let Count(feature) = feature.ok_or_else(|| missing("feature", "the index of a feature"))?;
         served.feature(&name, feature, path)?
     } else {
         let Text(name) = site.ok_or_else(|| missing("site", "the name of a hook point"))?;
@@ -330,13 +331,13 @@ fn edit_of(fields: SteeringFields, path: &str, served: &ServedModel) -> Result<(
         Mode::Replace => Replace::new(site, vector),
         Mode::ProjectOut => ProjectOut::new(site, &vector).map_err(|_| {
             let path = format!("{path}.vector");
-            wrong_value(&path, "a direction to project out, which has a number that is not 0", "zeros")
+            wrong_value(&path, "a nonzero direction to project out", "only zeros")
         })?,
     };
     Ok((scale, edit.scaled(scale)?))
 }
 
-/// Whether a vector of f32 is still one when it is multiplied.
+/// Whether an f32 vector stays finite after multiplication by `scale`.
 fn is_finite(vector: &Tensor, scale: f64) -> Result<bool, ApiError> {
     let largest = vector.abs()?.max_all()?.to_scalar::<f32>()?;
     #[expect(clippy::cast_possible_truncation, reason = "the model computes in f32")]
@@ -344,13 +345,13 @@ fn is_finite(vector: &Tensor, scale: f64) -> Result<bool, ApiError> {
     Ok(product.is_finite())
 }
 
-/// A place that a vector fits.
+/// Hook point that accepts a steering vector.
 fn steered_site(name: &str, path: &str, served: &ServedModel) -> Result<Site, ApiError> {
     let refused = |what: String| ApiError::invalid(format!("{path}: {what}")).with_param(path);
     let site = named_site(name).map_err(|error| refused(error.to_string()))?;
     let n_layer = served.config().n_layer;
     if site.layer.is_some_and(|layer| layer >= n_layer) {
-        // Says how many there are.
+        // The error reports the number of layers.
         named_sites(name, n_layer).map_err(|error| refused(error.to_string()))?;
     }
     match site.kind {
@@ -365,7 +366,7 @@ fn steered_site(name: &str, path: &str, served: &ServedModel) -> Result<Site, Ap
     }
 }
 
-/// The numbers of a vector, one for each element of the shape.
+/// Values of a vector, one for each element of the shape.
 fn numbers(
     vector: TextOrList<String, Real, MAX_VECTOR>,
     shape: &[usize],
@@ -378,11 +379,11 @@ fn numbers(
         TextOrList::List(numbers) => numbers.into_iter().map(|Real(number)| number as f32).collect(),
         TextOrList::Text(text) => {
             let bytes = STANDARD.decode(&text);
-            let bytes = bytes
-                .map_err(|error| wrong("numbers of f32 in base64", format!("text that is not: {error}")))?;
+            let bytes =
+                bytes.map_err(|error| wrong("f32 values in base64", format!("invalid base64: {error}")))?;
             let (numbers, rest) = bytes.as_chunks::<F32_BYTES>();
             if !rest.is_empty() {
-                return Err(wrong("numbers of four bytes", format!("{} bytes", bytes.len())));
+                return Err(wrong("f32 values of four bytes", format!("{} bytes", bytes.len())));
             }
             numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
         }
@@ -391,7 +392,7 @@ fn numbers(
         return Err(wrong("numbers", numbers.len().to_string()));
     }
     match numbers.iter().position(|number| !number.is_finite()) {
-        Some(place) => Err(wrong("finite numbers", format!("{} as number {place}", numbers[place]))),
+        Some(index) => Err(wrong("finite numbers", format!("{} at index {index}", numbers[index]))),
         None => Ok(numbers),
     }
 }
@@ -401,22 +402,22 @@ fn tensor(numbers: Vec<f32>, shape: &[usize]) -> Result<Tensor, ApiError> {
 }
 
 impl Call {
-    /// A call of `/v1/activations`: a text for each prompt, of which nothing is generated.
+    /// Creates a call of `/v1/activations`, one sequence per prompt without new tokens.
     ///
     /// # Errors
-    /// When the body is wrong, or the model cannot serve it.
+    /// If the body is invalid or the model cannot serve it.
     pub(crate) fn of_activations(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         served.check_inside(None)?;
         let body = Body::parse(body, PromptActivationFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: PromptActivationFields = body.read()?;
         served.check_name(fields.model.as_ref())?;
         let PromptActivationFields { sites, positions, encoding_format, steering: List(steering), .. } =
             fields;
-        let shown = Shown {
+        let shown = ActivationSelection {
             sites: sites_of(sites, "", served)?,
-            wanted: positions.into(),
-            of: Of::Prompt,
+            positions: positions.into(),
+            part: SequencePart::Prompt,
             encoding: encoding_format,
             path: "",
         };
@@ -427,14 +428,14 @@ impl Call {
         let activation_bytes = inside.bytes(&prompts, (1, 0), served)?;
         let config = Arc::new(GenerationConfig { max_new_tokens: 0, ..served.defaults.config().clone() });
         let (mut requests, mut answers) = (Vec::new(), Vec::new());
-        for PromptTokens { ids, told_from, path } in prompts {
+        for PromptTokens { ids, echo_start, path } in prompts {
             let inspections = inside.inspections(ids.len(), (1, 0), served)?;
             let observers = observers(&inspections);
             let stop_at_layer = inside.stop_at_layer();
             let request = Request::new(ids.clone(), Arc::clone(&config));
             requests.push(Request { observers, stop_at_layer, ..request });
             answers.push(
-                PromptAnswer::new(ids, told_from, path, (1, false), &served.pieces)?.inspected(inspections),
+                PromptAnswer::new(ids, echo_start, path, (1, false), &served.pieces)?.inspected(inspections),
             );
         }
         let head = Head {
@@ -443,15 +444,15 @@ impl Call {
             model: served.name().to_owned(),
             seed: None,
         };
-        let wants = Wants {
+        let options = ResponseOptions {
             shape: Shape::Activations,
             n: 1,
             best_of: 1,
-            shown: inside.told(served),
+            shown: inside.shown_sites(served),
             is_steered: inside.is_steered(),
-            ..Wants::default()
+            ..ResponseOptions::default()
         };
-        let answer = Answer::new(head, wants, Arc::clone(&served.pieces), answers, warnings);
+        let answer = Answer::new(head, options, Arc::clone(&served.pieces), answers, warnings);
         Ok(Self { requests, answer, stream: false, activation_bytes })
     }
 }

@@ -1,6 +1,8 @@
-//! Bodies that ask for a look into the model: `/look/attention`, `/look/lens`, `/look/head`, `/look/next`, and with transcoders of the
-//! model `/look/features`, `/look/feature`, `/look/graph`. What a body says is read and checked here, for a server that computes between
-//! the texts of others and for a page that has the model to itself.
+//! Request bodies for views into the model.
+//!
+//! The routes are `/look/attention`, `/look/lens`, `/look/head` and `/look/next`. `/look/features`,
+//! `/look/feature` and `/look/graph` need transcoders of the model. This module parses and validates the
+//! bodies for a server, which interleaves computations with completions, and for a page that owns the model.
 
 use std::sync::LazyLock;
 
@@ -20,57 +22,59 @@ use crate::plan::{config_of, processors_of};
 use crate::prompts::{check_ids, check_length, encode};
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
-/// Attention of longer texts is too large to be sent.
+/// Maximum tokens for attention; larger responses are too big to send.
 const MAX_ATTENTION_TOKENS: usize = 256;
-/// Attention weights of one analysis: those of 144 heads over as many tokens, and a few more.
+/// Maximum attention weights in one analysis, enough for 144 heads of the longest text.
 const MAX_WEIGHTS: usize = 10_000_000;
-/// The lens computes the whole vocabulary for each layer and token.
+/// Maximum tokens for the lens, which computes logits of the vocabulary for each layer and token.
 const MAX_LENS_TOKENS: usize = 128;
-/// Each layer has its features at each token.
+/// Maximum tokens for features, which exist for each layer and token.
 const MAX_FEATURES_TOKENS: usize = 128;
-/// Most features of a layer at a token, and their number by default.
+/// Maximum and default number of features per layer and token.
 const MAX_STRONGEST: usize = 32;
 const STRONGEST: usize = 3;
-/// A graph has edges between the features of all its tokens.
+/// Maximum tokens for a graph, which has edges between the features of all tokens.
 const MAX_GRAPH_TOKENS: usize = 64;
-/// Most features with edges into them, and their number by default: a second of work for the built-in model.
+/// Maximum and default number of features with incoming edges.
+///
+/// The default takes about one second for the built-in model.
 const MAX_GRAPH_FEATURES: usize = 1000;
 const GRAPH_FEATURES: usize = 600;
-/// Most candidates for the next token in an answer, and their number by default.
+/// Maximum and default number of next-token candidates.
 const MAX_TOP: usize = 1000;
 const TOP: usize = 20;
-/// Most layers of a list: more than any model has.
+/// Maximum number of layers in a list, above any model's.
 const MAX_LAYERS: usize = 1 << 12;
-/// Most tokens of a body: more than any context, whose own length is checked later.
+/// Maximum number of tokens in a body, above any context length; the model's limit is checked later.
 const MAX_TOKENS: usize = 1 << 20;
 
 fields! {
-    /// The fields of `/look/attention`.
+    /// Fields of `/look/attention`.
     AttentionFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// Without it those of all layers.
+        /// Layers to show; by default all.
         layers: Option<List<Number, MAX_LAYERS>>,
     }
 }
 
 fields! {
-    /// The fields of `/look/lens`.
+    /// Fields of `/look/lens`.
     LensFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// What a cell shows.
+        /// Value that a cell shows.
         show: Show = Show::Probability,
     }
 }
 
 words! {
-    /// What a cell of the lens shows.
+    /// Value shown in a cell of the lens.
     Show { "probability" => Probability, "entropy" => Entropy, "divergence" => Divergence, "next" => Next }
 }
 
 fields! {
-    /// The fields of `/look/head`.
+    /// Fields of `/look/head`.
     HeadFields {
         /// The text.
         @required prompt: Option<LookText>,
@@ -78,27 +82,27 @@ fields! {
         @required layer: Option<Number>,
         /// The head of the layer.
         @required head: Option<Number>,
-        /// The query token, counted from 0, or from -1 at the end.
+        /// Index of the query token, from 0, or from -1 at the end.
         query: Integer = Integer(-1),
-        /// The token that is looked at; without it that of the query.
+        /// Index of the key token; by default the query.
         key: Option<Number>,
     }
 }
 
 fields! {
-    /// The fields of `/look/features`.
+    /// Fields of `/look/features`.
     FeaturesFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// Without it those of all layers.
+        /// Layers to show; by default all.
         layers: Option<List<Number, MAX_LAYERS>>,
-        /// How many features of a layer are shown for a token, the strongest first.
+        /// Number of features of a layer shown for a token, the strongest first.
         top: Count<1, MAX_STRONGEST> = Count(STRONGEST),
     }
 }
 
 fields! {
-    /// The fields of `/look/feature`.
+    /// Fields of `/look/feature`.
     FeatureFields {
         /// The text.
         @required prompt: Option<LookText>,
@@ -110,40 +114,40 @@ fields! {
 }
 
 fields! {
-    /// The fields of `/look/graph`.
+    /// Fields of `/look/graph`.
     GraphFields {
         /// The text, whose next token is explained.
         @required prompt: Option<LookText>,
-        /// Features whose edges are computed, those with the most influence.
+        /// Number of features whose edges are computed, the most influential first.
         max_feature_nodes: Count<1, MAX_GRAPH_FEATURES> = Count(GRAPH_FEATURES),
-        /// Nodes with the most influence are kept until they have this share of all: from 0 to 1, by default 0.8.
+        /// Fraction of the total influence that the kept nodes cover: from 0 to 1, by default 0.8.
         node_threshold: Option<Real>,
-        /// Edges with the most influence are kept until they have this share of all: from 0 to 1, by default 0.98.
+        /// Fraction of the total influence that the kept edges cover: from 0 to 1, by default 0.98.
         edge_threshold: Option<Real>,
     }
 }
 
 fields! {
-    /// The fields of `/look/next`, beside those of a completion.
+    /// Fields of `/look/next`, in addition to those of a completion.
     NextFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// The token whose successor is predicted, counted from 0, or from -1 at the end.
+        /// Index of the token whose successor is predicted, from 0, or from -1 at the end.
         at: Integer = Integer(-1),
-        /// How many of the tokens are the prompt; the others count as generated. Without it all are.
+        /// Number of tokens that belong to the prompt; the others count as generated. By default all.
         prompt_tokens: Option<Number>,
-        /// How many tokens are returned.
+        /// Number of tokens returned.
         top: Count<0, MAX_TOP> = Count(TOP),
     }
 }
 
-/// The number of a layer, a head or a token; how many there are is checked later.
+/// Index of a layer, head or token; the upper bound is checked later.
 type Number = Count<0, MAX_TOKENS>;
 
-/// The text of a look.
+/// Text of a view.
 type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
 
-/// All fields of `/look/next`: the prompt is its own.
+/// All fields of `/look/next`; `prompt` replaces the one of completions.
 pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
     let is_inside = |field: &Field| InsideFields::fields().iter().any(|inside| inside.name == field.name);
     let of_completion =
@@ -151,91 +155,103 @@ pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
     NextFields::fields().iter().cloned().chain(of_completion).collect()
 });
 
-/// `POST /look/attention`: `{"prompt": text or token ids, "layers": [0, 1]}`, without `layers` those of all.
+/// `POST /look/attention`: `{"prompt": text or token ids, "layers": [0, 1]}`.
+///
+/// Without `layers`, all layers are included.
 #[derive(Debug, Clone)]
 pub(crate) struct AttentionRequest {
-    /// The text.
+    /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
     /// All heads of the layers.
     pub(crate) heads: Vec<Head>,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
-/// `POST /look/lens`: `{"prompt": text or token ids, "show": "probability"}`, or `entropy`, `divergence`, `next`.
+/// `POST /look/lens`: `{"prompt": text or token ids, "show": "probability"}`.
+///
+/// `show` may also be `entropy`, `divergence` or `next`.
 #[derive(Debug, Clone)]
 pub(crate) struct LensRequest {
-    /// The text.
+    /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// What a cell shows.
+    /// Value shown in a cell.
     pub(crate) show: LensValue,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
-/// `POST /look/head`: `{"prompt": text or token ids, "layer": 0, "head": 0, "query": -1, "key": 0}`; without `query` the last token's,
-/// without `key` that of the query itself.
+/// `POST /look/head`: one head and one pair of tokens.
+///
+/// The body is `{"prompt": text or token ids, "layer": 0, "head": 0, "query": -1, "key": 0}`. By default,
+/// `query` is the last token, and `key` is the query itself.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadRequest {
-    /// The text, the head and the pair of tokens.
+    /// Text, head and pair of tokens.
     pub(crate) head: CheckedHead,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
-/// `POST /look/features`: `{"prompt": text or token ids, "layers": [0, 1], "top": 3}`, without `layers` those of all.
+/// `POST /look/features`: `{"prompt": text or token ids, "layers": [0, 1], "top": 3}`.
+///
+/// Without `layers`, all layers are included.
 #[derive(Debug, Clone)]
 pub(crate) struct FeaturesRequest {
-    /// The text.
+    /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// The layers with their transcoders.
+    /// Layers with their transcoders.
     pub(crate) dictionaries: Vec<(usize, Dictionary)>,
-    /// Features of a layer at a token.
+    /// Number of features per layer and token.
     pub(crate) top: usize,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
 /// `POST /look/feature`: `{"prompt": text or token ids, "layer": 0, "feature": 0}`.
 #[derive(Debug, Clone)]
 pub(crate) struct FeatureRequest {
-    /// The text.
+    /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// The transcoder of the layer.
+    /// Transcoder of the layer.
     pub(crate) dictionary: Dictionary,
-    /// The feature.
+    /// Index of the feature.
     pub(crate) feature: usize,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
-/// `POST /look/graph`: `{"prompt": text or token ids, "max_feature_nodes": 600, "node_threshold": 0.8, "edge_threshold": 0.98}`.
+/// `POST /look/graph`: an attribution graph.
+///
+/// The body is
+/// `{"prompt": text or token ids, "max_feature_nodes": 600, "node_threshold": 0.8, "edge_threshold": 0.98}`.
 #[derive(Debug, Clone)]
 pub(crate) struct GraphRequest {
-    /// The text.
+    /// Token ids of the text.
     pub(crate) ids: Vec<u32>,
-    /// The transcoders of all layers.
+    /// Transcoders of all layers.
     pub(crate) transcoders: Transcoders,
-    /// Its limits, and how it is pruned.
+    /// Limits and pruning of the graph.
     pub(crate) graph: Graph,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
-/// `POST /look/next`: `{"prompt": text or token ids, "at": -1, "top": 20}` and the fields of a completion. Without `at` after the last
-/// token; of `prompt_tokens` tokens and those before `at` the first are the prompt and the others were generated, without it all are
-/// the prompt.
+/// `POST /look/next`: `{"prompt": text or token ids, "at": -1, "top": 20}` and a completion's fields.
+///
+/// Without `at`, the prediction follows the last token. The first `prompt_tokens` tokens up to `at` count as
+/// the prompt and the others as generated. Without `prompt_tokens`, all of them are the prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct NextRequest {
-    /// The text up to the token after which is asked.
+    /// Tokens up to the predicted position.
     pub(crate) ids: Vec<u32>,
-    /// The whole text, of which that is the beginning.
+    /// Whole text, which begins with `ids`.
     pub(crate) text: Vec<u32>,
     prompt_len: usize,
     top: usize,
     config: GenerationConfig,
     processors: Vec<LogitsProcessor>,
-    /// Its unknown fields.
+    /// Unknown fields.
     pub(crate) warnings: Warnings,
 }
 
@@ -243,7 +259,7 @@ impl AttentionRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, AttentionFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         check_layers(&body, served)?;
         let fields: AttentionFields = read(&body)?;
         let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
@@ -263,7 +279,7 @@ impl AttentionRequest {
     }
 }
 
-/// That `layers` is a list, if it is there.
+/// Checks that `layers` is a list, if present.
 fn check_layers(body: &Body<'_>, served: &ServedModel) -> Result<(), ApiError> {
     match body.json("layers").is_some_and(|json| !json.starts_with('[')) {
         true => Err(wrong_layers(body, served)),
@@ -271,7 +287,7 @@ fn check_layers(body: &Body<'_>, served: &ServedModel) -> Result<(), ApiError> {
     }
 }
 
-/// The layers of a list, each once and in their order; without one all.
+/// Layers of a list, sorted and without duplicates; all layers if the list is missing.
 fn layers(
     body: &Body<'_>,
     given: Option<List<Number, MAX_LAYERS>>,
@@ -289,14 +305,14 @@ fn layers(
 
 fn wrong_layers(body: &Body<'_>, served: &ServedModel) -> ApiError {
     let last = served.config().n_layer.saturating_sub(1);
-    body.wrong("layers", format_args!("a list of layers, which are counted from 0 to {last}"))
+    body.wrong("layers", format_args!("a list of layers from 0 to {last}"))
 }
 
 impl FeaturesRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, FeaturesFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         check_layers(&body, served)?;
         let fields: FeaturesFields = read(&body)?;
         let ids = text(fields.prompt, MAX_FEATURES_TOKENS, served)?;
@@ -311,7 +327,7 @@ impl FeatureRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, FeatureFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: FeatureFields = read(&body)?;
         let ids = text(fields.prompt, MAX_FEATURES_TOKENS, served)?;
         let layer = required(&body, "layer", fields.layer, served.config().n_layer)?;
@@ -325,13 +341,13 @@ impl GraphRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, GraphFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: GraphFields = read(&body)?;
         let ids = text(fields.prompt, MAX_GRAPH_TOKENS, served)?;
         let share = |name: &str, share: Option<Real>, default: f64| match share {
             None => Ok(default),
             Some(Real(share)) if (0.0..=1.0).contains(&share) => Ok(share),
-            Some(_) => Err(body.wrong(name, "a share from 0 to 1")),
+            Some(_) => Err(body.wrong(name, "a fraction from 0 to 1")),
         };
         let graph = Graph {
             max_feature_nodes: fields.max_feature_nodes.0,
@@ -345,13 +361,13 @@ impl GraphRequest {
     }
 }
 
-/// The transcoders of the model, one for each layer.
+/// Transcoders of the model, one per layer.
 fn transcoders(served: &ServedModel) -> Result<&[Dictionary], ApiError> {
     let found = served.options.transcoders.get().filter(|found| found.len() == served.config().n_layer);
     found.map(Vec::as_slice).ok_or_else(|| {
         ApiError::invalid(
-            "features and graphs are of the built-in model, whose transcoders the program has; for another model, train some with \
-             `gpt2 train --task dictionary --kind transcoder` and read them with `gpt2 look graph --transcoders`",
+            "features and graphs need transcoders, which this server has only for the built-in model; for another model, train some \
+             with `gpt2 train --task dictionary --kind transcoder` and pass them to `gpt2 look graph --transcoders`",
         )
     })
 }
@@ -360,7 +376,7 @@ impl LensRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, LensFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: LensFields = read(&body)?;
         let ids = text(fields.prompt, MAX_LENS_TOKENS, served)?;
         let show = match fields.show {
@@ -377,15 +393,15 @@ impl HeadRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, HeadFields::fields())?;
-        let warnings = served.known(&body)?;
+        let warnings = served.checked_warnings(&body)?;
         let fields: HeadFields = read(&body)?;
         let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
         let config = served.config();
         let layer = required(&body, "layer", fields.layer, config.n_layer)?;
         let head = Head { layer, head: required(&body, "head", fields.head, config.n_head)? };
-        let query = place(&body, "query", fields.query, ids.len())?;
+        let query = token_index(&body, "query", fields.query, ids.len())?;
         let key = fields.key.map_or(Ok(query), |key| count(&body, "key", key, query))?;
-        let [query, key] = [query, key].map(|place| i64::try_from(place).unwrap_or(i64::MAX));
+        let [query, key] = [query, key].map(|index| i64::try_from(index).unwrap_or(i64::MAX));
         let head = OneHead { text: Text::Ids(ids), head, query, key }.check(&served.reader());
         Ok(Self { head: head.map_err(refused)?, warnings })
     }
@@ -397,15 +413,15 @@ impl NextRequest {
         let mut body = Body::parse(body, &NEXT)?;
         let fields: NextFields = read(&body)?;
         let text = text(fields.prompt, served.config().n_positions, served)?;
-        let at = place(&body, "at", fields.at, text.len())?;
+        let at = token_index(&body, "at", fields.at, text.len())?;
         let ids: Vec<u32> = text.iter().take(at + 1).copied().collect();
         let prompt_len = fields
             .prompt_tokens
             .map_or(Ok(ids.len()), |tokens| count(&body, "prompt_tokens", tokens, text.len()))?;
-        let CompletionRequest { options, warnings, .. } = CompletionRequest::of(&mut body)?;
-        served.check_known(&warnings)?;
+        let CompletionRequest { options, warnings, .. } = CompletionRequest::from_body(&mut body)?;
+        served.reject_unknown_fields(&warnings)?;
         served.check_name(options.fields.model.as_ref())?;
-        // However long the text becomes; which token would be drawn is not asked.
+        // The text may have any length, and nothing is sampled, so no seed is needed.
         let config = config_of(&options, options.sampling(served), usize::MAX, 1, None, served)?;
         Ok(Self {
             prompt_len: prompt_len.min(ids.len()),
@@ -418,13 +434,13 @@ impl NextRequest {
         })
     }
 
-    /// The answer with what may follow, by the logits `(V)` after the last of [`NextRequest::ids`].
+    /// Builds the reply from the logits `(V)` after the last of [`NextRequest::ids`].
     pub(crate) fn into_reply(self, logits: &[f32], served: &ServedModel) -> Result<Reply, ApiError> {
         let next = self.answer(logits, served)?;
         Ok(Reply::new(json(&next), self.warnings))
     }
 
-    /// What may follow, by the logits `(V)` after the last of [`NextRequest::ids`].
+    /// Ranks next-token candidates by the logits `(V)` after the last of [`NextRequest::ids`].
     pub(crate) fn answer(&self, logits: &[f32], served: &ServedModel) -> Result<NextTokens, ApiError> {
         let history = History { ids: &self.ids, prompt_len: self.prompt_len };
         let text_of = |id| name(served.pieces.bytes(id));
@@ -434,23 +450,23 @@ impl NextRequest {
 }
 
 impl ServedModel {
-    /// What reads texts and names of options for looks.
+    /// Reader of texts and option names for views.
     pub fn reader(&self) -> Reader {
         Reader::without_bos(&self.vocabulary)
     }
 }
 
-/// The fields of a look, whose text is required.
+/// Reads the fields of a view, whose text is required.
 fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError> {
     let json = body.json("prompt").unwrap_or_default();
     if !json.starts_with(['"', '[']) {
-        let expected = "the text to look at, as a string or as token ids";
+        let expected = "the text to analyze, as a string or token ids";
         return Err(wrong_value("prompt", expected, found(json)));
     }
     body.read()
 }
 
-/// The tokens of `prompt`, from 1 to `most` of them.
+/// Tokens of `prompt`, from 1 to `most`.
 fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     let wrong = |what: String| ApiError::invalid(format!("prompt: {what}")).with_param("prompt");
     let ids = match prompt {
@@ -467,13 +483,13 @@ fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<V
     match ids.len() {
         0 => Err(wrong("the text is empty; give at least one token".into())),
         tokens if tokens > most => {
-            Err(wrong(format!("the text has {tokens} tokens; this analysis takes 1 to {most}")))
+            Err(wrong(format!("the text has {tokens} tokens; this analysis accepts 1 to {most}")))
         }
         _ => Ok(ids),
     }
 }
 
-/// A number of a field, from 0 to `most`.
+/// Checks that a field's value is from 0 to `most`.
 fn count(body: &Body<'_>, name: &str, Count(number): Number, most: usize) -> Result<usize, ApiError> {
     match number <= most {
         true => Ok(number),
@@ -481,19 +497,24 @@ fn count(body: &Body<'_>, name: &str, Count(number): Number, most: usize) -> Res
     }
 }
 
-/// The number of a field that has to be there, below `below`.
+/// Checks that a required field's value is present and below `below`.
 fn required(body: &Body<'_>, name: &str, number: Option<Number>, below: usize) -> Result<usize, ApiError> {
-    let number = number.ok_or_else(|| wrong_value(name, "its number", "nothing"))?;
+    let number = number.ok_or_else(|| wrong_value(name, "a whole number", "nothing"))?;
     count(body, name, number, below.saturating_sub(1))
 }
 
-/// The token that a field names, counted from 0, or from -1 at the end.
-fn place(body: &Body<'_>, name: &str, Integer(place): Integer, tokens: usize) -> Result<usize, ApiError> {
+/// Index of the token that a field selects, counted from 0, or from -1 at the end.
+fn token_index(
+    body: &Body<'_>,
+    name: &str,
+    Integer(index): Integer,
+    tokens: usize,
+) -> Result<usize, ApiError> {
     let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
-    if !(-tokens..tokens).contains(&place) {
+    if !(-tokens..tokens).contains(&index) {
         return Err(body.wrong(name, format_args!("a whole number from {} to {}", -tokens, tokens - 1)));
     }
-    Ok(usize::try_from(if place < 0 { place + tokens } else { place }).unwrap_or(0))
+    Ok(usize::try_from(if index < 0 { index + tokens } else { index }).unwrap_or(0))
 }
 
 pub(crate) fn refused(error: LookError) -> ApiError {

@@ -1,5 +1,6 @@
-//! The fields that `/v1/completions` and `/v1/chat/completions` share. Those that set one number of the table of options are read by
-//! that table (`crates/generation/src/config/table.rs`).
+//! Fields shared by `/v1/completions` and `/v1/chat/completions`.
+//!
+//! The option table (`crates/generation/src/config/table.rs`) reads the fields that set one of its numbers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,77 +15,78 @@ use serde_json::{Value, json};
 
 use crate::body::{
     Body, Count, Described, Field, Fields, List, Seed, Text, TextOrList, TokenIds, beginning, fields, number,
-    whole_number, written,
+    parse_raw, whole_number,
 };
 use crate::form::{FormFields, read_grammar};
-use crate::inside_fields::{Asked, InsideFields};
+use crate::inside_fields::{InsideFields, InsideOptions};
 use crate::{ApiError, ServedModel};
 
-/// Largest `n`, as OpenAI has it; a server may allow fewer.
+/// Maximum `n`, same as OpenAI's; a server may allow fewer.
 pub(crate) const MAX_N: usize = 128;
-/// Most alternatives for each token; OpenAI's completions allow 5, its chat 20.
+/// Maximum number of alternatives per token; OpenAI allows 5 for completions and 20 for chat.
 pub(crate) const MAX_LOGPROBS: usize = 20;
-/// More tokens than any context holds; the model's own is checked later.
+/// Upper limit above any context length; the model's own limit is checked later.
 pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
-/// Most stop strings; OpenAI allows 4, and lm-evaluation-harness sends more.
+/// Maximum number of stop strings; OpenAI allows 4, lm-evaluation-harness sends more.
 const MAX_STOPS: usize = 32;
-/// Longest stop string in bytes. A search keeps nine bytes for each of them.
+/// Maximum length of a stop string in bytes. The matcher stores nine bytes for each of them.
 const MAX_STOP_BYTES: usize = 1024;
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;
-/// Most words that are never generated, and the bytes of each.
+/// Maximum number of banned words and maximum length of each in bytes.
 const MAX_BAD_WORDS: usize = 128;
 const MAX_BAD_WORD_BYTES: usize = 256;
-/// Most tokens that end a text.
+/// Maximum number of stop tokens.
 const MAX_STOP_TOKENS: usize = 128;
-/// Most tokens that a text is restricted to: more than any vocabulary of this model has.
+/// Maximum number of allowed tokens, above the size of any vocabulary of this model.
 const MAX_ALLOWED_TOKENS: usize = 1 << 18;
-/// Longest name or salt, in bytes.
+/// Maximum length of a name or salt, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
-/// Longest number of a request: it comes back in every chunk.
+/// Maximum length of a request id in bytes; every chunk repeats it.
 pub(crate) const MAX_ID_BYTES: usize = 64;
-const NO_TOOLS: &str = "the model calls no tools; leave it out";
+const NO_TOOLS: &str = "the model does not support tool calls; leave it out";
 
 fields! {
-    /// The shared fields that are not in the table of options.
+    /// Shared fields outside the option table.
     SharedFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
         /// Completions for each prompt; the server's own limit is lower.
         n: Count<1, MAX_N> = Count(1),
-        /// Strings that end a completion before them. The name of a special token ends it by that token.
+        /// Strings before which a completion ends. The name of a special token stops at that token.
         stop: Option<TextOrList<Text<MAX_STOP_BYTES>, Text<MAX_STOP_BYTES>, MAX_STOPS>>,
-        /// Whether the response comes piece by piece, as server-sent events that end with `data: [DONE]`.
+        /// Whether to stream the response as server-sent events that end with `data: [DONE]`.
         stream: bool = false,
         /// Only with `stream`.
         stream_options: Option<StreamOptions>,
-        /// Seed of the random numbers; without one a fresh seed is used and returned as `seed`. Completion j of prompt i samples from
-        /// stream i × best_of + j of it. From -2^63 to 2^64 - 1; a negative seed is that number plus 2^64, as `gpt2 generate --seed` takes it.
+        /// Random seed; without one a fresh seed is used and returned as `seed`. Completion j of prompt i
+        /// samples from stream i × best_of + j of the seed. From -2^63 to 2^64 - 1; a negative seed means
+        /// that number plus 2^64, same as in `gpt2 generate --seed`.
         seed: Option<Seed>,
-        /// Added to the logits of tokens, by their ids. It changes what is sampled and the log-probabilities that are returned.
+        /// Biases added to logits, by token id. They affect sampling and the returned log-probabilities.
         logit_bias: Option<Biases>,
-        /// Words that are never generated, with a space in front and without one; a leading space in a word changes nothing.
+        /// Words that are never generated, with or without a leading space.
         bad_words: List<Text<MAX_BAD_WORD_BYTES>, MAX_BAD_WORDS>,
         /// The only tokens that may be generated.
         allowed_token_ids: TokenIds<MAX_ALLOWED_TOKENS>,
-        /// No end of the completion before this many new tokens.
+        /// Minimum number of new tokens before a completion may end.
         min_tokens: Option<Count<0, MAX_TOKENS>>,
-        /// Whether the model's own end-of-text token ends no completion.
+        /// Whether to continue past the model's own end-of-text token.
         ignore_eos: bool = false,
         /// Further tokens that end a completion.
         stop_token_ids: TokenIds<MAX_STOP_TOKENS>,
-        /// Whether a completion ends with the stop string, and not before it.
+        /// Whether a completion includes the stop string that ended it.
         include_stop_str_in_output: bool = false,
-        /// Keeps this many of the last tokens of a longer prompt; -1 keeps what leaves room for the new tokens. Only the end of a
-        /// text of more than 1 MiB is read.
+        /// Number of tokens to keep from the end of a longer prompt; -1 keeps what fits with the new
+        /// tokens. Only the end of a text of more than 1 MiB is read.
         truncate_prompt_tokens: Option<Truncation>,
-        /// Whether choices have `token_ids` and `prompt_token_ids`.
+        /// Whether choices include `token_ids` and `prompt_token_ids`.
         return_token_ids: bool = false,
         /// Whether log-probabilities name tokens `token_id:N`.
         return_tokens_as_token_ids: bool = false,
-        /// Whether the computation of equal beginnings may be shared with other requests under the same key.
+        /// Whether to share the KV cache of common prefixes with other requests under the same key.
         cache_prompt: bool = true,
-        /// Shares only with requests of the same salt.
+        /// Shares the KV cache only with requests that have the same salt.
         cache_salt: Option<Text<MAX_NAME_BYTES>>,
         /// Visible ASCII; the response's `id` ends with it.
         request_id: Option<Text<MAX_ID_BYTES>>,
@@ -96,28 +98,28 @@ fields! {
     ]
     refused [
         "use_beam_search": "leave it out, or use `gpt2 generate --num-beams`",
-        "prompt_logprobs": "ask for echo and logprobs at /v1/completions",
-        "grammar": "write it in Lark's syntax as guided_grammar",
+        "prompt_logprobs": "use echo and logprobs at /v1/completions",
+        "grammar": "use guided_grammar with Lark's syntax",
         "tools": NO_TOOLS,
         "functions": NO_TOOLS,
     ]
 }
 
 fields! {
-    /// What a stream has beside the completions.
+    /// Options of a streamed response.
     StreamOptions {
-        /// One more chunk at the end has the usage.
+        /// Whether to send a final chunk with the usage.
         include_usage: Option<bool>,
     }
     ignored ["include_obfuscation"]
 }
 
-/// All fields that both routes have.
+/// All fields shared by both routes.
 pub(crate) fn fields() -> Vec<Field> {
     [SharedFields::fields(), &table_fields(), FormFields::fields(), InsideFields::fields()].concat()
 }
 
-/// The options of the table that are fields of requests.
+/// Options of the table that are request fields.
 pub(crate) fn request_options() -> impl Iterator<Item = (&'static OptionRow, RequestField)> {
     OPTIONS.iter().filter_map(|option| Some((option, option.request?)))
 }
@@ -127,13 +129,13 @@ fn is_whole(option: &OptionRow) -> bool {
 }
 
 fn table_fields() -> Vec<Field> {
-    // A whole number is written as one.
+    // `to_string` writes whole numbers without a fraction.
     let bound = |bound: f64| serde_json::from_str(&bound.to_string()).unwrap_or(Value::Null);
     let defaults = json!(GenerationConfig::default());
     let fields_of = |(option, field): (&OptionRow, RequestField)| {
         let kind = if is_whole(option) { "integer" } else { "number" };
         let least = if field.is_above { "exclusiveMinimum" } else { "minimum" };
-        let mut schema = json!({ "type": kind, least: bound(field.least), "maximum": bound(field.most) });
+        let mut schema = json!({ "type": kind, least: bound(field.min), "maximum": bound(field.max) });
         if let Some(default) = defaults.get(option.name).filter(|default| !default.is_null()) {
             schema["default"] = default.clone();
         }
@@ -143,31 +145,31 @@ fn table_fields() -> Vec<Field> {
     request_options().flat_map(fields_of).collect()
 }
 
-/// What both routes are asked for.
+/// Parsed options shared by both routes.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) fields: SharedFields,
     pub(crate) max_tokens: Option<usize>,
-    /// How the next token is chosen, and what ends a text.
+    /// Sampling settings and stop conditions.
     pub(crate) settings: GenerationOptions,
-    /// What the text must conform to, and the field that sets it.
+    /// Grammar of structured output, and the field that sets it.
     pub(crate) grammar: Option<(String, Grammar)>,
-    /// What is changed and shown inside the model.
-    pub(crate) inside: Asked,
+    /// Activations to return and steering edits.
+    pub(crate) inside: InsideOptions,
 }
 
-/// What is kept of a long prompt, at its end.
+/// Truncation of a long prompt, which keeps its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Truncation {
-    /// What leaves room for the new tokens.
+    /// Leaves enough capacity for the new tokens.
     ToContext,
-    /// At most so many tokens.
+    /// Keeps at most this many tokens.
     ToTokens(usize),
 }
 
 impl<'de> Deserialize<'de> for Truncation {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        written(deserializer, "-1, or a whole number of at least 1", |json| match whole_number(json)? {
+        parse_raw(deserializer, "-1, or a whole number of at least 1", |json| match whole_number(json)? {
             -1 => Some(Self::ToContext),
             tokens => usize::try_from(tokens).ok().filter(|tokens| *tokens > 0).map(Self::ToTokens),
         })
@@ -180,17 +182,17 @@ impl Described for Truncation {
     }
 }
 
-/// Biases of tokens.
+/// Logit biases by token.
 #[derive(Debug, Clone)]
 pub(crate) struct Biases(Vec<(Vec<u32>, f64)>);
 
-/// A number that is added to a logit.
+/// Number added to a logit.
 struct Bias(f64);
 
 impl<'de> Deserialize<'de> for Bias {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bias = |json| number(json).filter(|bias| (-100.0..=100.0).contains(bias));
-        written(deserializer, "a number from -100 to 100", bias).map(Self)
+        parse_raw(deserializer, "a number from -100 to 100", bias).map(Self)
     }
 }
 
@@ -213,7 +215,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
     type Value = Biases;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of token ids and biases")
+        f.write_str("an object that maps token ids to biases")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Biases, A::Error> {
@@ -222,7 +224,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
             let Bias(bias) = object.next_value()?;
             let wrong = |what: String| Err(A::Error::custom(format_args!("expected {what}")));
             let Ok(id) = name.parse::<u32>() else {
-                return wrong(format!("token ids as names, found {:?}", beginning(&name)));
+                return wrong(format!("token ids as keys, found {:?}", beginning(&name)));
             };
             if biases.len() == MAX_BIASES {
                 return wrong(format!("at most {MAX_BIASES} biases, found more"));
@@ -260,46 +262,56 @@ impl Options {
             stop_strings: stops.map(|stops| stops.into_iter().map(|Text(stop)| stop).collect()),
             ..settings(body)?
         };
-        Ok(Self { max_tokens, settings, grammar: read_grammar(body)?, inside: Asked::read(body)?, fields })
+        Ok(Self {
+            max_tokens,
+            settings,
+            grammar: read_grammar(body)?,
+            inside: InsideOptions::read(body)?,
+            fields,
+        })
     }
 
-    /// Whether checking the options against a model may take longer than a few milliseconds.
+    /// Whether validating the options against a model may take longer than a few milliseconds.
     pub(crate) fn takes_long(&self) -> bool {
-        self.grammar.is_some() || self.inside.is_something()
+        self.grammar.is_some() || self.inside.is_used()
     }
 
-    /// Whether the usage ends a stream.
+    /// Whether a stream ends with a usage chunk.
     pub(crate) fn includes_usage(&self) -> bool {
         self.fields.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
-    /// How the next token is chosen: as the request says, else as the checkpoint's `generation_config.json` says if the operator wants
-    /// that, and else by the defaults of every front end.
+    /// Sampling configuration of the request.
+    ///
+    /// Settings of the request come first, then the checkpoint's `generation_config.json` if the operator
+    /// enables it, then the defaults of every front end.
     pub(crate) fn sampling(&self, served: &ServedModel) -> GenerationConfig {
         sampling(self.settings.clone(), served)
     }
 
-    /// New tokens that prompts leave room for. A number that is not given adapts to the prompts: all that is asked for is room for a
-    /// token, or up to half of the context if they are cut to fit.
-    pub(crate) fn room(&self, usual: usize, served: &ServedModel) -> usize {
+    /// Number of new tokens that prompts must leave capacity for.
+    ///
+    /// A missing `max_tokens` adapts to the prompts: it requires capacity for one token. For truncated
+    /// prompts, it requires capacity for up to half of the context.
+    pub(crate) fn reserved_tokens(&self, usual: usize, served: &ServedModel) -> usize {
         let half = served.config().n_positions / 2;
         let is_truncated = self.fields.truncate_prompt_tokens.is_some();
         self.max_tokens.unwrap_or(if is_truncated { usual.min(half) } else { 1 })
     }
 }
 
-/// Checks the number that a client gives a request.
+/// Checks the request id that a client supplies.
 pub(crate) fn check_request_id(id: Option<&Text<MAX_ID_BYTES>>, body: &Body<'_>) -> Result<(), ApiError> {
     let is_visible = id.is_none_or(|Text(id)| id.bytes().all(|byte| byte.is_ascii_graphic()));
     if is_visible { Ok(()) } else { Err(body.wrong("request_id", "visible ASCII characters")) }
 }
 
-/// See [`Options::sampling`].
+/// Implements [`Options::sampling`].
 pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> GenerationConfig {
     let mut config = defaults(served);
     if let Some(temperature) = settings.temperature {
         config.do_sample = samples_at(temperature);
-    } else if settings.chooses_otherwise().is_some() {
+    } else if settings.non_greedy_option().is_some() {
         config.do_sample = true;
     }
     settings.put_into(&mut config);
@@ -311,14 +323,16 @@ pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> Gen
     config
 }
 
-/// The defaults of every front end. Requests have no fields for a search, so what the checkpoint's files say about one is left
-/// out, and so is what a request always sets itself.
+/// Generation defaults of every front end.
+///
+/// Requests have no search fields, so search settings in the checkpoint's files are dropped. Options that
+/// every request sets itself are dropped too.
 fn defaults(served: &ServedModel) -> GenerationConfig {
     let own = GenerationConfig { do_sample: true, ..GenerationConfig::default() };
     if !served.options.use_generation_config {
         return own;
     }
-    /// Options of the group that each request sets itself.
+    /// Options of these groups that each request sets itself.
     const OF_REQUEST: [&str; 2] = ["seed", "num_return_sequences"];
     let is_taken = |name: &str| {
         let option = OPTIONS.iter().find(|option| option.name == name);
@@ -326,19 +340,19 @@ fn defaults(served: &ServedModel) -> GenerationConfig {
         name == "max_new_tokens"
             || (["Sampling", "Logits processors"].contains(&group) && !OF_REQUEST.contains(&name))
     };
-    let stated = served.defaults.stated().only(is_taken);
+    let stated = served.defaults.file_options().only(is_taken);
     let mut config = own;
     stated.put_into(&mut config);
     config
 }
 
-/// What the fields of the table set.
+/// Generation options set by the fields of the option table.
 fn settings(body: &Body<'_>) -> Result<GenerationOptions, ApiError> {
     let mut settings = GenerationOptions::default();
     for (option, field) in request_options() {
         let Some(json) = body.json(option.name) else { continue };
         let (kind, found) = match is_whole(option) {
-            // -1 is as good as 0.
+            // -1 means 0.
             true => ("a whole number", whole_number(json).map(|whole| (whole as f64, json!(whole.max(0))))),
             false => ("a number", number(json).map(|number| (number, json!(number)))),
         };

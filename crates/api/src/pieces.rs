@@ -8,13 +8,13 @@ use candle_gpt2_engine::{EngineError, Vocabulary};
 use candle_gpt2_generation::TextStream;
 use candle_gpt2_weights::Tokenizer;
 
-/// The bytes of every token of a vocabulary, and the text of token sequences.
+/// Bytes of every token in a vocabulary, and decoding of token sequences.
 pub(crate) struct Pieces {
     vocabulary: Arc<Vocabulary>,
     bytes: Vec<u8>,
-    /// Where each token's bytes end, which is where the next one's begin.
+    /// End of each token's bytes, which is the start of the next token's.
     ends: Vec<usize>,
-    /// Tokens that show nothing where they are generated: those that end texts.
+    /// Whether generated text omits the token, which is true of special tokens.
     is_hidden: Vec<bool>,
     longest: usize,
 }
@@ -35,7 +35,7 @@ impl Pieces {
             bytes.extend(written);
             ends.push(bytes.len());
         }
-        // As a stream of text leaves them out; without a tokenizer there is no text.
+        // Same rule as in `TextStream`; without a tokenizer there is no text.
         let is_hidden = |id| {
             let tokenizer = vocabulary.tokenizer()?;
             let token = tokenizer.id_to_token(id)?;
@@ -45,52 +45,52 @@ impl Pieces {
         Self { vocabulary: Arc::clone(vocabulary), bytes, ends, is_hidden, longest }
     }
 
-    /// A stream of text; `None` without a tokenizer.
+    /// Creates a text stream; `None` without a tokenizer.
     pub(crate) fn stream(&self) -> Option<TextStream<Arc<Tokenizer>>> {
         self.vocabulary.tokenizer().map(|tokenizer| TextStream::new(Arc::clone(tokenizer)))
     }
 
-    /// What a token writes; a special token its name.
+    /// Bytes of a token; for a special token, its name.
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
-        let Ok(place) = usize::try_from(id) else { return &[] };
-        let start = place.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
-        let end = self.ends.get(place).copied().unwrap_or(start);
+        let Ok(index) = usize::try_from(id) else { return &[] };
+        let start = index.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        let end = self.ends.get(index).copied().unwrap_or(start);
         self.bytes.get(start..end).unwrap_or_default()
     }
 
-    /// What a token adds to a text that is generated.
+    /// Bytes that a token adds to generated text.
     pub(crate) fn shown(&self, id: u32) -> &[u8] {
         if self.is_hidden(id) { &[] } else { self.bytes(id) }
     }
 
-    /// Whether a token adds nothing to a text that is generated.
+    /// Whether a token adds nothing to generated text.
     pub(crate) fn is_hidden(&self, id: u32) -> bool {
-        usize::try_from(id).ok().and_then(|place| self.is_hidden.get(place)).copied().unwrap_or(true)
+        usize::try_from(id).ok().and_then(|index| self.is_hidden.get(index)).copied().unwrap_or(true)
     }
 
-    /// The most bytes that a token writes.
+    /// Maximum number of bytes in a token.
     pub(crate) fn longest(&self) -> usize {
         self.longest
     }
 
-    /// The text of these tokens, with the names of special ones.
+    /// Decodes tokens, including the names of special tokens.
     ///
     /// # Errors
-    /// If there is no tokenizer, or it cannot decode.
+    /// If there is no tokenizer or decoding fails.
     pub(crate) fn text(&self, ids: &[u32]) -> Result<String, EngineError> {
         self.vocabulary.decode(ids, false)
     }
 
-    /// The text of these tokens where they are generated.
+    /// Decodes tokens without special tokens, like generated text.
     ///
     /// # Errors
-    /// If there is no tokenizer, or it cannot decode.
+    /// If there is no tokenizer or decoding fails.
     pub(crate) fn shown_text(&self, ids: &[u32]) -> Result<String, EngineError> {
         self.vocabulary.decode(ids, true)
     }
 }
 
-/// A token as text: what it writes, or, if these are no whole characters, `bytes:\xe9\x80` as OpenAI writes them.
+/// Display name of a token: its text, or OpenAI's `bytes:\xe9\x80` form for incomplete characters.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -106,28 +106,30 @@ pub(crate) fn name(bytes: &[u8]) -> String {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CharCounter {
     chars: usize,
-    /// The beginning of a character.
+    /// Bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
 impl CharCounter {
-    /// Takes the bytes of a token, and returns how many characters are before it: all parts of a character have its place.
+    /// Adds a token's bytes and returns the character offset where the token starts.
+    ///
+    /// All parts of a character have the same offset.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> usize {
         let Some(first) = bytes.first() else { return self.chars };
         if !self.begun.is_empty() {
-            let goes_on = [&self.begun, std::slice::from_ref(first)].concat();
-            if from_utf8(&goes_on).is_err_and(|error| error.error_len().is_some()) {
+            let extended = [&self.begun, std::slice::from_ref(first)].concat();
+            if from_utf8(&extended).is_err_and(|error| error.error_len().is_some()) {
                 self.finish();
             }
         }
-        let place = self.chars;
+        let offset = self.chars;
         self.begun.extend(bytes);
         loop {
             let (valid, wrong) = match from_utf8(&self.begun) {
                 Ok(text) => {
                     self.chars += text.chars().count();
                     self.begun.clear();
-                    return place;
+                    return offset;
                 }
                 Err(error) => (error.valid_up_to(), error.error_len()),
             };
@@ -135,22 +137,22 @@ impl CharCounter {
             self.chars += whole.map_or(0, |whole| whole.chars().count()) + usize::from(wrong.is_some());
             self.begun.drain(..valid + wrong.unwrap_or(0));
             if wrong.is_none() {
-                return place;
+                return offset;
             }
         }
     }
 
-    /// A counter of the text that follows: a character that was begun belongs to it.
+    /// Counter for the text that follows; it inherits the incomplete character.
     pub(crate) fn continued(&self) -> Self {
         Self { chars: 0, begun: self.begun.clone() }
     }
 
-    /// Whole characters so far.
+    /// Number of complete characters.
     pub(crate) fn chars(&self) -> usize {
         self.chars
     }
 
-    /// Ends the text: what was begun is one U+FFFD. Returns its characters.
+    /// Ends the text, counting an incomplete character as one U+FFFD, and returns the character count.
     pub(crate) fn finish(&mut self) -> usize {
         self.chars += usize::from(!self.begun.is_empty());
         self.begun.clear();
@@ -162,44 +164,44 @@ impl CharCounter {
 mod tests {
     use super::*;
 
-    fn places(tokens: &[&[u8]]) -> (Vec<usize>, usize) {
+    fn offsets(tokens: &[&[u8]]) -> (Vec<usize>, usize) {
         let mut counter = CharCounter::default();
-        let places = tokens.iter().map(|token| counter.push(token)).collect();
-        (places, counter.finish())
+        let offsets = tokens.iter().map(|token| counter.push(token)).collect();
+        (offsets, counter.finish())
     }
 
     #[test]
-    fn parts_of_a_character_have_its_place() {
-        assert_eq!(places(&[b"ab", b"c"]), (vec![0, 2], 3));
+    fn tokens_of_one_character_share_its_offset() {
+        assert_eq!(offsets(&[b"ab", b"c"]), (vec![0, 2], 3));
         let (character, emoji) = ("中".as_bytes(), "😀".as_bytes());
-        assert_eq!(places(&[b"a", &character[..2], &character[2..], b"b"]), (vec![0, 1, 1, 2], 3));
+        assert_eq!(offsets(&[b"a", &character[..2], &character[2..], b"b"]), (vec![0, 1, 1, 2], 3));
         assert_eq!(
-            places(&[&emoji[..1], &emoji[1..2], &emoji[2..], "é".as_bytes(), b"x"]),
+            offsets(&[&emoji[..1], &emoji[1..2], &emoji[2..], "é".as_bytes(), b"x"]),
             (vec![0, 0, 0, 1, 2], 3)
         );
-        // What ends in the middle of a character and begins the next one.
-        assert_eq!(places(&[&[0xe4, 0xb8], &[0xad, b'a', 0xc3], &[0xa9], b"!"]), (vec![0, 0, 2, 3], 4));
+        // Tokens that end inside one character and begin the next.
+        assert_eq!(offsets(&[&[0xe4, 0xb8], &[0xad, b'a', 0xc3], &[0xa9], b"!"]), (vec![0, 0, 2, 3], 4));
     }
 
     #[test]
-    fn characters_are_counted_as_they_are_decoded() {
-        // Every sequence of four of these bytes, in tokens of one byte and of two.
+    fn character_count_matches_lossy_decoding() {
+        // Every sequence of four of these bytes, in tokens of one, two and three bytes.
         let bytes = [b'a', 0x80, 0xbf, 0xc3, 0xe4, 0xed, 0xf0, 0x9f, 0xff];
         for number in 0..bytes.len().pow(4) {
             let text: Vec<u8> =
-                (0..4).map(|place| bytes[number / bytes.len().pow(place) % bytes.len()]).collect();
+                (0..4).map(|digit| bytes[number / bytes.len().pow(digit) % bytes.len()]).collect();
             let chars = String::from_utf8_lossy(&text).chars().count();
             for size in [1, 2, 3] {
                 let tokens: Vec<&[u8]> = text.chunks(size).collect();
-                let (places, counted) = places(&tokens);
+                let (offsets, counted) = offsets(&tokens);
                 assert_eq!(counted, chars, "{text:x?} by {size}");
-                assert!(places.is_sorted(), "{text:x?} by {size}: {places:?}");
+                assert!(offsets.is_sorted(), "{text:x?} by {size}: {offsets:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_no_text_is_written_as_bytes() {
+    fn invalid_utf8_tokens_are_named_by_their_bytes() {
         assert_eq!(name(&[0xe9, 0x80]), "bytes:\\xe9\\x80");
         assert_eq!(name("é".as_bytes()), "é");
         assert_eq!(name(b""), "");

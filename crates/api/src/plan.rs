@@ -1,4 +1,4 @@
-//! From a body that was read to a call: requests for the scheduler, and the answer that they fill.
+//! Turns a parsed body into a call: scheduler requests and the answer that they fill.
 
 use std::sync::Arc;
 
@@ -6,24 +6,24 @@ use candle_gpt2_engine::{EngineError, banned_tokens};
 use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
 use candle_gpt2_grammar::GrammarError;
 
-use crate::answer::{Head, PromptAnswer, Shape, Wants};
+use crate::answer::{Head, PromptAnswer, ResponseOptions, Shape};
 use crate::body::{Count, Seed, Text, TokenIds};
 use crate::completion::Prompt;
 use crate::error::RETRY_AFTER;
 use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, lost_note, tokens_of, unreadable};
-use crate::seen::observers;
+use crate::recorded::observers;
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel, Warnings};
 
-/// Code of the error for a grammar that finds no room; the same request may succeed a moment later.
+/// Error code if no grammar worker is free; the same request may succeed a moment later.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_api::GRAMMARS_BUSY, "grammars_busy");
 /// ```
 pub const GRAMMARS_BUSY: &str = "grammars_busy";
 
-/// What both routes make of a body.
+/// Parsed and validated request of both routes.
 struct Plan {
     shape: Shape,
     prompts: Vec<PromptTokens>,
@@ -36,17 +36,19 @@ struct Plan {
 }
 
 impl Call {
-    /// A call of `/v1/completions`. Calls with the same number `reuse` may share what was computed of equal beginnings.
+    /// Creates a call of `/v1/completions`.
+    ///
+    /// Calls with the same `reuse` value may share the KV cache of a common prefix.
     ///
     /// # Errors
-    /// When the model cannot serve the request.
+    /// If the model cannot serve the request.
     pub fn of_completion(
         request: CompletionRequest,
         served: &ServedModel,
         reuse: Option<u64>,
     ) -> Result<Self, ApiError> {
         let CompletionRequest { prompts, best_of, echo, logprobs, options, mut warnings } = request;
-        served.check_known(&warnings)?;
+        served.reject_unknown_fields(&warnings)?;
         served.check_name(options.fields.model.as_ref())?;
         let n_positions = served.config().n_positions;
         let usual = options.sampling(served).max_new_tokens.min(n_positions);
@@ -59,8 +61,12 @@ impl Call {
             Prompt::Ids(_) => None,
         });
         warnings.add(lost_note(texts, "prompt", served));
-        let prompts =
-            tokens_of(prompts, options.fields.truncate_prompt_tokens, options.room(usual, served), served)?;
+        let prompts = tokens_of(
+            prompts,
+            options.fields.truncate_prompt_tokens,
+            options.reserved_tokens(usual, served),
+            served,
+        )?;
         let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
         let max_tokens = options.max_tokens.unwrap_or(most.min(n_positions.saturating_sub(longest).max(1)));
         if let (true, Some(logprobs)) = (echo, logprobs) {
@@ -71,28 +77,28 @@ impl Call {
             .into_call(served, reuse)
     }
 
-    /// A call of `/v1/chat/completions`.
+    /// Creates a call of `/v1/chat/completions`.
     ///
     /// # Errors
-    /// When the model cannot serve the request, above all when it has no chat template.
+    /// If the model cannot serve the request, for example because it has no chat template.
     pub fn of_chat(request: ChatRequest, served: &ServedModel, reuse: Option<u64>) -> Result<Self, ApiError> {
-        served.check_known(&request.warnings)?;
+        served.reject_unknown_fields(&request.warnings)?;
         served.check_name(request.options.fields.model.as_ref())?;
         let (ids, lost) = request.prompt(served)?;
         let ChatRequest { logprobs, options, mut warnings, .. } = request;
         warnings.add(lost);
-        let room = served.config().n_positions.saturating_sub(ids.len()).max(1);
-        let max_tokens = options.max_tokens.unwrap_or(room);
+        let capacity = served.config().n_positions.saturating_sub(ids.len()).max(1);
+        let max_tokens = options.max_tokens.unwrap_or(capacity);
         check_limits(served, 1, ("n", options.fields.n.0), max_tokens, logprobs)?;
         check_context("messages", ids.len(), max_tokens, served)?;
-        let prompts = vec![PromptTokens { ids, told_from: 0, path: "messages".into() }];
+        let prompts = vec![PromptTokens { ids, echo_start: 0, path: "messages".into() }];
         let (shape, best_of) = (Shape::Chat, options.fields.n.0);
         Plan { shape, prompts, max_tokens, best_of, echo: false, logprobs, options, warnings }
             .into_call(served, reuse)
     }
 }
 
-/// What could be too much is refused before anything is made of it.
+/// Rejects excessive requests before doing any work.
 fn check_limits(
     served: &ServedModel,
     prompts: usize,
@@ -101,33 +107,33 @@ fn check_limits(
     logprobs: Option<usize>,
 ) -> Result<(), ApiError> {
     let limits = &served.options.limits;
-    // More than the context holds is refused by each prompt.
+    // Each prompt's own check rejects totals beyond the context.
     let of_text = max_tokens.min(served.config().n_positions);
     let total = prompts.saturating_mul(texts).saturating_mul(of_text);
     let checks = [
-        (field, "texts of a prompt (n, best_of)", limits.max_n, texts),
+        (field, "completions per prompt (n, best_of)", limits.max_n, texts),
         ("logprobs", "logprobs", limits.max_logprobs, logprobs.unwrap_or(0)),
-        ("max_tokens", "new tokens (prompts × texts × max_tokens)", limits.max_total_tokens, total),
+        ("max_tokens", "new tokens (prompts × completions × max_tokens)", limits.max_total_tokens, total),
     ];
     for (param, what, most, found) in checks {
         if found > most {
-            let message = format!("{param}: this server takes at most {most} {what}, found {found}");
+            let message = format!("{param}: this server accepts at most {most} {what}, found {found}");
             return Err(ApiError::invalid(message).with_param(param));
         }
     }
     Ok(())
 }
 
-/// What is reported of prompts is bounded too.
+/// Rejects excessive numbers of reported log-probabilities of prompts.
 fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result<(), ApiError> {
-    /// Log-probabilities, each with the token's text: some 20 MB.
-    const MOST_TOLD: usize = 1 << 19;
+    /// Maximum number of log-probabilities, each with its token's text: about 20 MB.
+    const MAX_ECHOED_LOGPROBS: usize = 1 << 19;
     let tokens: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
-    let told = tokens.saturating_mul(texts).saturating_mul(logprobs + 1);
-    if told > MOST_TOLD {
+    let total = tokens.saturating_mul(texts).saturating_mul(logprobs + 1);
+    if total > MAX_ECHOED_LOGPROBS {
         let message = format!(
-            "logprobs: an answer holds at most {MOST_TOLD} log-probabilities of echoed prompts, and {told} were asked for: \
-             {tokens} tokens × {texts} texts × {} for each; ask for fewer",
+            "logprobs: a response holds at most {MAX_ECHOED_LOGPROBS} log-probabilities of echoed prompts, but {total} were \
+             requested: {tokens} tokens × {texts} completions × {} per token; request fewer",
             logprobs + 1
         );
         return Err(ApiError::invalid(message).with_param("logprobs"));
@@ -138,10 +144,10 @@ fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result
 impl Plan {
     fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
         let Self { shape, prompts, max_tokens, best_of, echo, logprobs, mut options, warnings } = self;
-        let inside = std::mem::take(&mut options.inside).of_model(served)?;
+        let inside = std::mem::take(&mut options.inside).validate(served)?;
         let activation_bytes = inside.bytes(&prompts, (best_of, max_tokens), served)?;
         let (stream, Count(n)) = (options.fields.stream, options.fields.n);
-        // The most probable texts are all the same.
+        // Greedy completions of a prompt are identical.
         let sampling = options.sampling(served);
         let is_copied = !sampling.do_sample && best_of > 1;
         let made = if is_copied { 1 } else { best_of };
@@ -149,13 +155,13 @@ impl Plan {
         let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
-        // The most probable texts are found by their log-probabilities.
+        // Ranking by `best_of` needs log-probabilities.
         let logprobs_made = logprobs.or((made > n).then_some(0));
         let salt = options.fields.cache_salt.as_ref().map(|Text(salt)| salt.as_str());
         let share = options.fields.cache_prompt.then(|| served.reuse(reuse, salt)).flatten();
         let streams = (0..).step_by(best_of);
         let inspected = prompts.iter().map(|prompt| {
-            // One for each text, which is changed and observed by itself.
+            // One inspection per completion, because each is steered and recorded separately.
             inside.inspections(prompt.ids.len(), (made, max_tokens), served)
         });
         let inspected = inspected.collect::<Result<Vec<_>, _>>()?;
@@ -165,17 +171,17 @@ impl Plan {
             (request.stream, request.logprobs, request.prompt_logprobs) =
                 (stream, logprobs_made, prompt_logprobs);
             (request.reuse, request.observers) = (share, observers(inspected));
-            request.echoed = echo.then_some(prompt.told_from);
+            request.echoed = echo.then_some(prompt.echo_start);
             request
         });
         let requests = requests.collect();
-        let answer_of = |(PromptTokens { ids, told_from, path }, inspected)| {
-            let answer = PromptAnswer::new(ids, told_from, path, (made, echo), &served.pieces)?;
+        let answer_of = |(PromptTokens { ids, echo_start, path }, inspected)| {
+            let answer = PromptAnswer::new(ids, echo_start, path, (made, echo), &served.pieces)?;
             Ok(answer.inspected(inspected))
         };
         let prompts = prompts.into_iter().zip(inspected).map(answer_of).collect::<Result<_, ApiError>>()?;
         let head = head_of(shape, &options, seed, served);
-        let wants = Wants {
+        let response = ResponseOptions {
             shape,
             stream,
             include_usage: options.includes_usage(),
@@ -190,15 +196,15 @@ impl Plan {
             return_token_ids: options.fields.return_token_ids,
             tokens_as_ids: options.fields.return_tokens_as_token_ids,
             prompt_tokens_details: served.options.prompt_tokens_details,
-            shown: inside.told(served),
+            shown: inside.shown_sites(served),
             is_steered: inside.is_steered(),
         };
-        let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts, warnings);
+        let answer = Answer::new(head, response, Arc::clone(&served.pieces), prompts, warnings);
         Ok(Call { requests, answer, stream, activation_bytes })
     }
 }
 
-/// One that JSON's readers keep, whose numbers are f64.
+/// Random seed of 53 bits, which JSON readers that use f64 represent exactly.
 fn fresh_seed() -> Seed {
     Seed::Unsigned(fresh_number() >> 11)
 }
@@ -217,25 +223,25 @@ fn head_of(shape: Shape, options: &Options, seed: Option<Seed>, served: &ServedM
 
 pub(crate) fn config_of(
     options: &Options,
-    asked: GenerationConfig,
+    sampling: GenerationConfig,
     max_tokens: usize,
     texts: usize,
     seed: Option<Seed>,
     served: &ServedModel,
 ) -> Result<GenerationConfig, ApiError> {
-    if asked.min_new_tokens > max_tokens {
-        let found = asked.min_new_tokens;
+    if sampling.min_new_tokens > max_tokens {
+        let found = sampling.min_new_tokens;
         let message =
             format!("min_tokens: expected at most max_tokens, which is {max_tokens}, found {found}");
         return Err(ApiError::invalid(message).with_param("min_tokens"));
     }
-    for (ids, _) in &asked.sequence_bias {
+    for (ids, _) in &sampling.sequence_bias {
         ids.iter().try_for_each(|id| served.check_token(*id, || format!("logit_bias.{id}")))?;
     }
-    for (place, id) in options.fields.stop_token_ids.0.iter().enumerate() {
-        served.check_token(*id, || format!("stop_token_ids[{place}]"))?;
+    for (index, id) in options.fields.stop_token_ids.0.iter().enumerate() {
+        served.check_token(*id, || format!("stop_token_ids[{index}]"))?;
     }
-    // Of the files only what belongs to the model: how to choose is the request's business.
+    // The files only contribute properties of the model; the request controls sampling.
     let files = served.defaults.config();
     let own_ends = files.eos_token_id.iter().filter(|_| !options.fields.ignore_eos);
     let config = GenerationConfig {
@@ -246,16 +252,16 @@ pub(crate) fn config_of(
         bad_words_ids: files.bad_words_ids.iter().cloned().chain(bad_words(options, served)?).collect(),
         suppress_tokens: files.suppress_tokens.clone(),
         begin_suppress_tokens: files.begin_suppress_tokens.clone(),
-        ..asked
+        ..sampling
     };
     served.defaults.complete(config).map_err(refused)
 }
 
-/// The tokens of words that are never generated.
+/// Token sequences of banned words.
 fn bad_words(options: &Options, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
     let mut sequences = Vec::new();
-    for (place, Text(word)) in options.fields.bad_words.0.iter().enumerate() {
-        let refused = |error: EngineError| unreadable(&error, &format!("bad_words[{place}]"));
+    for (index, Text(word)) in options.fields.bad_words.0.iter().enumerate() {
+        let refused = |error: EngineError| unreadable(&error, &format!("bad_words[{index}]"));
         for ids in banned_tokens(&served.vocabulary, word).map_err(refused)? {
             if !sequences.contains(&ids) {
                 sequences.push(ids);
@@ -273,8 +279,8 @@ pub(crate) fn processors_of(
     let mut processors = Vec::new();
     let TokenIds(ids) = &options.fields.allowed_token_ids;
     if !ids.is_empty() {
-        for (place, id) in ids.iter().enumerate() {
-            served.check_token(*id, || format!("allowed_token_ids[{place}]"))?;
+        for (index, id) in ids.iter().enumerate() {
+            served.check_token(*id, || format!("allowed_token_ids[{index}]"))?;
         }
         let ids = ids.clone();
         processors.push(LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| ids.clone())));
@@ -282,10 +288,8 @@ pub(crate) fn processors_of(
     if let Some((path, grammar)) = &options.grammar {
         let refused = |what: String| ApiError::invalid(format!("{path}: {what}")).with_param(path.clone());
         let without = || match served.vocabulary.tokenizer() {
-            Some(_) => refused("there are no grammars here; leave it out".into()),
-            None => {
-                refused("a text that conforms to something needs a tokenizer, and this model has none".into())
-            }
+            Some(_) => refused("this server does not support structured output; leave it out".into()),
+            None => refused("structured output needs a tokenizer, and this model has none".into()),
         };
         let compiler = served.compiler.as_ref().ok_or_else(without)?;
         let compiled = compiler.compile(grammar, &config.eos_token_id);
@@ -297,7 +301,7 @@ pub(crate) fn processors_of(
     Ok(processors)
 }
 
-/// What the library refuses, in the words of the request.
+/// Converts library errors to messages about request fields.
 fn refused(error: EngineError) -> ApiError {
     match error {
         EngineError::Generation(GenerationError::OptionOutOfRange { option, expected, found }) => {
@@ -305,8 +309,7 @@ fn refused(error: EngineError) -> ApiError {
             ApiError::invalid(message).with_param(option)
         }
         EngineError::Generation(GenerationError::StopStringsWithoutTokenizer) => {
-            let message =
-                "stop: strings are searched in the text, and this model has no tokenizer to make it";
+            let message = "stop: stop strings need a tokenizer, and this model has none";
             ApiError::invalid(message).with_param("stop")
         }
         EngineError::Generation(error) => (&error).into(),
@@ -315,7 +318,7 @@ fn refused(error: EngineError) -> ApiError {
 }
 
 impl From<&GenerationError> for ApiError {
-    /// Errors of the request are reported; nothing internal is.
+    /// Reports errors of the request and hides internal ones.
     fn from(error: &GenerationError) -> Self {
         let of_request = matches!(error, GenerationError::Constraint { .. });
         match error {
@@ -323,7 +326,7 @@ impl From<&GenerationError> for ApiError {
                 let of_api =
                     |option: &&'static str| if *option == "min_new_tokens" { "min_tokens" } else { *option };
                 let options: Vec<&str> = options.iter().map(of_api).collect();
-                // Kinds of structured output are not fields.
+                // Kinds of structured output contain a space and are not fields.
                 let field = options.iter().copied().find(|option| !option.contains(' '));
                 let refusal = Self::invalid(GenerationError::NoTokenLeft { options }.to_string());
                 match field {
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grammar_that_finds_no_room_is_worth_sending_again() {
+    fn busy_grammar_compiler_returns_a_retryable_error() {
         let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
         let mut served = ServedModel::new(&model, ApiOptions::default()).unwrap();
         served.compiler = Some(Box::new(AlwaysBusy));

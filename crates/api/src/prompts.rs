@@ -1,4 +1,4 @@
-//! From the prompts of a request to tokens that fit into the context.
+//! Converts a request's prompts to tokens that fit into the context.
 
 use candle_gpt2_engine::{EngineError, Vocabulary};
 use candle_gpt2_weights::WeightsError;
@@ -8,20 +8,21 @@ use crate::encoding_memory::{EncodingMemory, Permit};
 use crate::options::Truncation;
 use crate::{ApiError, ServedModel};
 
-/// Longest text that is encoded if it need not fit into the context. Of a longer one that is truncated, only
-/// [the end](end_of) is encoded.
+/// Maximum length of an encoded text, in bytes, if the text may be truncated.
+///
+/// If a longer text is truncated, only [its end](end_of) is encoded.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// A prompt as the model gets it.
+/// Prompt as the model reads it.
 pub(crate) struct PromptTokens {
     pub(crate) ids: Vec<u32>,
-    /// Where the part begins that an echo tells: an empty prompt starts from a token that it does not.
-    pub(crate) told_from: usize,
-    /// Where the request has it.
+    /// Index of the first echoed token; skips the start token that replaces an empty prompt.
+    pub(crate) echo_start: usize,
+    /// Path of the prompt in the request.
     pub(crate) path: String,
 }
 
-/// The note on the first character of these texts, which the request has at `path`, that has no token.
+/// Warning about the first character without a token in `texts`, which the request has at `path`.
 pub(crate) fn lost_note<'t>(
     texts: impl IntoIterator<Item = &'t str>,
     path: &str,
@@ -31,7 +32,7 @@ pub(crate) fn lost_note<'t>(
     Some(format!("{path}: {note}"))
 }
 
-/// The tokens of all prompts, each with room for the new tokens.
+/// Tokens of all prompts, checked to leave room for the new tokens.
 pub(crate) fn tokens_of(
     prompts: Prompts,
     truncation: Option<Truncation>,
@@ -53,12 +54,12 @@ pub(crate) fn tokens_of(
         }
         truncate(&mut ids, kept);
         check_context(&path, ids.len(), max_tokens, served)?;
-        tokens.push(PromptTokens { ids, told_from: usize::from(is_empty), path });
+        tokens.push(PromptTokens { ids, echo_start: usize::from(is_empty), path });
     }
     Ok(tokens)
 }
 
-/// How many tokens are kept of a prompt.
+/// Number of tokens kept from the end of a prompt.
 pub(crate) fn kept(truncation: Option<Truncation>, max_tokens: usize, served: &ServedModel) -> Option<usize> {
     match truncation? {
         Truncation::ToTokens(tokens) => Some(tokens),
@@ -66,12 +67,14 @@ pub(crate) fn kept(truncation: Option<Truncation>, max_tokens: usize, served: &S
     }
 }
 
-/// Leaves the tokens that are kept.
+/// Keeps the last `kept` tokens.
 pub(crate) fn truncate(ids: &mut Vec<u32>, kept: Option<usize>) {
     ids.drain(..ids.len().saturating_sub(kept.unwrap_or(usize::MAX)));
 }
 
-/// What is read of a text: the whole, refused if it cannot fit; of a very long one of which only tokens are `kept`, the end.
+/// Part of a text to encode: all of it, or only the end of a very long text that is truncated.
+///
+/// Without truncation, a text that cannot fit into the context is rejected.
 pub(crate) fn to_read<'t>(
     text: &'t str,
     kept: Option<usize>,
@@ -85,7 +88,7 @@ pub(crate) fn to_read<'t>(
     }
 }
 
-/// Part of a text that is encoded with the places of its tokens, which takes more memory, and a permit for that memory.
+/// Part of a text to encode with token offsets, which takes more memory, and its memory permit.
 pub(crate) fn to_read_with_places<'t, 's>(
     text: &'t str,
     kept: Option<usize>,
@@ -103,14 +106,15 @@ pub(crate) fn to_read_with_places<'t, 's>(
     Ok((read, permit))
 }
 
-/// Whether the tokenizer has the memory to encode a text.
+/// Whether the tokenizer has enough memory to encode a text.
 fn fits(text: &str, served: &ServedModel) -> bool {
     served.vocabulary.encoder().is_ok_and(|encoder| EncodingMemory::fits(encoder.memory(text)))
 }
 
-/// The end of a text: at least so many bytes, at most twice as many, and no more than [`MAX_TEXT_BYTES`]. It begins with the space behind
-/// a word: GPT-2's tokens do not reach over that place, so that the last tokens are those of the whole text. In a text without spaces it
-/// begins anywhere.
+/// Returns the end of a text: `bytes` to `2 * bytes` bytes, at most [`MAX_TEXT_BYTES`].
+///
+/// The part begins with the whitespace after a word. GPT-2's tokens never cross that boundary, so the last
+/// tokens equal those of the whole text. In a text without whitespace, the part begins anywhere.
 fn end_of(text: &str, bytes: usize) -> &str {
     let read = bytes.saturating_mul(2).min(MAX_TEXT_BYTES);
     let start = text.ceil_char_boundary(text.len().saturating_sub(read));
@@ -121,16 +125,17 @@ fn end_of(text: &str, bytes: usize) -> &str {
     end.get(word_end..).unwrap_or(end)
 }
 
-/// Checks ids that a body gives, at this path.
+/// Checks the token ids found at `path` in a body.
 pub(crate) fn check_ids(ids: Vec<u32>, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
-    for (place, id) in ids.iter().enumerate() {
-        served.check_token(*id, || format!("{path}[{place}]"))?;
+    for (index, id) in ids.iter().enumerate() {
+        served.check_token(*id, || format!("{path}[{index}]"))?;
     }
     Ok(ids)
 }
 
-/// Checks that a prompt leaves room for its new tokens; if texts [end at the context](crate::Limits::ends_at_context), that it is no
-/// longer than that.
+/// Checks that a prompt leaves room for its new tokens.
+///
+/// If completions [end at the context](crate::Limits::ends_at_context), only the prompt itself must fit.
 pub(crate) fn check_context(
     path: &str,
     prompt_tokens: usize,
@@ -142,7 +147,7 @@ pub(crate) fn check_context(
     let ends = served.options.limits.ends_at_context;
     if (ends || max_tokens == 0) && prompt_tokens > n_positions {
         let message = format!(
-            "{path}: this model's context is {n_positions} tokens, and the text has {prompt_tokens}; shorten it"
+            "{path}: this model's context is {n_positions} tokens, but the text has {prompt_tokens}; shorten it"
         );
         return Err(too_long(message, path));
     }
@@ -150,13 +155,13 @@ pub(crate) fn check_context(
         return Ok(());
     }
     let message = format!(
-        "{path}: this model's context is {n_positions} tokens, and {total} were asked for: {prompt_tokens} of the prompt and \
-         {max_tokens} new ones (max_tokens); shorten the prompt, or ask for fewer"
+        "{path}: this model's context is {n_positions} tokens, but {total} were requested: {prompt_tokens} in the prompt and \
+         {max_tokens} for the completion (max_tokens); shorten the prompt, or request fewer"
     );
     Err(too_long(message, path))
 }
 
-/// Refuses a text that cannot fit, however few tokens it has, before they are looked for.
+/// Rejects a text that cannot fit even with the longest tokens, before tokenizing it.
 pub(crate) fn check_length(bytes: usize, path: &str, served: &ServedModel) -> Result<(), ApiError> {
     let least = bytes.div_ceil(served.pieces.longest());
     let n_positions = served.config().n_positions;
@@ -164,28 +169,28 @@ pub(crate) fn check_length(bytes: usize, path: &str, served: &ServedModel) -> Re
         return Ok(());
     }
     let message = format!(
-        "{path}: this model's context is {n_positions} tokens, and the prompt alone has at least {least}; shorten it"
+        "{path}: this model's context is {n_positions} tokens, but the prompt alone has at least {least}; shorten it"
     );
     Err(too_long(message, path))
 }
 
-/// The refusal of a text that has no tokens.
+/// Error for a text without tokens.
 pub(crate) fn empty(path: &str) -> ApiError {
-    let message = format!("{path}: it is empty, and this model has no token that texts begin with");
+    let message = format!("{path}: empty, and this model has no BOS token; add some text");
     ApiError::invalid(message).with_param(path)
 }
 
-/// The refusal of a text that is longer than the context.
+/// Error for a text that exceeds the context.
 pub(crate) fn too_long(message: String, path: &str) -> ApiError {
     ApiError::invalid(message).with_param(path).with_code("context_length_exceeded")
 }
 
-/// Token ids of a text, with the special tokens that the tokenizer adds.
+/// Encodes a text, including special tokens that the tokenizer adds.
 pub(crate) fn encode(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     encode_with(text, path, served, Vocabulary::encode)
 }
 
-/// Token ids of a part of a text.
+/// Encodes part of a text, without added special tokens.
 pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     encode_with(text, path, served, Vocabulary::encode_piece)
 }
@@ -201,11 +206,11 @@ fn encode_with(
     encode(&served.vocabulary, text).map_err(|error| unreadable(&error, path))
 }
 
-/// The paths of the model's files are not reported.
+/// Converts an encoding error without revealing the paths of the model's files.
 pub(crate) fn unreadable(error: &EngineError, path: &str) -> ApiError {
     let what = match error {
         EngineError::Weights(WeightsError::NoTokenizer { .. }) => {
-            "this model has no tokenizer; give token ids".to_owned()
+            "this model has no tokenizer; pass token ids".to_owned()
         }
         EngineError::Weights(error @ WeightsError::Encode { .. }) => error.to_string(),
         error @ EngineError::ForeignTokenizer { .. } => error.to_string(),

@@ -1,80 +1,82 @@
-//! The paths of the server: one list, by which requests are routed, and of which the OpenAPI description is made.
+//! Server routes: one list for request routing and for the OpenAPI description.
 
 use crate::ApiError;
 
-/// The OpenAPI description of all routes, made of [`ROUTES`], of the fields of requests and of `answers.json`; `WRITE_OPENAPI=1
-/// cargo test -p candle-gpt2-api description` writes it anew.
+/// OpenAPI description of all routes.
+///
+/// It is generated from [`ROUTES`], the request fields and `answers.json`. Regenerate it with
+/// `WRITE_OPENAPI=1 cargo test -p candle-gpt2-api description`.
 ///
 /// ```
 /// assert!(candle_gpt2_api::OPENAPI.contains(r#""/v1/completions""#));
 /// ```
 pub const OPENAPI: &str = include_str!("openapi.json");
 
-/// The handler of a route.
+/// Handler of a route.
 ///
-/// A field of a [`Route`], see [`find_route`].
+/// See [`find_route`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
-    /// The page.
+    /// Web page.
     Page,
-    /// Continues prompts.
+    /// Completions of prompts.
     Completions,
-    /// Answers a conversation.
+    /// Chat completions.
     ChatCompletions,
-    /// Labels texts.
+    /// Classification of texts or tokens.
     Classify,
-    /// Shows the inside of the model on a prompt.
+    /// Activations of a prompt.
     Activations,
-    /// Makes vectors of texts.
+    /// Embeddings of texts.
     Embeddings,
-    /// Lists the models.
+    /// Model list.
     Models,
-    /// Describes one model.
+    /// Information about one model.
     Model,
     /// Text to tokens.
     Tokenize,
     /// Tokens to text.
     Detokenize,
-    /// Describes the tokenizer.
+    /// Tokenizer information.
     TokenizerInfo,
-    /// Whether requests are served.
+    /// Health check.
     Health,
     /// Counters and histograms.
     Metrics,
-    /// The version of the program.
+    /// Program version.
     Version,
-    /// What the server is set to.
+    /// Server settings.
     Props,
-    /// The OpenAPI description.
+    /// OpenAPI description.
     OpenApi,
-    /// Attention of a text.
+    /// Attention patterns of a text.
     LookAttention,
-    /// The lens on a text.
+    /// Logit lens of a text.
     LookLens,
-    /// The steps of one head.
+    /// Computation steps of one attention head.
     LookHead,
-    /// What may follow a text.
+    /// Next-token candidates of a text.
     LookNext,
-    /// The strongest features of each token of a text.
+    /// Strongest features of each token of a text.
     LookFeatures,
     /// One feature in a text.
     LookFeature,
-    /// The attribution graph of what follows a text.
+    /// Attribution graph of the next token of a text.
     LookGraph,
 }
 
-/// A path with a method.
+/// Path with a method.
 ///
-/// Given by [`find_route`].
+/// [`find_route`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// `GET` or `POST`; a route that answers `GET` answers `HEAD` too.
+    /// `GET` or `POST`; a `GET` route also answers `HEAD`.
     pub method: &'static str,
-    /// The path, with `{id}` for the part that differs.
+    /// Path, with `{id}` for the variable part.
     pub path: &'static str,
-    /// What it does.
+    /// Handler of the route.
     pub endpoint: Endpoint,
-    /// Whether it asks for the key, if the server has one.
+    /// Whether the route requires the API key, if the server has one.
     pub needs_key: bool,
 }
 
@@ -117,8 +119,8 @@ pub const ROUTES: &[Route] = &[
     keyed("POST", "/look/graph", Endpoint::LookGraph),
 ];
 
-/// Paths of llama.cpp, Ollama and TGI, and what has their work here.
-const ELSEWHERE: [(&str, &str); 10] = [
+/// Paths of llama.cpp, Ollama and TGI, and the equivalent paths of this server.
+const FOREIGN_PATHS: [(&str, &str); 10] = [
     ("/completion", "/v1/completions"),
     ("/completions", "/v1/completions"),
     ("/generate", "/v1/completions"),
@@ -131,10 +133,10 @@ const ELSEWHERE: [(&str, &str); 10] = [
     ("/api/tags", "/v1/models"),
 ];
 
-/// The route of a request, with the part of the path that `{id}` stands for, as it is written.
+/// Finds the route of a request, and the part of the path that matches `{id}`, not decoded.
 ///
 /// # Errors
-/// 404 for a path that is none of these, 405 for another method.
+/// 404 for an unknown path, 405 for the wrong method.
 ///
 /// ```
 /// use candle_gpt2_api::{Endpoint, ROUTES, find_route};
@@ -151,23 +153,22 @@ pub fn find_route<'path>(
 ) -> Result<(&'static Route, Option<&'path str>), ApiError> {
     let mut matches = ROUTES.iter().filter_map(|route| match route.path.strip_suffix("{id}") {
         None => (route.path == path).then_some((route, None)),
-        // A model's name may have a slash in it.
+        // A model's name may contain a slash.
         Some(before) => path.strip_prefix(before).filter(|id| !id.is_empty()).map(|id| (route, Some(id))),
     });
     let Some((route, id)) = matches.next() else {
-        let here = ELSEWHERE
+        let equivalent = FOREIGN_PATHS
             .iter()
-            .find(|(elsewhere, _)| *elsewhere == path)
-            .map(|(_, here)| format!("use {here}; "));
-        let here = here.unwrap_or_default();
-        let message =
-            format!("there is nothing at this path; {here}/openapi.json describes those that there are");
+            .find(|(foreign, _)| *foreign == path)
+            .map(|(_, equivalent)| format!("use {equivalent}, or "));
+        let equivalent = equivalent.unwrap_or_default();
+        let message = format!("not found; {equivalent}see /openapi.json for the available endpoints");
         return Err(ApiError::new(404, message));
     };
     if route.method == method || (route.method == "GET" && method == "HEAD") {
         return Ok((route, id));
     }
     let allow = if route.method == "GET" { "GET, HEAD" } else { route.method };
-    let message = format!("{} takes {allow}", route.path);
+    let message = format!("{} accepts only {allow}", route.path);
     Err(ApiError::new(405, message).with_allow(allow))
 }

@@ -1,4 +1,4 @@
-//! The model that is served, with all that requests are checked against.
+//! Served model with everything that requests are validated against.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -20,7 +20,7 @@ use crate::encoding_memory::EncodingMemory;
 use crate::pieces::Pieces;
 use crate::{ApiError, Call, Endpoint, Warnings};
 
-/// The most that a request may ask for.
+/// Limits on one request.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
@@ -34,22 +34,22 @@ use crate::{ApiError, Call, Endpoint, Warnings};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most prompts of a request.
+    /// Maximum number of prompts in a request.
     pub max_prompts: usize,
-    /// Most texts for each prompt: `n` and `best_of`.
+    /// Maximum number of completions for each prompt: `n` and `best_of`.
     pub max_n: usize,
-    /// Most alternatives for each token: `logprobs`.
+    /// Maximum number of alternatives for each token: `logprobs`.
     pub max_logprobs: usize,
-    /// Most new tokens of a request: those of all texts of all prompts together.
+    /// Maximum number of new tokens in a request, summed over all completions of all prompts.
     pub max_total_tokens: usize,
-    /// Most bytes of activations of a request, four for each number: those of all texts of all prompts together.
+    /// Maximum activation bytes in a request, four per value, summed over all completions of all prompts.
     pub max_activation_bytes: usize,
-    /// Whether a text that is asked to be longer than the model's context ends there; otherwise its request is refused.
+    /// Whether a completion that exceeds the context ends there; otherwise the request is rejected.
     pub ends_at_context: bool,
 }
 
 impl Limits {
-    /// For callers who own the model: nothing that is there to keep a server from harm.
+    /// No limits, for callers who own the model and need no server protection.
     pub const NONE: Self = Self {
         max_prompts: usize::MAX,
         max_n: usize::MAX,
@@ -73,21 +73,21 @@ impl Default for Limits {
     }
 }
 
-/// How a conversation becomes a prompt.
+/// Source of the chat template.
 ///
 /// A field of [`ApiOptions`]; see [`ChatRequest`](crate::ChatRequest) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChatTemplateChoice {
-    /// By the checkpoint's own template, if it has one.
+    /// Template of the checkpoint, if it has one.
     #[default]
     Checkpoint,
-    /// Each message followed by the token that ends texts, as DialoGPT was trained.
+    /// Each message followed by the EOS token, which is how DialoGPT was trained.
     EosJoin,
-    /// By this Jinja template.
+    /// Supplied Jinja template.
     Jinja(String),
 }
 
-/// The operator's settings.
+/// Operator's settings.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, ServedModel, model};
@@ -101,37 +101,45 @@ pub enum ChatTemplateChoice {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
-    /// The name that the model is served under.
+    /// Name that the model is served under.
     pub name: String,
-    /// Further names of it.
+    /// Further names of the model.
     pub aliases: Vec<String>,
-    /// When the server was started, in seconds since 1970.
+    /// Start time of the server, in seconds since 1970.
     pub created: u64,
-    /// How a conversation becomes a prompt.
+    /// Source of the chat template.
     pub chat_template: ChatTemplateChoice,
-    /// The most that a request may ask for.
+    /// Limits on one request.
     pub limits: Limits,
-    /// Whether the checkpoint's `generation_config.json` sets the defaults of sampling, penalties and the number of new tokens, as in the
-    /// other front ends. Otherwise requests get the defaults of a checkpoint without that file.
+    /// Whether the checkpoint's `generation_config.json` sets the generation defaults.
+    ///
+    /// The defaults cover sampling, penalties and the number of new tokens, as in the other front ends. If
+    /// false, requests get the defaults of a checkpoint without that file.
     pub use_generation_config: bool,
-    /// Whether answers tell how many tokens of a prompt had been computed for another request. That depends on what others ask,
-    /// so that a request has no longer the same answer, byte for byte, whatever comes beside it.
+    /// Whether answers report the number of prompt tokens that were reused from another request.
+    ///
+    /// That number depends on other clients' requests, so identical requests no longer get byte-identical
+    /// answers.
     pub prompt_tokens_details: bool,
-    /// Whether a request with an unknown field is refused; otherwise the answer names the field under `warnings`.
+    /// Whether requests with an unknown field are rejected; otherwise `warnings` names the field.
     pub strict: bool,
-    /// Whether requests may see and change what is inside the model: `activations`, `steering` and `/v1/activations`.
+    /// Whether requests may read and change activations: `activations`, `steering`, `/v1/activations`.
     pub activations: bool,
-    /// Dictionaries whose features `steering` may name, by their names. Each is checked against the model by its caller.
+    /// Dictionaries by name whose features `steering` may use. The caller checks each against the model.
     pub dictionaries: BTreeMap<String, Arc<Dictionary>>,
-    /// Transcoders of the model's MLPs, one for each layer, that `/look/features` and `/look/graph` show. Their caller checks them against
-    /// the model, and may give them while it is served.
+    /// Transcoders of the model's MLPs, one per layer, for `/look/features` and `/look/graph`.
+    ///
+    /// The caller checks them against the model and may set them while the model is being served.
     pub transcoders: Arc<OnceLock<Vec<Dictionary>>>,
-    /// Texts that are made at once: what `/props` tells as `total_slots`.
+    /// Maximum batch size, reported by `/props` as `total_slots`.
     pub parallel: usize,
-    /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
+    /// Clock for timestamps in answers, in seconds since 1970.
+    ///
+    /// The default is the system clock. A browser's time comes from JavaScript.
     pub now: fn() -> u64,
-    /// Program that runs chat templates and grammars in child processes with limits. Without it they run on threads of this
-    /// process, where a hostile template can end the process.
+    /// Program that runs chat templates and grammars in child processes with limits.
+    ///
+    /// Without it, they run on threads of this process, where a hostile template can end the process.
     pub worker: Option<WorkerProgram>,
 }
 
@@ -160,35 +168,35 @@ fn system_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since_1970| since_1970.as_secs())
 }
 
-/// Why a model cannot be served.
+/// Reason why a model cannot be served.
 ///
-/// Given by [`ServedModel::new`].
+/// [`ServedModel::new`] returns it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// What the checkpoint says cannot be used.
+    /// Unusable checkpoint files.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The chat template that was named cannot be used.
+    /// Unusable chat template that the options name.
     #[error("the chat template: {what}")]
     ChatTemplate {
-        /// What is wrong with it.
+        /// Description of the problem.
         what: String,
     },
 }
 
-/// What makes of a grammar what keeps a text to it.
+/// Compiles a grammar into a logits processor that enforces it.
 pub(crate) trait Compiles: Debug + Send + Sync {
     fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError>;
 }
 
-/// Reads a conversation.
+/// Function that reads a chat request.
 pub(crate) type ReadChat = fn(&[u8], &ServedModel, Option<u64>) -> Result<Call, ApiError>;
 
-/// A model under its names, with its tokens, its defaults and the limits of requests. It holds no weights; requests are checked
-/// and answered with it on any thread.
+/// Names, tokens, defaults and request limits of a model.
 ///
-/// See [`ApiOptions`] for an example.
+/// It holds no weights. Any thread can validate and answer requests with it. See [`ApiOptions`] for an
+/// example.
 #[derive(Debug)]
 pub struct ServedModel {
     pub(crate) options: ApiOptions,
@@ -196,23 +204,24 @@ pub struct ServedModel {
     pub(crate) defaults: Defaults,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) encoding_memory: EncodingMemory,
-    /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
+    /// Stored as a `Result` because a broken checkpoint template matters only to chat requests.
     pub(crate) template: Result<Option<ChatTemplate>, String>,
-    /// `None` without a tokenizer, and if grammars are no part of what is served.
+    /// `None` without a tokenizer, or if grammars are not served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
-    /// `None` if conversations are no part of what is served.
+    /// `None` if chat is not served.
     pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
-    /// Makes unpredictable numbers.
+    /// Source of unpredictable numbers.
     pub(crate) random: RandomState,
 }
 
 impl ServedModel {
-    /// What completions need of a model, without conversations and without texts that conform to something: a program that serves
-    /// nothing else holds no code for these.
+    /// Creates a served model without chat and structured output.
+    ///
+    /// A program that serves only completions links none of their code.
     ///
     /// # Errors
-    /// When the checkpoint's `generation_config.json` cannot be used.
+    /// If the checkpoint's `generation_config.json` is unusable.
     pub fn of_completions(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
         let vocabulary = prepared(model.vocabulary());
         Ok(Self {
@@ -229,7 +238,7 @@ impl ServedModel {
         })
     }
 
-    /// What classifying needs of a model.
+    /// Creates a served model of a classifier.
     pub fn of_classifier(model: &Classifier, options: ApiOptions) -> Self {
         let vocabulary = prepared(model.vocabulary());
         Self {
@@ -246,11 +255,11 @@ impl ServedModel {
         }
     }
 
-    /// Whether a model of this kind answers there at all, which [`ServedModel::read`] checks too.
+    /// Checks that this kind of model serves the endpoint; [`ServedModel::read`] checks it too.
     ///
     /// # Errors
-    /// Where texts, or looks into what makes them, are asked of a classifier, or labels of a language model.
-    pub fn check_asked(&self, endpoint: Endpoint) -> Result<(), ApiError> {
+    /// If the endpoint needs a language model and this is a classifier, or the reverse.
+    pub fn check_endpoint(&self, endpoint: Endpoint) -> Result<(), ApiError> {
         let head = self.config().head;
         let (class, has_labels) = (head.class_name(), head.has_labels());
         let message = match endpoint {
@@ -268,69 +277,69 @@ impl ServedModel {
                 if has_labels =>
             {
                 format!(
-                    "this server's model is a {class}, a classifier, which makes no texts; ask it at /v1/classify"
+                    "this server's model is a classifier ({class}) and cannot generate text; use /v1/classify"
                 )
             }
             Endpoint::Classify if !has_labels => format!(
-                "this server's model is a {class}, a language model, which has no labels; a classifier answers here"
+                "this server's model is a language model ({class}) and has no labels; classification needs a classifier"
             ),
             _ => return Ok(()),
         };
         Err(ApiError::invalid(message))
     }
 
-    /// The name that it is served under.
+    /// Name that the model is served under.
     pub fn name(&self) -> &str {
         &self.options.name
     }
 
-    /// The configuration of the model.
+    /// Model configuration.
     pub(crate) fn config(&self) -> &Gpt2Config {
         self.vocabulary.config()
     }
 
-    /// Whether a request for this name is for this model; one without a name is.
-    pub(crate) fn check_name<const MOST: usize>(&self, name: Option<&Text<MOST>>) -> Result<(), ApiError> {
+    /// Checks that an optional name belongs to this model.
+    pub(crate) fn check_name<const MAX: usize>(&self, name: Option<&Text<MAX>>) -> Result<(), ApiError> {
         name.map_or(Ok(()), |Text(name)| self.check_named(name))
     }
 
-    /// Whether this is a name of this model.
+    /// Checks that a name belongs to this model.
     pub(crate) fn check_named(&self, name: &str) -> Result<(), ApiError> {
         if name == self.name() || self.options.aliases.iter().any(|alias| alias == name) {
             return Ok(());
         }
-        let message = format!("there is no such model here; this server has `{}`", self.name());
+        let message = format!("model not found; this server has `{}`", self.name());
         Err(ApiError::new(404, message).with_param("model").with_code("model_not_found"))
     }
 
-    /// The warnings of a body.
-    pub(crate) fn known(&self, body: &Body<'_>) -> Result<Warnings, ApiError> {
+    /// Returns the warnings about a body, or an error if the server is strict.
+    pub(crate) fn checked_warnings(&self, body: &Body<'_>) -> Result<Warnings, ApiError> {
         let warnings = body.warnings();
-        self.check_known(&warnings).map(|()| warnings)
+        self.reject_unknown_fields(&warnings).map(|()| warnings)
     }
 
-    /// Refuses unknown fields if the server is strict.
-    pub(crate) fn check_known(&self, warnings: &Warnings) -> Result<(), ApiError> {
+    /// Rejects unknown fields if the server is strict.
+    pub(crate) fn reject_unknown_fields(&self, warnings: &Warnings) -> Result<(), ApiError> {
         warnings.refusal().filter(|_| self.options.strict).map_or(Ok(()), Err)
     }
 
-    /// Checks that a token is one of the vocabulary.
+    /// Checks that a token id is in the vocabulary.
     pub(crate) fn check_token(&self, id: u32, path: impl FnOnce() -> String) -> Result<(), ApiError> {
         if self.config().has_token(id) {
             return Ok(());
         }
         let (path, vocab_size) = (path(), self.config().vocab_size);
         let message =
-            format!("{path}: expected a token id below the vocabulary's size of {vocab_size}, found {id}");
+            format!("{path}: expected a token id below the vocabulary size of {vocab_size}, found {id}");
         Err(ApiError::invalid(message).with_param(path))
     }
 
-    /// The name of the token that ends texts.
+    /// Name of the EOS token.
     pub(crate) fn eos_token(&self) -> Option<String> {
         self.token_name(self.defaults.config().eos_token_id.first().copied())
     }
 
-    /// The name of the token that begins texts.
+    /// Name of the BOS token.
     pub(crate) fn bos_token(&self) -> Option<String> {
         self.token_name(self.config().start_token())
     }
@@ -339,22 +348,22 @@ impl ServedModel {
         self.vocabulary.tokenizer()?.id_to_token(id?)
     }
 
-    /// The number under which requests share what was computed: that of the caller, and of the salt that a request names.
+    /// Cache-sharing key of a request, derived from the caller's key and the request's salt.
     pub(crate) fn reuse(&self, caller: Option<u64>, salt: Option<&str>) -> Option<u64> {
         let caller = caller?;
         Some(salt.map_or(caller, |salt| self.random.hash_one((caller, salt))))
     }
 }
 
-/// A vocabulary whose encoder is built, so that no request waits for it. One without a tokenizer has none.
+/// Builds the encoder in advance so that no request waits for it. Does nothing without a tokenizer.
 fn prepared(vocabulary: &Arc<Vocabulary>) -> Arc<Vocabulary> {
     let _ = vocabulary.encoder();
     Arc::clone(vocabulary)
 }
 
-/// An unpredictable number that never comes twice.
+/// Returns an unpredictable number that never repeats.
 pub(crate) fn fresh_number() -> u64 {
-    // Each has keys of its own, which in a browser are always the same: there the numbers come from its own source.
+    // Every `RandomState` has its own keys, except in a browser, where they are always the same.
     let number = RandomState::new().hash_one(());
     #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
     let number = getrandom::u64().unwrap_or(number);

@@ -1,17 +1,18 @@
-//! A model that answers paths with bodies in steps: for front ends of one thread, such as a page and a call of Python's. A server reads
-//! the same [`Work`] and does it between many callers.
+//! Answers requests step by step on one thread, for front ends such as a web page or a Python call.
+//!
+//! A server reads the same [`Work`] but interleaves it between many clients.
 
 use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use candle_gpt2_engine::{CLASSIFIED_AT_ONCE, CallId, Classifier, Happened, LoadedModel, Texts};
+use candle_gpt2_engine::{CLASSIFIED_AT_ONCE, CallEvent, CallId, Classifier, CompletionDriver, LoadedModel};
 use candle_gpt2_generation::Scheduler;
-use candle_gpt2_look::Reading;
+use candle_gpt2_look::PrefixCache;
 
 use crate::{Answer, ApiError, Call, Reply, ServedModel, Work};
 
-/// A model, what is served of it, and the texts that are made; or a classifier, of which all work is an analysis.
+/// Served model and its unfinished completions, or a classifier, whose work is always an analysis.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -34,73 +35,78 @@ pub struct Session {
 }
 
 enum Model {
-    Texts(Box<Making>),
+    Texts(Box<TextModel>),
     Labels(Box<Classifier>),
 }
 
-/// A language model, and what is made with it.
-struct Making {
+/// Language model with its scheduler state.
+struct TextModel {
     model: LoadedModel,
-    texts: Texts<Unfinished>,
-    /// What was read for `/look/next`, of which the next one may be a continuation.
-    reading: Reading,
+    texts: CompletionDriver<PendingCall>,
+    /// Text and cache of the last `/look/next`, which the next request may continue.
+    reading: PrefixCache,
 }
 
-/// An answer in the making.
-struct Unfinished {
+/// Partially built answer.
+struct PendingCall {
     answer: Answer,
-    /// What has come of it and was not asked for yet.
+    /// Chunks that [`Session::step`] has not returned yet.
     chunks: Vec<String>,
-    /// Whether all its texts have ended.
+    /// Whether all completions have finished.
     is_whole: bool,
     failure: Option<ApiError>,
 }
 
 impl Session {
-    /// Nothing has begun. The scheduler is one of this model.
+    /// Creates a session without calls in progress. `scheduler` must belong to `model`.
     pub fn new(model: LoadedModel, served: Arc<ServedModel>, scheduler: Scheduler) -> Self {
-        let making = Making { model, texts: Texts::new(scheduler), reading: Reading::default() };
-        Self { model: Model::Texts(making.into()), served }
+        let text_model =
+            TextModel { model, texts: CompletionDriver::new(scheduler), reading: PrefixCache::default() };
+        Self { model: Model::Texts(text_model.into()), served }
     }
 
-    /// One that labels texts. What is served is of this classifier.
+    /// Creates a session for a classifier. `served` must describe the same classifier.
     pub fn of_classifier(classifier: Classifier, served: Arc<ServedModel>) -> Self {
         Self { model: Model::Labels(classifier.into()), served }
     }
 
-    /// What requests are checked against.
+    /// Served model that requests are validated against.
     pub fn served(&self) -> &Arc<ServedModel> {
         &self.served
     }
 
-    /// The whole answer; `None` if `goes_on`, which is asked after each step, ends it before.
+    /// Runs `work` to completion; returns `None` if `keep_going` stops it.
+    ///
+    /// `keep_going` is called after each step.
     ///
     /// # Errors
-    /// When the work cannot continue.
+    /// If the work cannot continue.
     pub fn answer(
         &mut self,
         work: Work,
-        mut goes_on: impl FnMut() -> bool,
+        mut keep_going: impl FnMut() -> bool,
     ) -> Result<Option<Reply>, ApiError> {
         match work {
             Work::Reply(reply) => Ok(Some(reply)),
             Work::Analysis(mut analysis) => loop {
                 let stepped = match &mut self.model {
-                    Model::Texts(making) => analysis.step(&making.model, &self.served, &mut making.reading),
+                    Model::Texts(text_model) => {
+                        analysis.step(&text_model.model, &self.served, &mut text_model.reading)
+                    }
                     Model::Labels(classifier) => {
                         analysis.classify(classifier, CLASSIFIED_AT_ONCE)?.conclude(&self.served)
                     }
                 };
                 match stepped? {
                     ControlFlow::Break(reply) => return Ok(Some(reply)),
-                    ControlFlow::Continue(rest) if goes_on() => analysis = rest,
+                    ControlFlow::Continue(rest) if keep_going() => analysis = rest,
                     ControlFlow::Continue(_) => return Ok(None),
                 }
             },
             Work::Texts(call) => {
                 let id = self.begin(call)?;
                 while self.step(id)?.is_some() {
-                    if !goes_on() {
+                    if !keep_going() {
                         self.end(id);
                         return Ok(None);
                     }
@@ -110,79 +116,81 @@ impl Session {
         }
     }
 
-    fn texts(&mut self) -> Option<&mut Texts<Unfinished>> {
+    fn texts(&mut self) -> Option<&mut CompletionDriver<PendingCall>> {
         match &mut self.model {
-            Model::Texts(making) => Some(&mut making.texts),
+            Model::Texts(text_model) => Some(&mut text_model.texts),
             Model::Labels(_) => None,
         }
     }
 
-    /// Begins texts that come piece by piece.
+    /// Starts completions whose chunks [`Session::step`] returns.
     ///
     /// # Errors
-    /// When the model makes none.
+    /// If the model is a classifier.
     pub fn begin(&mut self, Call { requests, answer, .. }: Call) -> Result<CallId, ApiError> {
-        let texts = self.texts().ok_or_else(|| ApiError::failed("texts, asked of a classifier"))?;
+        let texts = self.texts().ok_or_else(|| ApiError::failed("a classifier cannot generate text"))?;
         let is_whole = requests.is_empty();
-        Ok(texts.begin(requests, Unfinished { answer, chunks: Vec::new(), is_whole, failure: None }))
+        Ok(texts.begin(requests, PendingCall { answer, chunks: Vec::new(), is_whole, failure: None }))
     }
 
-    /// One step of all texts: the chunks of this call's stream, which may be none; `None` when they have ended.
+    /// Runs one step of all calls and returns the new chunks of this call's stream, possibly none.
+    ///
+    /// Returns `None` after the call has finished.
     ///
     /// # Errors
-    /// When the call cannot continue, which ends it.
+    /// If the call cannot continue; the error ends the call.
     pub fn step(&mut self, id: CallId) -> Result<Option<Vec<String>>, ApiError> {
         let Some(texts) = self.texts() else { return Ok(None) };
-        let is_over = |making: &Unfinished| making.is_whole || making.failure.is_some();
-        if texts.owner(id).is_some_and(|making| !is_over(making)) {
+        let is_over = |pending: &PendingCall| pending.is_whole || pending.failure.is_some();
+        if texts.owner(id).is_some_and(|pending| !is_over(pending)) {
             step_all(texts);
         }
-        let Some(making) = texts.owner(id) else { return Ok(None) };
-        let chunks = mem::take(&mut making.chunks);
-        match making.failure.take() {
+        let Some(pending) = texts.owner(id) else { return Ok(None) };
+        let chunks = mem::take(&mut pending.chunks);
+        match pending.failure.take() {
             Some(error) => {
                 texts.end(id);
                 Err(error)
             }
-            None => Ok(Some(chunks).filter(|chunks| !making.is_whole || !chunks.is_empty())),
+            None => Ok(Some(chunks).filter(|chunks| !pending.is_whole || !chunks.is_empty())),
         }
     }
 
-    /// Whether a call has begun and not ended.
+    /// Whether the call is still in progress.
     pub fn has(&mut self, id: CallId) -> bool {
         self.texts().is_some_and(|texts| texts.owner(id).is_some())
     }
 
-    /// Ends a call, of which nothing more is made; what there is of its answer.
+    /// Ends a call and returns its partial or complete answer.
     pub fn end(&mut self, id: CallId) -> Option<Answer> {
-        self.texts()?.end(id).map(|making| making.answer)
+        self.texts()?.end(id).map(|pending| pending.answer)
     }
 }
 
-/// A step of all texts, each of which keeps what it brought.
-fn step_all(texts: &mut Texts<Unfinished>) {
+/// Runs one scheduler step and stores each call's new chunks or error.
+fn step_all(texts: &mut CompletionDriver<PendingCall>) {
     while let Some((call, prompt, taken)) = texts.feed(usize::MAX) {
-        if let (Some(making), Err(error)) = (texts.owner(call), taken) {
-            making.failure = Some(making.answer.refused(prompt, &error));
+        if let (Some(pending), Err(error)) = (texts.owner(call), taken) {
+            pending.failure = Some(pending.answer.refused(prompt, &error));
         }
     }
     let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
-    for Happened { call, prompt, event, is_last } in happened {
-        let Some(making) = texts.owner(call) else { continue };
-        match making.answer.take(prompt, event) {
-            Ok(chunks) => making.chunks.extend(chunks),
-            Err(error) => making.failure = Some(error),
+    for CallEvent { call, prompt, event, is_last } in happened {
+        let Some(pending) = texts.owner(call) else { continue };
+        match pending.answer.handle_event(prompt, event) {
+            Ok(chunks) => pending.chunks.extend(chunks),
+            Err(error) => pending.failure = Some(error),
         }
         if is_last {
-            making.chunks.extend(making.answer.last_chunks());
-            making.is_whole = true;
+            pending.chunks.extend(pending.answer.last_chunks());
+            pending.is_whole = true;
         }
     }
     if let Some(error) = failure {
         let calls: Vec<CallId> = texts.owners().map(|(call, _)| call).collect();
         for call in calls {
-            let making = texts.owner(call).filter(|making| !making.is_whole);
-            making.into_iter().for_each(|making| making.failure = Some(ApiError::failed(&error)));
+            let pending = texts.owner(call).filter(|pending| !pending.is_whole);
+            pending.into_iter().for_each(|pending| pending.failure = Some(ApiError::failed(&error)));
         }
     }
 }

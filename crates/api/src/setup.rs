@@ -1,4 +1,4 @@
-//! A model that is served with all there is: conversations, and texts that conform to something.
+//! Setup of a served model with all features, including chat and structured output.
 
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::LogitsProcessor;
@@ -9,7 +9,7 @@ use crate::served::{Compiles, ReadChat};
 use crate::work::read_chat;
 use crate::{ApiOptions, ChatTemplateChoice, ServedModel, SetupError};
 
-/// DialoGPT's own.
+/// DialoGPT's chat format: each message followed by the EOS token.
 const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
 
 impl Compiles for Compiler {
@@ -19,10 +19,10 @@ impl Compiles for Compiler {
 }
 
 impl ServedModel {
-    /// What requests need of a model.
+    /// Creates a served model with chat and structured output.
     ///
     /// # Errors
-    /// When the checkpoint's `generation_config.json` cannot be used, or the chat template that `options` names.
+    /// If the checkpoint's `generation_config.json` or the chat template named by `options` is unusable.
     pub fn new(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
         let vocabulary = model.vocabulary();
         let named = |what| SetupError::ChatTemplate { what };
@@ -44,7 +44,7 @@ impl ServedModel {
         let read_chat = Some(read_chat as ReadChat);
         let served = Self { template, compiler, read_chat, ..Self::of_completions(model, options)? };
         if served.options.chat_template == ChatTemplateChoice::EosJoin && served.eos_token().is_none() {
-            return Err(named("the model has no token that ends texts, to be put between messages".into()));
+            return Err(named("eos-join needs an end-of-text token, and this model has none".into()));
         }
         Ok(served)
     }

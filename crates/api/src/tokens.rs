@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as llama.cpp's and vLLM's clients and lm-evaluation-harness know them.
+//! `/tokenize` and `/detokenize`, compatible with llama.cpp, vLLM and lm-evaluation-harness.
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -10,32 +10,32 @@ use crate::pieces::name;
 use crate::prompts::{MAX_TEXT_BYTES, encode, encode_piece, lost_note, unreadable};
 use crate::{ApiError, Reply, ServedModel};
 
-/// Most tokens that are turned into text at once.
+/// Maximum number of tokens in one request to `/detokenize`.
 const MAX_TOKENS: usize = 1 << 20;
-/// Longest text of these tokens: one of them may have 1,024 characters.
+/// Maximum text length of these tokens in bytes; a single token may have 1,024 characters.
 const MAX_DETOKENIZED_BYTES: usize = 8 << 20;
 
 fields! {
-    /// The fields of `/tokenize`.
+    /// Fields of `/tokenize`.
     TokenizeFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
-        /// The text. Names of special tokens in it are read as these tokens.
+        /// Text to tokenize. Names of special tokens in it are parsed as these tokens.
         content | prompt: Option<String>,
-        /// Whether the tokens are added that the tokenizer puts around a text; GPT-2's puts none.
+        /// Whether to add the tokens that the tokenizer puts around a text; GPT-2's adds none.
         add_special | add_special_tokens: bool = true,
-        /// Only true is served.
+        /// Only true is supported.
         parse_special: bool = true,
         /// Whether each token is an object of its `id` and its `piece`.
         with_pieces: bool = false,
-        /// Whether `token_strs` has the text of each token.
+        /// Whether to return the text of each token as `token_strs`.
         return_token_strs: bool = false,
     }
-    refused ["messages": "give the text as content or prompt"]
+    refused ["messages": "pass the text as content or prompt"]
 }
 
 fields! {
-    /// The fields of `/detokenize`.
+    /// Fields of `/detokenize`.
     DetokenizeFields {
         /// The served name of the model, or an alias; may be absent.
         model: Option<Text<MAX_NAME_BYTES>>,
@@ -44,21 +44,21 @@ fields! {
     }
 }
 
-/// `/tokenize`. Names of special tokens in the text are read as these tokens, as in a prompt.
+/// `/tokenize`; names of special tokens in the text become those tokens, same as in a prompt.
 pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, TokenizeFields::fields())?;
-    let mut warnings = served.known(&body)?;
+    let mut warnings = served.checked_warnings(&body)?;
     let fields: TokenizeFields = body.read()?;
     served.check_name(fields.model.as_ref())?;
     let text =
-        fields.content.ok_or_else(|| wrong_value("content", "the text, here or as prompt", "nothing"))?;
+        fields.content.ok_or_else(|| wrong_value("content", "the text, as content or prompt", "nothing"))?;
     if !fields.parse_special {
-        return Err(body.wrong("parse_special", "true: names of special tokens are always read"));
+        return Err(body.wrong("parse_special", "true, because names of special tokens are always parsed"));
     }
     let path = body.name("content");
     if text.len() > MAX_TEXT_BYTES {
         let (expected, found) = (format!("a string of at most {MAX_TEXT_BYTES} bytes"), text.len());
-        return Err(wrong_value(path, expected, format_args!("one of {found} bytes")));
+        return Err(wrong_value(path, expected, format_args!("{found} bytes")));
     }
     warnings.add(lost_note([&*text], path, served));
     let ids = match fields.add_special {
@@ -74,7 +74,7 @@ pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiEr
     Ok(Reply::new(json, warnings))
 }
 
-/// The answer of [`tokenize`], whose lists are written as they are made.
+/// Response of [`tokenize`], whose lists are serialized lazily.
 #[derive(Serialize)]
 struct Tokens<L: Serialize, S: Serialize> {
     count: usize,
@@ -83,7 +83,7 @@ struct Tokens<L: Serialize, S: Serialize> {
     token_strs: Option<S>,
 }
 
-/// A token: its id, or with its piece as llama.cpp has it.
+/// Token id, or llama.cpp's object of id and piece.
 struct Token {
     id: u32,
     piece: Option<String>,
@@ -98,16 +98,16 @@ impl Serialize for Token {
     }
 }
 
-/// `/detokenize`. Special tokens are written with their names.
+/// `/detokenize`; special tokens appear as their names.
 pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, DetokenizeFields::fields())?;
-    let warnings = served.known(&body)?;
+    let warnings = served.checked_warnings(&body)?;
     let fields: DetokenizeFields = body.read()?;
     served.check_name(fields.model.as_ref())?;
     let TokenIds(ids) =
         fields.tokens.ok_or_else(|| wrong_value("tokens", "a list of token ids", "nothing"))?;
-    for (place, id) in ids.iter().enumerate() {
-        served.check_token(*id, || format!("tokens[{place}]"))?;
+    for (index, id) in ids.iter().enumerate() {
+        served.check_token(*id, || format!("tokens[{index}]"))?;
     }
     let bytes: usize = ids.iter().map(|id| served.pieces.bytes(*id).len()).sum();
     if bytes > MAX_DETOKENIZED_BYTES {
@@ -118,7 +118,7 @@ pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, Api
     Ok(Reply::new(json!({ "content": text, "prompt": text }).to_string(), warnings))
 }
 
-/// `/tokenizer_info`: what lm-evaluation-harness needs to make prompts of its own.
+/// `/tokenizer_info`: tokenizer data that lm-evaluation-harness needs to build its own prompts.
 pub(crate) fn tokenizer_info(served: &ServedModel) -> String {
     let names: Map<String, Value> = [
         ("eos_token", served.eos_token()),

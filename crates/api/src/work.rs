@@ -1,4 +1,4 @@
-//! From a path and a body to work: what there is to do until the request is answered.
+//! Turns an endpoint and a body into the work that answers the request.
 
 use crate::about::{health, models, props, version};
 use crate::classify::ClassifyCall;
@@ -14,27 +14,28 @@ use crate::{
 /// Maximum length of a body, in bytes, that [`Endpoint::reads_quickly`] accepts.
 const SHORT_BODY: usize = 8 << 10;
 
-/// A parsed and checked request. It holds no model, and goes to the thread that has it.
+/// Parsed and validated request, which can be sent to the thread that owns the model.
 ///
-/// [`ServedModel::read`] gives it; a [`Session`](crate::Session) does it.
+/// It holds no model itself. [`ServedModel::read`] returns it; a [`Session`](crate::Session) runs it.
 #[derive(Debug)]
 pub enum Work {
-    /// Nothing is left to do.
+    /// Finished reply.
     Reply(Reply),
-    /// Texts of prompts.
+    /// Completions of prompts.
     Texts(Call),
-    /// A look into the model, vectors or labels of texts.
+    /// View into the model, embeddings or classification.
     Analysis(Analysis),
 }
 
 impl ServedModel {
-    /// Reads a request: an endpoint and the body, empty if the endpoint takes none. Texts with the same number `reuse` may share what was
-    /// computed of equal beginnings.
+    /// Reads a request for an endpoint; `body` is empty if the endpoint takes none.
     ///
-    /// Tokenising a long text and reading a grammar may take seconds.
+    /// Completions with the same `reuse` value may share the KV cache of a common prefix.
+    ///
+    /// Tokenizing a long text or compiling a grammar may take seconds.
     ///
     /// # Errors
-    /// When the body is wrong, or the model cannot serve it.
+    /// If the body is invalid or the model cannot serve the request.
     ///
     /// ```
     /// use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Work};
@@ -46,14 +47,14 @@ impl ServedModel {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read(&self, endpoint: Endpoint, body: &[u8], reuse: Option<u64>) -> Result<Work, ApiError> {
-        self.check_asked(endpoint)?;
+        self.check_endpoint(endpoint)?;
         let reply = |json| Work::Reply(Reply::new(json, Warnings::default()));
         Ok(match endpoint {
             Endpoint::Completions => {
                 Work::Texts(Call::of_completion(CompletionRequest::parse(body)?, self, reuse)?)
             }
             Endpoint::ChatCompletions => {
-                let read = self.read_chat.ok_or_else(nothing_here)?;
+                let read = self.read_chat.ok_or_else(not_found)?;
                 Work::Texts(read(body, self, reuse)?)
             }
             Endpoint::Activations => Work::Texts(Call::of_activations(body, self)?),
@@ -76,18 +77,19 @@ impl ServedModel {
             Endpoint::Version => reply(version()),
             Endpoint::Props => reply(props(self)),
             Endpoint::Page | Endpoint::Model | Endpoint::Metrics | Endpoint::OpenApi => {
-                return Err(nothing_here());
+                return Err(not_found());
             }
         })
     }
 
-    /// Reads a request as [`read`](Self::read) does, unless that may take longer than a few milliseconds: `None` for texts with a
-    /// grammar or with activations.
+    /// Reads a request like [`read`](Self::read), but returns `None` if that may be slow.
     ///
-    /// For servers that read short and long requests on separate threads. [`Endpoint::reads_quickly`] excludes other long requests.
+    /// Completions with a grammar, steering or activations may take longer than a few milliseconds. This
+    /// method is for servers that read short and long requests on separate threads.
+    /// [`Endpoint::reads_quickly`] excludes the other slow requests.
     ///
     /// # Errors
-    /// As [`ServedModel::read`].
+    /// Same as [`ServedModel::read`].
     pub fn read_quickly(
         &self,
         endpoint: Endpoint,
@@ -97,7 +99,7 @@ impl ServedModel {
         if endpoint != Endpoint::Completions {
             return self.read(endpoint, body, reuse).map(Some);
         }
-        self.check_asked(endpoint)?;
+        self.check_endpoint(endpoint)?;
         let request = CompletionRequest::parse(body)?;
         if request.options.takes_long() {
             return Ok(None);
@@ -107,8 +109,10 @@ impl ServedModel {
 }
 
 impl Endpoint {
-    /// Whether reading a body of `bytes` bytes usually takes less than a few milliseconds. Chat templates are programs of the
-    /// checkpoint, and long texts take up to a second to tokenize.
+    /// Whether reading a body of `bytes` bytes usually takes less than a few milliseconds.
+    ///
+    /// Chat templates are programs supplied by the checkpoint, and long texts take up to a second to
+    /// tokenize.
     ///
     /// ```
     /// use candle_gpt2_api::Endpoint;
@@ -121,11 +125,11 @@ impl Endpoint {
     }
 }
 
-/// A [`ReadChat`](crate::served::ReadChat), which holds the code of conversations.
+/// [`ReadChat`](crate::served::ReadChat) implementation, which links in the chat code.
 pub(crate) fn read_chat(body: &[u8], served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
     Call::of_chat(ChatRequest::parse(body)?, served, reuse)
 }
 
-fn nothing_here() -> ApiError {
-    ApiError::new(404, "there is nothing at this path")
+fn not_found() -> ApiError {
+    ApiError::new(404, "not found")
 }

@@ -1,11 +1,11 @@
-//! How much smaller do packed weights get, and how far off is a product with them?
+//! Compares the size and the relative error of packed weights in every type.
 #![expect(
     clippy::print_stdout,
     clippy::cast_possible_truncation,
     reason = "what the example shows, of numbers drawn in f64"
 )]
 
-use candle_gpt2_arithmetic::{Epilogue, PackError, PackedMatrix, RandomStream, Strided, WeightFormat};
+use candle_gpt2_arithmetic::{Epilogue, NumberType, PackError, PackedMatrix, RandomStream, Strided, uses};
 
 const ROWS: usize = 3;
 const INPUTS: usize = 768;
@@ -16,19 +16,19 @@ fn main() -> Result<(), PackError> {
     let weights: Vec<f32> = (0..OUTPUTS * INPUTS).map(|_| random.normal() as f32).collect();
     let x: Vec<f32> = (0..ROWS * INPUTS).map(|_| random.normal() as f32).collect();
 
-    // What exact arithmetic gives, near enough.
+    // Nearly exact reference, computed in f64.
     let exact = x.chunks(INPUTS).flat_map(|row| weights.chunks(INPUTS).map(move |weight| dot(row, weight)));
     let exact: Vec<f64> = exact.collect();
     let norm = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
 
-    println!("format      bytes  relative error");
-    for (name, format) in WeightFormat::NAMES {
+    println!("dtype       bytes  relative error");
+    for dtype in NumberType::all(uses::CPU_WEIGHTS) {
         let weight = Strided { values: &weights, strides: (INPUTS, 1), shape: (OUTPUTS, INPUTS) };
-        let packed = PackedMatrix::from_values(weight, *format)?;
+        let packed = PackedMatrix::from_values(weight, dtype)?;
         let product = packed.product(&x, ROWS, Epilogue::default());
         let off: Vec<f64> =
             product.iter().zip(&exact).map(|(value, exact)| f64::from(*value) - exact).collect();
-        println!("{name:6} {:10}  {:.1e}", packed.bytes(), norm(&off) / norm(&exact));
+        println!("{:6} {:10}  {:.1e}", dtype.name(), packed.bytes(), norm(&off) / norm(&exact));
     }
     Ok(())
 }

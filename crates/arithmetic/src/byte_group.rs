@@ -1,14 +1,18 @@
-//! Numbers rounded to 8-bit integers with a scale: activations before packed weights in integers, queries before keys in 8 bits.
+//! Rounding of numbers to 8-bit integers with a shared scale.
+//!
+//! Products with integer weights round activations this way, and attention over 8-bit keys rounds queries.
 
 use crate::simd::Sums;
-use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, four};
+use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, pack_quad};
 
-/// The largest magnitude of an 8-bit integer.
+/// Largest magnitude of an 8-bit integer.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;
-/// Numbers that are all smaller than this count as zero, since the reciprocal of their scale would be infinite.
+/// Magnitude below which all numbers of a group count as zero.
+///
+/// The reciprocal of their scale would be infinite.
 const SMALLEST: f32 = 1e-36;
 
-/// The group `a p` that is nearest to activations, of which there are up to 32.
+/// Rounds up to 32 activations to the nearest group `a p`.
 #[inline(always)]
 pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     let mut padded = [0.0; GROUP];
@@ -22,7 +26,7 @@ pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     let (low, high) = (simd.load(&halves[0]), simd.load(&halves[1]));
     let largest = simd.largest_magnitude(low, high);
     let inverse = if largest < SMALLEST { 0.0 } else { LARGEST_BYTE / largest };
-    // What is not finite must not become a number: infinity times zero is NaN, as is NaN itself.
+    // A non-finite value must make the scale NaN: infinity times zero is NaN, and so is NaN times zero.
     let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
     let inverse = simd.splat(inverse);
     let mut bytes = [0; GROUP];
@@ -33,14 +37,14 @@ pub(crate) fn nearest_group<S: Simd>(simd: S, x: &[f32]) -> ByteGroup {
     let mut sum = 0;
     for (to, integers) in group.quants.iter_mut().zip(bytes.as_chunks::<BYTE_INPUTS>().0) {
         let [a, b, c, d] = *integers;
-        *to = four(*integers);
+        *to = pack_quad(*integers);
         sum += i32::from(a) + i32::from(b) + i32::from(c) + i32::from(d);
     }
     group.start = -128 * sum;
     group
 }
 
-/// Adds the products of a group, which are integers, times the scales of the panels' outputs and those of the rows.
+/// Multiplies a group's integer products by the scales of outputs and rows, and adds them to `sums`.
 #[inline(always)]
 pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
     simd: S,
@@ -54,7 +58,8 @@ pub(crate) fn add_scaled<S: Simd, const ROWS: usize, const PANELS: usize>(
         for panel in 0..PANELS {
             // The product of both scales alone could be infinite where the sum of the products is zero.
             let product = simd.mul(simd.to_floats(products[row][panel]), scales[panel]);
-            // Rounded each, so that processors without fused products have the same bits: all else is integers.
+            // Rounding each step gives processors without fused multiply-add
+            // the same bits. The rest is integers.
             sums[row][panel] = simd.add(sums[row][panel], simd.mul(product, scale));
         }
     }

@@ -1,4 +1,4 @@
-//! What memory holds numbers in.
+//! Storage element types: f32 and f16.
 
 use half::f16;
 
@@ -6,7 +6,7 @@ use crate::large_pages::ZeroBits;
 use crate::simd::PanelLine;
 use crate::simd::{LANES, Simd};
 
-/// f32, or the bits of f16.
+/// Storage element: f32, or the bits of an f16 as `u16`.
 pub(crate) trait Element: ZeroBits + Default + Send + Sync + 'static {
     fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Vector;
     fn store<S: Simd>(simd: S, values: S::Vector, to: &mut [Self; LANES]);

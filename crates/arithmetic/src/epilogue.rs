@@ -1,38 +1,46 @@
-//! What follows a matrix product while its sums are still at hand: bias, GELU, a residual.
+//! Epilogue of a matrix product: bias, GELU and residual, applied while the sums are in registers.
 
 use std::sync::Arc;
 
 use crate::simd::{LANES, Line, Number, Vectors, gelu_tanh};
 
-/// What follows a product: `finish(x Wᵀ + bias)`. [`PackedMatrix::product`](crate::PackedMatrix::product) takes it.
+/// Operations fused into a matrix product: `finish(x Wᵀ + bias)`.
+///
+/// Pass it to [`PackedMatrix::product`](crate::PackedMatrix::product).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Epilogue<'a, T = f32> {
-    /// The bias.
+    /// Bias to add.
     pub bias: Option<&'a PanelBias<T>>,
-    /// What follows the bias; a residual has the shape of the output.
+    /// Operation after the bias.
+    ///
+    /// A residual has the shape of the output.
     pub finish: Finish<&'a [T]>,
 }
 
-/// What follows a product and its bias; `R` is how a residual is held.
-/// Part of an [`Epilogue`] of [`PackedMatrix::product`](crate::PackedMatrix::product).
+/// Operation after a product and its bias.
+///
+/// `R` is the type of a residual. This enum is part of the [`Epilogue`] of
+/// [`PackedMatrix::product`](crate::PackedMatrix::product).
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Finish<R> {
-    /// None.
+    /// No operation.
     #[default]
     Nothing,
-    /// The tanh form of GELU.
+    /// Tanh approximation of GELU.
     Gelu,
-    /// Adding a residual of the output's shape.
+    /// Addition of a residual with the output's shape.
     Add(R),
 }
 
-/// A bias in lines of sixteen outputs, the last one filled up with zeros. Clones share it.
-/// Part of an [`Epilogue`] of [`PackedMatrix::product`](crate::PackedMatrix::product).
+/// Bias in lines of sixteen outputs, with the last line padded with zeros.
+///
+/// Clones share the memory. The bias is part of the [`Epilogue`] of
+/// [`PackedMatrix::product`](crate::PackedMatrix::product).
 #[derive(Debug, Clone)]
 pub struct PanelBias<T = f32>(Arc<[Line<[T; LANES]>]>);
 
 impl<T: Number> PanelBias<T> {
-    /// The bias of a layer, a value for each output.
+    /// Creates the bias of a layer from one value per output.
     pub fn new(bias: &[T]) -> Self {
         let line = |values: &[T]| {
             let mut line = [T::ZERO; LANES];
@@ -44,7 +52,9 @@ impl<T: Number> PanelBias<T> {
 }
 
 impl<T: Number> Epilogue<'_, T> {
-    /// Applies it to the outputs of panel `panel`, the first of which has index `first` among all values of the output.
+    /// Applies the epilogue to the outputs of one panel.
+    ///
+    /// `first` is the index of the panel's first value in the whole output.
     #[inline(always)]
     pub(crate) fn apply<V: Vectors<Real = T>>(
         &self,
@@ -59,7 +69,7 @@ impl<T: Number> Epilogue<'_, T> {
         match self.finish {
             Finish::Nothing => values,
             Finish::Gelu => gelu_tanh(v, values),
-            // After the last output of a row, the values of the next one go into lanes that are not stored.
+            // Past the end of a row, lanes load values of the next row. Those lanes are not stored.
             Finish::Add(residual) => v.add(values, v.load_first(&residual[first..], V::Real::ZERO)),
         }
     }

@@ -1,43 +1,47 @@
-//! Asking for memory before it is needed.
+//! Software prefetching.
 //!
-//! A walk through memory that computes more than it reads does not look far enough ahead to keep memory busy, and the processor's
-//! own guesses end with each page.
+//! A loop that computes more than it reads does not issue loads early enough to saturate the memory
+//! bandwidth. The hardware prefetcher stops at the end of each page.
 
-/// How far ahead of a walk to fetch: a page, further than the processor's guesses go.
+/// Prefetch distance in bytes: one page, beyond the reach of the hardware prefetcher.
 pub(crate) const AHEAD: usize = 4096;
-/// The same for panels of weights, all those side by side together: they hardly ever come from the caches.
+/// Prefetch distance in bytes over all panels of weights that a loop reads in parallel.
+///
+/// It is longer than [`AHEAD`] because weights are rarely in a cache.
 const PANELS_AHEAD: usize = 4 * AHEAD;
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
-/// Whether there is an instruction that fetches.
+/// Whether the target has a prefetch instruction.
 pub(crate) const FETCHES: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
-/// What a walk fetches that reads some panels side by side, and after them as many that follow in memory: nothing, or what it reads
-/// later.
+/// Prefetch plan of a loop that reads several panels in parallel.
+///
+/// After these panels, the loop reads the same number of panels that follow in memory. The plan is empty for
+/// panels that are already in a cache.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ahead(Option<Walk>);
+pub(crate) struct PrefetchPlan(Option<Walk>);
 
 #[derive(Debug, Clone, Copy)]
 struct Walk {
-    /// How far ahead it fetches in each panel.
+    /// Prefetch distance within each panel, in bytes.
     ahead: usize,
-    /// Bytes of each panel from here on.
+    /// Bytes left in each panel from the current position.
     left: usize,
-    /// Bytes from the end of a panel to the one that takes its place.
+    /// Bytes from the end of a panel to the start of its successor.
     between: usize,
 }
 
-impl Ahead {
-    /// Of a walk over panels that are in the caches.
+impl PrefetchPlan {
+    /// Empty plan, for panels that are already in a cache.
     pub(crate) const NOTHING: Self = Self(None);
 
-    /// Of a walk over `panels` panels side by side, of so many bytes each.
+    /// Returns the plan for `panels` panels of `bytes` bytes each, read in parallel.
     #[inline(always)]
     pub(crate) fn of_panels(panels: usize, bytes: usize) -> Self {
         Self(Some(Walk { ahead: PANELS_AHEAD / panels, left: bytes, between: (panels - 1) * bytes }))
     }
 
-    /// The same from so many bytes of each panel on.
+    /// Returns the plan from a position `bytes` bytes further into each panel.
     #[inline(always)]
     pub(crate) fn after(self, bytes: usize) -> Self {
         match self.0 {
@@ -46,7 +50,7 @@ impl Ahead {
         }
     }
 
-    /// Fetches for `values`, which lie so many bytes from here in one of the panels.
+    /// Prefetches for `values`, which are `bytes` bytes from the current position in one of the panels.
     #[inline(always)]
     pub(crate) fn fetch<T>(self, values: &[T], bytes: usize) {
         if let Some(walk) = self.0 {
@@ -56,29 +60,33 @@ impl Ahead {
 }
 
 impl Walk {
-    /// From what lies so many bytes from here to what is read `ahead` bytes later.
+    /// Distance from the data `bytes` bytes ahead to the data that is read `ahead` bytes later.
     #[inline(always)]
     fn distance(self, bytes: usize) -> usize {
         self.ahead + if bytes + self.ahead < self.left { 0 } else { self.between }
     }
 }
 
-/// Fetches what lies `distance` bytes after `values`. Nothing happens if that is no memory of the program.
+/// Prefetches the memory `distance` bytes after `values`.
+///
+/// Addresses outside the program's memory have no effect.
 #[inline(always)]
 pub(crate) fn fetch<T>(values: &[T], distance: usize) {
     let start = values.as_ptr().cast::<i8>().wrapping_add(distance);
     for line in 0..size_of_val(values).div_ceil(LINE) {
         let address = start.wrapping_add(line * LINE);
         #[cfg(target_arch = "x86_64")]
-        #[expect(unsafe_code, reason = "fetching is an instruction of the processor")]
-        // SAFETY: every x86-64 processor has the instruction, which reads and writes no value and fails at no address.
+        #[expect(unsafe_code, reason = "prefetching is a processor instruction")]
+        // SAFETY: every x86-64 processor has the instruction. It reads and writes
+        // no value and faults at no address.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(address);
         }
         #[cfg(target_arch = "aarch64")]
-        #[expect(unsafe_code, reason = "fetching is an instruction of the processor")]
-        // SAFETY: every AArch64 processor has the instruction, which reads and writes no value and fails at no address.
+        #[expect(unsafe_code, reason = "prefetching is a processor instruction")]
+        // SAFETY: every AArch64 processor has the instruction. It reads and writes
+        // no value and faults at no address.
         unsafe {
             std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
         }
@@ -92,16 +100,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_walk_fetches_what_it_reads_later() {
+    fn prefetch_distance_matches_later_reads() {
         const BYTES: usize = 3 * PANELS_AHEAD;
         for panels in [1, 2, 4] {
-            // Where each line lies that the walk reads of the first panel, and then of the one that takes its place.
+            // Offsets of the lines that the loop reads: the first panel, then its successor.
             let read: Vec<usize> = [0, panels * BYTES]
                 .into_iter()
                 .flat_map(|panel| (0..BYTES).step_by(LINE).map(move |line| panel + line))
                 .collect();
             for slice in [0, PANELS_AHEAD, 2 * PANELS_AHEAD + LINE] {
-                let walk = Ahead::of_panels(panels, BYTES).after(slice).0.unwrap();
+                let walk = PrefetchPlan::of_panels(panels, BYTES).after(slice).0.unwrap();
                 for bytes in (0..BYTES - slice).step_by(LINE) {
                     let later = read[(slice + bytes + PANELS_AHEAD / panels) / LINE];
                     assert_eq!(

@@ -1,15 +1,20 @@
-//! Exponentials of logits as integers, for a compressor, whose sums must be the same everywhere.
+//! Exponentials of logits as integers, for compressors that need the same sums on every machine.
 //!
-//! An exponential is that of `log_softmax.rs`, whose bits are equal on every instruction set; scaled by a power of two and rounded
-//! it is an integer, and sums of integers have no order.
+//! The exponential function is that of `log_softmax.rs`, which has the same bits on every
+//! instruction set. Scaled by a power of two and rounded, its result is an integer, and
+//! integer sums do not depend on the order.
 
-use crate::log_softmax::{ROUNDING, exp, less};
+use crate::log_softmax::{ROUNDING, exp, load_minus};
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
-/// What the largest logit becomes: 2³⁰, so that 2²⁴ of them add up to less than 2⁵⁴.
+/// Scale of the integers, which the largest logit maps to: 2³⁰.
+///
+/// The sum of 2²⁴ of them is at most 2⁵⁴.
 const SCALE: f64 = (1u64 << 30) as f64;
 
-/// `round(exp(logit - largest) · 2³⁰)` of every logit, ties to even; `None` if a logit is NaN or the largest is infinite.
+/// Returns `round(exp(logit - largest) · 2³⁰)` for every logit, with ties to even.
+///
+/// Returns `None` if a logit is NaN or the largest is infinite.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::integer_exponentials;
@@ -29,7 +34,7 @@ pub fn integer_exponentials(logits: &[f32], largest: f32) -> Option<Vec<u32>> {
 struct IntegerExponentials<'a> {
     logits: &'a [f32],
     largest: f64,
-    /// One for each logit, filled up to whole groups of lanes.
+    /// Integer of each logit, padded to whole groups of lanes.
     integers: &'a mut [u32],
 }
 
@@ -43,7 +48,7 @@ impl Job for IntegerExponentials<'_> {
         let mut sums = [0.0; LANES];
         let mut index = 0;
         while index < self.logits.len() {
-            let exponentials = exp(less(self.logits, index, self.largest));
+            let exponentials = exp(load_minus(self.logits, index, self.largest));
             for lane in 0..LANES {
                 sums[lane] += exponentials[lane];
                 self.integers[index + lane] = (exponentials[lane] * SCALE + ROUNDING).to_bits() as u32;
@@ -64,7 +69,7 @@ mod tests {
     use crate::random::noise;
 
     #[test]
-    fn every_instruction_set_has_the_rounded_exponentials() {
+    fn instruction_sets_agree_on_rounded_exponentials() {
         for vocabulary in [1, 15, 16, 17, 2100, 50_257] {
             let logits = noise(vocabulary, 3, -30.0, 20.0);
             let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -75,7 +80,7 @@ mod tests {
                 let mut integers = vec![0; vocabulary.next_multiple_of(LANES)];
                 assert!(set.run(IntegerExponentials { logits: &logits, largest, integers: &mut integers }));
                 for (found, expected) in integers.iter().zip(&expected) {
-                    // Half for rounding, and what the series leaves of 2³⁰.
+                    // Half a unit for rounding, plus the error of the series times 2³⁰.
                     assert!(
                         (f64::from(*found) - expected).abs() <= 0.5 + 1e-3,
                         "{set:?}: {found} for {expected}"
@@ -88,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_seen() {
+    fn non_finite_logits_return_none() {
         assert_eq!(integer_exponentials(&[f32::INFINITY, 0.0], f32::INFINITY), None);
         assert_eq!(integer_exponentials(&[f32::NEG_INFINITY; 20], f32::NEG_INFINITY), None);
         let mut logits = vec![0.0; 40];
         logits[37] = f32::NAN;
         assert_eq!(integer_exponentials(&logits, 0.0), None);
         assert_eq!(integer_exponentials(&[], f32::NEG_INFINITY), Some(Vec::new()));
-        // Smaller than half of 2⁻³⁰.
+        // An exponential below half of 2⁻³⁰ rounds to zero.
         assert_eq!(integer_exponentials(&[0.0, -21.5], 0.0), Some(vec![1 << 30, 0]));
     }
 }

@@ -1,13 +1,13 @@
-//! Upper bounds of this machine, to compare the kernels with: arithmetic from registers, and reading memory.
+//! Hardware limits to compare the kernels with: multiply-adds from registers and reads from memory.
 //!
-//! Both run on the threads and with the instructions of the kernels themselves. The caller takes the time.
+//! Both functions use the kernels' threads and instructions. The caller measures the time.
 //!
 //! ```
 //! use candle_gpt2_arithmetic::limits;
 //!
 //! let sets = limits::instruction_sets(); // slowest first, such as ["portable", "avx2", "avx512"]
 //! assert_eq!(sets.last(), Some(&limits::instruction_set()));
-//! assert!(!limits::choose_instruction_set("one that is not there"));
+//! assert!(!limits::choose_instruction_set("unknown"));
 //! assert!(limits::multiply_adds(1_000_000) > 0);
 //! assert_eq!(limits::read(&vec![0.5; 1 << 16]), 32_768.);
 //! ```
@@ -19,27 +19,32 @@ use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::for_each_index;
 
-/// Names of the instruction sets that this processor has, slowest first. The kernels take the last one.
+/// Returns the names of the instruction sets that this processor supports, slowest first.
+///
+/// The kernels use the last one.
 pub fn instruction_sets() -> Vec<&'static str> {
     InstructionSet::available().into_iter().map(InstructionSet::name).collect()
 }
 
-/// Name of the instruction set that the kernels take.
+/// Returns the name of the instruction set that the kernels use.
 pub fn instruction_set() -> &'static str {
     InstructionSet::detected().name()
 }
 
-/// Makes the kernels take another instruction set, to measure what other processors would get.
+/// Selects the kernels' instruction set, for example to measure the speed of other processors.
 ///
-/// Returns whether it could be: the processor must have it, and the choice is final when the first computation starts.
+/// Returns whether the selection succeeded. The processor must support the set, and the
+/// first computation fixes the choice.
 pub fn choose_instruction_set(name: &str) -> bool {
     InstructionSet::available().into_iter().find(|set| set.name() == name).is_some_and(InstructionSet::choose)
 }
 
-/// Pieces of the work, to be shared by the threads.
+/// Number of chunks that the threads share.
 const PIECES: usize = 64;
 
-/// Does about `flops` floating-point operations as multiply-adds in registers, and returns how many exactly.
+/// Runs about `flops` floating-point operations as multiply-adds in registers.
+///
+/// Returns the exact number of operations.
 pub fn multiply_adds(flops: u64) -> u64 {
     let instructions = InstructionSet::detected();
     let chains = instructions.run(ChainCount);
@@ -54,18 +59,20 @@ pub fn multiply_adds(flops: u64) -> u64 {
     rounds * per_round
 }
 
-/// So many ones for [`read`], in memory as packed weights are.
-#[expect(unsafe_code, reason = "they are written once into fresh memory")]
+/// Allocates `count` ones for [`read`], in the same kind of memory as packed weights.
+#[expect(unsafe_code, reason = "the values are written once, into uninitialized memory")]
 pub fn values_to_read(count: usize) -> impl Deref<Target = [f32]> {
     let mut values = LargeBox::new_uninit(count);
     for value in values.iter_mut() {
         value.write(1.0);
     }
-    // SAFETY: all of them were written.
+    // SAFETY: the loop above wrote every value.
     unsafe { values.assume_init() }
 }
 
-/// Reads `values` and returns their sum. It works in 64 pieces, and leaves out what is beyond a multiple of 64 values in each.
+/// Reads `values` and returns their sum.
+///
+/// The threads share 64 chunks. The sum omits the values past the last multiple of 64 in each chunk.
 pub fn read(values: &[f32]) -> f32 {
     let instructions = InstructionSet::detected();
     let piece = values.len().div_ceil(PIECES).next_multiple_of(LANES);
@@ -79,11 +86,11 @@ pub fn read(values: &[f32]) -> f32 {
     sums.into_inner().unwrap_or_default()
 }
 
-/// Independent chains that hide the latency of a multiply-add: twelve registers of either width.
+/// Independent multiply-add chains that hide latency: they fill twelve registers of either width.
 const WIDE_CHAINS: usize = 12;
 const NARROW_CHAINS: usize = 6;
 
-/// How many chains this instruction set has registers for.
+/// Job that returns the number of chains that fit into the registers of an instruction set.
 struct ChainCount;
 
 impl Job for ChainCount {

@@ -1,21 +1,23 @@
-//! Probabilities and log-probabilities of logits: what is computed over a vocabulary, in f64.
+//! Softmax statistics of logits over a vocabulary, computed in f64.
 //!
-//! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2`, so that `|r| ≤ ln 2 / 2`, where eleven terms of the
-//! Taylor series leave less than 3e-13 of the value. Sixteen sums are kept in parallel, in plain Rust without fused multiply-adds:
-//! every instruction set gives the same bits.
+//! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2`, so that `|r| ≤ ln 2 / 2`. There,
+//! eleven terms of the Taylor series leave a relative error below 3e-13. Sixteen sums run in parallel, in
+//! plain Rust without fused multiply-adds, so every instruction set returns the same bits.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 
-/// Below this an exponential is taken as zero: the last normal numbers of f64.
+/// Input below which an exponential is taken as zero, near the smallest normal f64.
 const EXP_SMALLEST: f64 = -708.0;
-/// 1.5 · 2^52: a number of less than 2^51 that is added to it loses its fraction, and is an integer in the lowest bits.
+/// Constant 1.5 · 2^52, which leaves an added number as an integer in the lowest bits.
+///
+/// The number must be smaller than 2^51 and loses its fraction.
 pub(crate) const ROUNDING: f64 = 6_755_399_441_055_744.0;
-/// Bits of the fraction of an f64, and what its exponent is counted from.
+/// Fraction bits of an f64, and the bias of its exponent.
 const FRACTION_BITS: u32 = 52;
 const EXPONENT_BIAS: u64 = 1023;
-/// 1/10!, …, 1/2!, 1/1!, 1/0!.
+/// Coefficients of the Taylor series: 1/10!, …, 1/2!, 1/1!, 1/0!.
 const EXP_SERIES: [f64; 11] = [
     1.0 / 3_628_800.0,
     1.0 / 362_880.0,
@@ -32,8 +34,10 @@ const EXP_SERIES: [f64; 11] = [
 
 type Doubles = [f64; LANES];
 
-/// `ln Σ exp(logit)`, which turns logits into log-probabilities; NaN if a logit is NaN or the largest is infinite, `-inf` of no
-/// logits.
+/// Returns `ln Σ exp(logit)`, which turns logits into log-probabilities.
+///
+/// `largest` is the largest logit. The result is NaN if a logit is NaN or the largest is
+/// infinite, and `-inf` without logits.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::log_sum_exp;
@@ -45,7 +49,9 @@ pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
     largest + libm::log(InstructionSet::detected().run(ExponentialSum { logits, largest }))
 }
 
-/// Replaces each number, of at most 709, by its exponential; NaN for NaN, and 0 below -708.
+/// Replaces each number, of at most 709, by its exponential.
+///
+/// NaN stays NaN, and numbers below -708 give 0.
 ///
 /// ```
 /// let mut numbers = [0., f64::NEG_INFINITY, 1.];
@@ -57,8 +63,10 @@ pub fn exponentials(numbers: &mut [f64]) {
     InstructionSet::detected().run(Exponentials(numbers));
 }
 
-/// `Σ p (ln p - ln q)` over a vocabulary, in nats, where `ln p` and `ln q` are logits less their [`log_sum_exp`]; a term of
-/// `p = 0` is 0. Exactly 0 if both are the same.
+/// Returns the relative entropy `Σ p (ln p - ln q)` over a vocabulary, in nats.
+///
+/// Each distribution consists of its logits and their [`log_sum_exp`]; `ln p` and `ln q` are the differences.
+/// Terms with `p = 0` are 0. The result is exactly 0 if both distributions are the same.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{log_sum_exp, relative_entropy};
@@ -70,9 +78,9 @@ pub fn exponentials(numbers: &mut [f64]) {
 /// ```
 ///
 /// # Panics
-/// When there are more logits of one than of the other.
+/// Panics if the numbers of logits differ.
 pub fn relative_entropy(p: (&[f32], f64), q: (&[f32], f64)) -> f64 {
-    assert_eq!(p.0.len(), q.0.len(), "logits of one vocabulary");
+    assert_eq!(p.0.len(), q.0.len(), "both lists must have logits of the same vocabulary");
     InstructionSet::detected().run(RelativeEntropy { p, q })
 }
 
@@ -109,7 +117,7 @@ impl Job for ExponentialSum<'_> {
         let mut sums = [0.0; LANES];
         let mut index = 0;
         while index < self.logits.len() {
-            let exponentials = exp(less(self.logits, index, self.largest));
+            let exponentials = exp(load_minus(self.logits, index, self.largest));
             for lane in 0..LANES {
                 sums[lane] += exponentials[lane];
             }
@@ -132,8 +140,8 @@ impl Job for RelativeEntropy<'_> {
         let mut sums = [0.0; LANES];
         let mut index = 0;
         while index < self.p.0.len() {
-            let log_p = less(self.p.0, index, self.p.1);
-            let log_q = less(self.q.0, index, self.q.1);
+            let log_p = load_minus(self.p.0, index, self.p.1);
+            let log_q = load_minus(self.q.0, index, self.q.1);
             let p = exp(log_p);
             for lane in 0..LANES {
                 let term = p[lane] * (log_p[lane] - log_q[lane]);
@@ -145,9 +153,9 @@ impl Job for RelativeEntropy<'_> {
     }
 }
 
-/// Sixteen values from `index` on, less `subtracted`; after the end `-inf`.
+/// Returns sixteen values starting at `index`, minus `subtracted`, padded with `-inf`.
 #[inline(always)]
-pub(crate) fn less(values: &[f32], index: usize, subtracted: f64) -> Doubles {
+pub(crate) fn load_minus(values: &[f32], index: usize, subtracted: f64) -> Doubles {
     let mut sixteen = [f32::NEG_INFINITY; LANES];
     let rest = &values[index..];
     if let Some(whole) = rest.first_chunk() {
@@ -162,7 +170,7 @@ pub(crate) fn less(values: &[f32], index: usize, subtracted: f64) -> Doubles {
     wide
 }
 
-/// `exp(x)` of numbers up to 709; NaN for NaN.
+/// Computes `exp(x)` for numbers up to 709; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(x: Doubles) -> Doubles {
     let mut exponentials = [0.0; LANES];
@@ -196,7 +204,7 @@ mod tests {
     use super::*;
     use crate::random::noise;
 
-    fn in_order(logits: &[f32]) -> f64 {
+    fn reference_log_sum_exp(logits: &[f32]) -> f64 {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - f64::from(largest)).exp()).sum();
         f64::from(largest) + sum.ln()
@@ -207,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn exponentials_are_those_of_the_library() {
+    fn exp_equals_the_standard_library() {
         let numbers = (-71_000..=500).map(|step| f64::from(step) * 0.01).chain([-1e-300, -0.0, 0.0]);
         for x in numbers {
             let (found, expected) = (exp([x; LANES]), x.exp());
@@ -224,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_has_the_bits_of_the_sums() {
+    fn instruction_sets_agree_bit_for_bit() {
         for vocabulary in [1, 15, 16, 17, 2100, 50_257] {
             let (p, q) = (noise(vocabulary, 1, -30.0, 20.0), noise(vocabulary, 2, 10.0, 20.0));
-            let (p_sum, q_sum) = (in_order(&p), in_order(&q));
+            let (p_sum, q_sum) = (reference_log_sum_exp(&p), reference_log_sum_exp(&q));
             let log = |logits: &[f32], sum: f64| -> Vec<f64> {
                 logits.iter().map(|logit| f64::from(*logit) - sum).collect()
             };
@@ -254,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_seen() {
+    fn non_finite_logits_propagate() {
         let sum =
             |logits: &[f32]| log_sum_exp(logits, logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         assert!(sum(&[0.0, f32::NAN]).is_nan());
@@ -262,10 +270,12 @@ mod tests {
         assert!(sum(&[f32::NEG_INFINITY; 20]).is_nan());
         assert_eq!(sum(&[]), f64::NEG_INFINITY);
         assert_eq!(sum(&[3.0, f32::NEG_INFINITY]), 3.0);
-        let (gone, there) = ([0.0, f32::NEG_INFINITY], [0.0, 0.0]);
-        let entropy = |p: &[f32], q: &[f32]| relative_entropy((p, in_order(p)), (q, in_order(q)));
-        assert!((entropy(&gone, &there) - 2f64.ln()).abs() < 1e-15);
-        assert_eq!(entropy(&gone, &gone), 0.0);
-        assert_eq!(entropy(&there, &gone), f64::INFINITY);
+        let (one_hot, uniform) = ([0.0, f32::NEG_INFINITY], [0.0, 0.0]);
+        let entropy = |p: &[f32], q: &[f32]| {
+            relative_entropy((p, reference_log_sum_exp(p)), (q, reference_log_sum_exp(q)))
+        };
+        assert!((entropy(&one_hot, &uniform) - 2f64.ln()).abs() < 1e-15);
+        assert_eq!(entropy(&one_hot, &one_hot), 0.0);
+        assert_eq!(entropy(&uniform, &one_hot), f64::INFINITY);
     }
 }

@@ -1,14 +1,16 @@
-//! Random numbers in a row: ChaCha with 8 rounds, seeded, the same on every platform.
+//! Seeded random numbers from ChaCha with 8 rounds, identical on every platform.
 //!
-//! Sampling and initialisation draw from here, and the seeds of dropout, which counts instead. The stream is fixed by the
-//! ChaCha specification, and a uniform draw is an exact conversion of it; a normal draw takes the logarithm and the cosine of
-//! `libm`, which are plain Rust.
+//! Sampling and initialization use this generator. Dropout takes its seeds from it but is itself
+//! counter-based. The ChaCha specification defines the stream, and a uniform sample is an exact conversion of
+//! it. A normal sample uses the logarithm and the cosine of `libm`, which are plain Rust.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// Mixes the bits of a number, so that numbers which differ little look unrelated; no two give the same one. Source: the output function
-/// of SplitMix64 (Steele, Lea and Flood, 2014).
+/// Mixes the bits of a number, so that similar inputs give unrelated outputs.
+///
+/// Different inputs give different outputs. Source: the output function of
+/// SplitMix64 (Steele, Lea and Flood, 2014).
 ///
 /// ```
 /// use candle_gpt2_arithmetic::mix_bits;
@@ -22,58 +24,58 @@ pub fn mix_bits(number: u64) -> u64 {
     number ^ number >> 31
 }
 
-/// A seeded, portable stream of random numbers (ChaCha8).
+/// Seeded, portable stream of random numbers (ChaCha8).
 ///
 /// ```
 /// use candle_gpt2_arithmetic::RandomStream;
 ///
-/// let draws = |mut stream: RandomStream| [stream.below(1 << 40), stream.below(1 << 40)];
-/// assert_eq!(draws(RandomStream::new(7)), draws(RandomStream::new(7)));
-/// assert_ne!(draws(RandomStream::with_stream(7, 1)), draws(RandomStream::with_stream(7, 2)));
+/// let samples = |mut stream: RandomStream| [stream.below(1 << 40), stream.below(1 << 40)];
+/// assert_eq!(samples(RandomStream::new(7)), samples(RandomStream::new(7)));
+/// assert_ne!(samples(RandomStream::with_stream(7, 1)), samples(RandomStream::with_stream(7, 2)));
 /// ```
 #[derive(Debug, Clone)]
 pub struct RandomStream(ChaCha8Rng);
 
 impl RandomStream {
-    /// The stream of `seed`.
+    /// Creates the stream of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// An independent stream for part `stream` of the work under the same seed, such as one row of a batch.
+    /// Creates an independent stream under the same seed, for example for one row of a batch.
     pub fn with_stream(seed: u64, stream: u64) -> Self {
         let mut generator = Self::new(seed);
         generator.0.set_stream(stream);
         generator
     }
 
-    /// A draw from the uniform distribution on `[0, 1)`, with 53 random bits.
+    /// Samples from the uniform distribution on `[0, 1)`, with 53 random bits.
     pub fn uniform(&mut self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         (self.0.next_u64() >> 11) as f64 * UNIT
     }
 
-    /// 64 random bits: the seed of further streams.
+    /// Returns 64 random bits, for example to seed another stream.
     pub fn seed(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A draw from the whole numbers below `bound`, which is at least 1.
+    /// Samples a whole number below `bound`, which must be at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The high half of a 128-bit product; the bias is bound / 2^64.
+        // Takes the high half of a 128-bit product. The bias is bound / 2^64.
         let product = u128::from(self.0.next_u64()) * u128::from(bound);
         u64::try_from(product >> 64).unwrap_or_default()
     }
 
-    /// A draw from the standard normal distribution (Box-Muller).
+    /// Samples from the standard normal distribution (Box-Muller).
     pub fn normal(&mut self) -> f64 {
-        // 1 - u lies in (0, 1], so the logarithm is finite.
+        // 1 - u is in (0, 1], so the logarithm is finite.
         let radius = (-2.0 * libm::log(1.0 - self.uniform())).sqrt();
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 }
 
-/// Values for tests, uniform around `center`.
+/// Returns test values, uniform in an interval of `width` around `center`.
 #[cfg(test)]
 pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
     let mut generator = RandomStream::new(seed);
@@ -85,10 +87,12 @@ pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32
 mod tests {
     use super::*;
 
-    /// The first block of ChaCha8 under the all-zero key, from the eSTREAM test vectors (set 1 of
-    /// draft-strombergson-chacha-test-vectors-01, TC1): it pins the algorithm, not our own output.
+    /// Checks the first block of ChaCha8 under the all-zero key.
+    ///
+    /// The expected bytes are an eSTREAM test vector (set 1 of draft-strombergson-chacha-test-vectors-01,
+    /// TC1). The test therefore pins the algorithm, not this implementation's output.
     #[test]
-    fn the_stream_is_chacha8() {
+    fn stream_is_chacha8() {
         let mut generator = RandomStream(ChaCha8Rng::from_seed([0; 32]));
         let mut bytes = [0u8; 16];
         generator.0.fill_bytes(&mut bytes);
@@ -99,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_and_streams_differ_and_repeat() {
+    fn seeds_and_streams_are_distinct_and_reproducible() {
         let first = |mut generator: RandomStream| [generator.uniform(), generator.uniform()];
         assert_eq!(first(RandomStream::new(1)), first(RandomStream::new(1)));
         assert_ne!(first(RandomStream::new(1)), first(RandomStream::new(2)));
@@ -107,19 +111,21 @@ mod tests {
         assert_eq!(first(RandomStream::with_stream(1, 0)), first(RandomStream::new(1)));
     }
 
-    /// With 100,000 draws the mean of a uniform has a standard error of 0.0009, that of a normal 0.0032;
-    /// the bounds are five standard errors.
+    /// Checks the means and the variance within five standard errors.
+    ///
+    /// With 100,000 samples, the mean of the uniform distribution has a standard error of 0.0009, and the
+    /// mean of the normal distribution 0.0032.
     #[test]
-    fn uniform_and_normal_have_their_moments() {
+    fn uniform_and_normal_moments_are_correct() {
         const DRAWS: usize = 100_000;
         let mut generator = RandomStream::new(3);
         let uniform: f64 = (0..DRAWS).map(|_| generator.uniform()).sum::<f64>() / DRAWS as f64;
-        assert!((uniform - 0.5).abs() < 0.005, "mean of the uniform draws: {uniform}");
+        assert!((uniform - 0.5).abs() < 0.005, "mean of the uniform samples: {uniform}");
         let normal: Vec<f64> = (0..DRAWS).map(|_| generator.normal()).collect();
         let mean = normal.iter().sum::<f64>() / DRAWS as f64;
         let variance = normal.iter().map(|value| value * value).sum::<f64>() / DRAWS as f64;
-        assert!(mean.abs() < 0.016, "mean of the normal draws: {mean}");
-        // The variance of a squared standard normal is 2, so its standard error here is 0.0045.
-        assert!((variance - 1.0).abs() < 0.023, "variance of the normal draws: {variance}");
+        assert!(mean.abs() < 0.016, "mean of the normal samples: {mean}");
+        // The square of a standard normal variable has variance 2, so the standard error is 0.0045 here.
+        assert!((variance - 1.0).abs() < 0.023, "variance of the normal samples: {variance}");
     }
 }

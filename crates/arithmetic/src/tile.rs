@@ -1,26 +1,28 @@
-//! Where the sums of a tile go.
+//! Output of a matrix tile: accumulates its sums, applies the epilogue and stores the results.
 
 use crate::epilogue::Epilogue;
 use crate::simd::{LANES, Number, Sums, Vectors, stored};
 use crate::threads::Part;
 
-/// Where the sums of a tile of some slice go.
+/// Destination of a tile's sums for one slice of the depth.
 pub(crate) struct TileOutput<'a, 'b, T> {
     pub(crate) part: &'a mut Part<'b, T>,
-    /// First row of the tile in the part.
+    /// First row of the tile within the part.
     pub(crate) row: usize,
-    /// First panel of the tile in the part.
+    /// First panel of the tile within the part.
     pub(crate) panel: usize,
-    /// Values of a row of the whole output.
+    /// Row length of the whole output.
     pub(crate) row_len: usize,
-    /// Whether this is the first slice; else its sums are added to what the part holds.
+    /// Whether this is the first slice.
+    ///
+    /// Later slices are added to the values in the part.
     pub(crate) is_first: bool,
-    /// What follows after the last slice.
+    /// Epilogue to apply after the last slice.
     pub(crate) epilogue: Option<Epilogue<'a, T>>,
 }
 
 impl<T: Number> TileOutput<'_, '_, T> {
-    /// Writes the sums of the panels from panel `first` of the tile on.
+    /// Writes the sums, starting at panel `first` of the tile.
     #[inline(always)]
     pub(crate) fn write<V: Vectors<Real = T>, const ROWS: usize, const PANELS: usize>(
         &mut self,

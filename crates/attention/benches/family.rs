@@ -1,11 +1,14 @@
-//! The attention family as a library uses it: milliseconds of a forward pass, and of one with its way back.
+//! Times attention layers: a forward pass, and a forward pass with its backward pass, in milliseconds.
 //!
-//! Run: `cargo bench -p candle-gpt2-attention --bench family -- [--threads N] [--instructions SET] [--only TEXT]`. Prints one JSON line, case by case in the
-//! names and sizes of `python -m bench attention`, which runs it beside PyTorch. `plain` weights are tensors, `trained` ones
-//! variables; `backward` is a forward pass and the gradients of input and weights by `gradients`, `candle_backward` the same by
-//! candle's own way back.
+//! Run it with `cargo bench -p candle-gpt2-attention --bench family -- [--threads N] [--instructions SET]
+//! [--only TEXT]`. It prints one JSON line with the case names and sizes of `python -m bench attention`,
+//! which compares it with PyTorch.
+//!
+//! The weights of `plain` cases are tensors, those of `trained` cases variables. `backward` is a forward pass
+//! and the gradients of input and weights with `gradients`. `candle_backward` is the same with candle's own
+//! backward pass.
 
-#![expect(clippy::print_stdout, reason = "a bench prints")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -17,15 +20,15 @@ use candle_gpt2_attention::transformer::{BlockConfig, DecoderLayer, EncoderLayer
 use candle_gpt2_attention::{
     AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
 };
-use candle_gpt2_kernels::{Activation, Before, gradients};
+use candle_gpt2_kernels::{Activation, InitialGradients, gradients};
 use candle_nn::{VarBuilder, VarMap};
 
-/// A measurement takes at least as many passes and as many seconds; the median counts.
+/// Minimum number of passes and minimum seconds of a measurement, which reports the median.
 const SHORTEST: (usize, f64) = (5, 0.4);
-/// Batch and tokens.
+/// Batch size and number of tokens.
 const SIZES: [(usize, usize); 3] = [(1, 1024), (8, 128), (1, 1)];
 const WINDOW: usize = 128;
-/// Just below 32 MiB, the largest freed block that glibc learns from.
+/// Size just below 32 MiB, the largest freed block from which glibc adapts its thresholds.
 const LARGE_BLOCK: usize = 31 << 20;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -40,8 +43,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     if let Some(name) = value("--instructions").filter(|name| !limits::choose_instruction_set(name)) {
         return Err(format!("{name}: this processor has {}", limits::instruction_sets().join(", ")).into());
     }
-    // As in a program that has loaded something: before a large block has come and gone, glibc returns to the system what a pass frees,
-    // and the next pass waits for new pages.
+    // Puts glibc into the state of a program that has loaded something. Until a large block has been freed,
+    // glibc returns the memory of each pass to the system, and the next pass waits for new pages.
     drop(black_box(vec![0_u8; LARGE_BLOCK]));
     let mut bench = Bench { only: value("--only").cloned().unwrap_or_default(), found: BTreeMap::new() };
     for (batch, tokens) in SIZES {
@@ -58,7 +61,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `MultiHeadAttention` at 768 and 12 heads, under every mask.
+    /// Measures `MultiHeadAttention` with width 768 and 12 heads, under every mask.
     fn attention(&mut self, batch: usize, tokens: usize) -> Result<()> {
         let window = AttentionMask::Window { before: WINDOW, after: 0 };
         let all = AttentionMask::Bidirectional;
@@ -95,7 +98,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Encoder and decoder layers, 512 wide with 8 heads.
+    /// Measures encoder and decoder layers with width 512 and 8 heads.
     fn transformer(&mut self, batch: usize, tokens: usize) -> Result<()> {
         let config = BlockConfig {
             d_model: 512,
@@ -119,7 +122,7 @@ impl Bench {
         )
     }
 
-    /// All cases of one layer, which reads an input and perhaps a memory of the same shape.
+    /// Measures all cases of one layer, which takes an input and possibly a memory of the same shape.
     fn layer<L>(
         &mut self,
         name: &str,
@@ -145,7 +148,7 @@ impl Bench {
         all.extend(inputs.iter().cloned());
         let all: Vec<&Tensor> = all.iter().map(|variable| variable.as_tensor()).collect();
         let loss = || forward(&layer, &inputs[0], &inputs[1])?.sum_all();
-        self.measure(format!("{name} backward"), || gradients(&all, Before::Nothing, 1.0, loss))?;
+        self.measure(format!("{name} backward"), || gradients(&all, InitialGradients::Nothing, 1.0, loss))?;
         self.measure(format!("{name} candle_backward"), || loss()?.backward())
     }
 

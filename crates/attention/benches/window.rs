@@ -1,8 +1,10 @@
-//! Restricted attention costs O(rN): at a fixed radius the time grows linearly with the length, where full attention
-//! grows with its square.
+//! Compares restricted attention, which costs O(rN), with full attention.
 //!
-//! Run: `cargo bench -p candle-gpt2-attention --bench window`. Throughput is in query tokens: constant for the window,
-//! falling for the full attention beside it.
+//! At a fixed radius, the time of restricted attention grows linearly with the length; the time of full
+//! attention grows quadratically.
+//!
+//! Run it with `cargo bench -p candle-gpt2-attention --bench window`. Throughput is in query tokens: constant
+//! for the window, decreasing for full attention.
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 

@@ -1,7 +1,10 @@
-//! The numbers of the course's chapters on attention, to change and run: `cargo run -p candle-gpt2-attention --example learn`
+//! The numbers of the course's chapters on attention, to change and run.
 //!
-//! Each step prints a table: the scores of "A dot product", then those of "Queries, keys and values", and their weights and context vectors.
-//! Change a vector, a matrix, the mask or the temperature, run it again, and see what moves.
+//! Run it with `cargo run -p candle-gpt2-attention --example learn`.
+//!
+//! Each step prints a table: the scores of "A dot product", then those of "Queries, keys and values" with
+//! their weights and context vectors. Change a vector, a matrix, the mask or the temperature, run it again,
+//! and see the effect.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, Device, Result, Tensor};
@@ -9,7 +12,7 @@ use candle_gpt2_attention::steps::mask_with_negative_infinity;
 use candle_nn::ops::softmax;
 
 const TOKENS: [&str; 6] = ["Your", "journey", "starts", "with", "one", "step"];
-/// A vector for each token.
+/// Vector of each token.
 const VECTORS: [[f32; 3]; 6] = [
     [0.43, 0.15, 0.89],
     [0.55, 0.87, 0.66],
@@ -18,13 +21,17 @@ const VECTORS: [[f32; 3]; 6] = [
     [0.77, 0.25, 0.10],
     [0.05, 0.80, 0.55],
 ];
-/// What a token asks, what it is matched by, and what it contributes: three matrices, from three numbers to two.
+/// Query, key and value projections, from three dimensions to two.
+///
+/// A query states what a token looks for, a key what it is matched by, and a value what it contributes.
 const W_QUERY: [[f32; 2]; 3] = [[0.296112, 0.516562], [0.251671, 0.688557], [0.073972, 0.866522]];
 const W_KEY: [[f32; 2]; 3] = [[0.136580, 0.102479], [0.184056, 0.726447], [0.315254, 0.687107]];
 const W_VALUE: [[f32; 2]; 3] = [[0.075635, 0.196638], [0.316412, 0.401740], [0.118568, 0.827395]];
-/// Below 1 the largest weight takes more, above 1 all come closer.
+/// Temperature: below 1 the largest weight grows, above 1 all weights become more equal.
 const TEMPERATURE: f64 = 1.0;
-/// Whether a token sees only itself and the tokens before it, as in "The causal mask", which has other matrices.
+/// Whether a token sees only itself and earlier tokens.
+///
+/// The chapter "The causal mask" does this with other matrices.
 const IS_CAUSAL: bool = false;
 
 fn main() -> Result<()> {
@@ -45,7 +52,7 @@ fn main() -> Result<()> {
     show("context vectors: mixtures of the values", &weights.matmul(&v)?)
 }
 
-/// A table with a row for each token.
+/// Prints a table with a row for each token.
 fn show(title: &str, values: &Tensor) -> Result<()> {
     println!("{title}");
     for (token, row) in TOKENS.iter().zip(values.to_vec2::<f32>()?) {

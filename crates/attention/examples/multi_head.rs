@@ -1,4 +1,4 @@
-//! How do I run multi-head attention: over a sequence at once, and token by token with a cache?
+//! Runs multi-head attention over an entire sequence, then token by token with a cache.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -11,7 +11,8 @@ fn main() -> Result<()> {
         let weight = Tensor::randn(0f32, 0.2, (outputs, width), &Device::Cpu)?; // (out, in)
         Linear::new(weight, None)
     };
-    // Queries, keys and values by one product; `MultiHeadAttention::load` reads named parameters instead.
+    // One product computes queries, keys and values. `MultiHeadAttention::load` loads named parameters
+    // instead.
     let layer = MultiHeadAttention::new(QkvProjection::Fused(linear(3 * width)?), linear(width)?, num_heads)?;
     println!("{} parameters in {num_heads} heads of width {}", layer.parameter_count(), layer.head_dim());
 
@@ -19,7 +20,7 @@ fn main() -> Result<()> {
     let (at_once, weights) = layer.forward_with_weights(&x, None, &AttentionMask::Causal)?;
     println!("output {:?}, weights {:?}", at_once.dims(), weights.dims()); // (B, T, C) and (B, H, T, T)
 
-    // With a cache each step computes one token, and attends to the keys and values of those before it.
+    // With a cache, each step computes one token, which attends to the keys and values of earlier tokens.
     let shape = KvCacheShape { batch, num_heads, capacity: tokens, head_dim: layer.head_dim() };
     let mut cache = KvCache::new(shape, DType::F32, &Device::Cpu)?;
     let mut steps = Vec::new();

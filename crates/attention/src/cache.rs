@@ -1,14 +1,15 @@
-//! The keys and values of the tokens that a layer has seen, so that a step computes only the new ones.
+//! KV cache of one attention layer, so that each step computes only the new tokens.
 //!
-//! The memory is allocated once, and each row of the batch has a slot of it. Each row has its own length, and that length is
-//! the only source of positions: rows of different lengths need no padding token. Rows come and go without a copy of the
-//! others. The tensors are written in place, so a cache is for inference; training runs without one.
+//! The memory is allocated once, and each row of the batch has a slot in it. Each row has its own length,
+//! which is the only source of positions, so rows of different lengths need no padding tokens. Adding or
+//! removing a row does not copy other rows. The tensors are written in place, so a cache is only for
+//! inference. Training runs without one.
 
 use std::ops::Range;
 
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2_arithmetic::KvSlot;
-use candle_gpt2_kernels::{KvDType, KvMemory, TakenSlot};
+use candle_gpt2_kernels::{KvDType, KvMemory, SlotGuard};
 
 use crate::AttentionError;
 
@@ -17,24 +18,24 @@ const BATCH_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// The sizes of a [`KvCache`] whose rows have the same room. What [`KvCache::new`] takes.
+/// Sizes of a [`KvCache`] whose rows have equal capacity, for [`KvCache::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheShape {
-    /// Rows of the batch.
+    /// Number of rows in the batch.
     pub batch: usize,
-    /// Heads of the layer.
+    /// Number of attention heads.
     pub num_heads: usize,
-    /// Tokens that each row can hold.
+    /// Capacity of each row, in tokens.
     pub capacity: usize,
     /// Width of a head.
     pub head_dim: usize,
 }
 
-/// Keys and values of one attention layer, preallocated, with a slot and a length for each row.
+/// Preallocated keys and values of one attention layer, with a slot and a length for each row.
 ///
-/// It is for inference: keys and values are written in place, so no gradient goes through it to the layers that made them.
+/// A cache is for inference only: keys and values are written in place, so no gradient passes through it.
 ///
-/// Not `Clone`: candle's tensors share their memory when cloned. [`KvCache::fork`] copies.
+/// It is not `Clone`, because clones of candle tensors share their memory. [`KvCache::fork`] copies.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -52,16 +53,16 @@ pub struct KvCacheShape {
 #[doc(alias("past_key_values", "DynamicCache", "layer_past"))]
 pub struct KvCache {
     memory: KvMemory,
-    /// Those of the rows, in their order.
-    slots: Vec<TakenSlot>,
+    /// Slots of the rows, in order.
+    slots: Vec<SlotGuard>,
     lengths: Vec<usize>,
 }
 
 impl KvCache {
-    /// An empty cache in memory of its own.
+    /// Creates an empty cache with memory of its own.
     ///
     /// # Errors
-    /// When the memory cannot be allocated on the device.
+    /// If allocation fails or the device does not support the storage type.
     pub fn new(shape: KvCacheShape, dtype: impl Into<KvDType>, device: &Device) -> Result<Self> {
         let KvCacheShape { batch, num_heads, capacity, head_dim } = shape;
         let tokens = batch.saturating_mul(KvSlot::room_of(capacity));
@@ -69,29 +70,29 @@ impl KvCache {
         Self::with_slots(memory, &KvSlot::side_by_side(batch, capacity))
     }
 
-    /// A cache without rows, for [`KvCache::insert_row`].
+    /// Creates a cache without rows in an existing memory; [`KvCache::insert_row`] adds rows.
     pub fn in_memory(memory: &KvMemory) -> Self {
         Self { memory: memory.clone(), slots: Vec::new(), lengths: Vec::new() }
     }
 
-    /// An empty cache with rows in these slots of a memory.
+    /// Creates a cache with empty rows in these slots of a memory.
     fn with_slots(memory: KvMemory, slots: &[KvSlot]) -> Result<Self> {
         let slots = slots.iter().map(|slot| memory.claim(*slot)).collect::<Result<Vec<_>>>()?;
         Ok(Self { lengths: vec![0; slots.len()], memory, slots })
     }
 
-    /// Tokens held by each row.
+    /// Number of cached tokens in each row.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Adds the keys and values of new tokens after those of each row, rounded to the type of the cache.
+    /// Appends the keys and values of new tokens to each row, rounded to the storage type.
     ///
     /// # Shapes
     /// `keys` and `values` `(B, H, T, D)`.
     ///
     /// # Errors
-    /// When the shapes are not those of the cache, or a row would pass its room; the cache is then unchanged.
+    /// If the shapes do not match the cache, or a row would exceed its capacity. The cache is then unchanged.
     pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
         let (batch, num_heads, added, head_dim) = keys.dims4()?;
         self.expect(batch, num_heads, head_dim)?;
@@ -101,11 +102,14 @@ impl KvCache {
         Ok(())
     }
 
-    /// The keys and the values of all rows, `(B, H, S, D)` each with `S` the longest row. A shorter row has zeros after its own
-    /// tokens. On a CPU they are a copy in f32; elsewhere rows of one length that lie side by side are a view of the memory.
+    /// Returns the keys and the values of all rows, `(B, H, S, D)` each.
+    ///
+    /// `S` is the length of the longest row; shorter rows are padded with zeros. If the memory has the layout
+    /// of the CPU kernel, the result is an f32 copy. Otherwise, adjacent rows of equal length are returned as
+    /// views of the memory.
     ///
     /// # Errors
-    /// When the copy cannot be allocated.
+    /// If the copy cannot be allocated.
     pub fn tensors(&self) -> Result<[Tensor; 2]> {
         let longest = self.longest();
         if self.lengths.iter().all(|length| *length == longest)
@@ -123,33 +127,35 @@ impl KvCache {
         Ok([keys?, values?])
     }
 
-    /// The same as views of the memory, if it is made of tensors and the rows are adjacent. After its own tokens a shorter row has
-    /// what an earlier row left there, which may be NaN: for callers that do not read it.
+    /// Returns views of the memory, if it consists of tensors and the rows are adjacent.
+    ///
+    /// After its own tokens, a shorter row contains leftovers of an earlier row, which may be NaN. Callers
+    /// must not read them.
     pub(crate) fn views(&self) -> Result<Option<[Tensor; 2]>> {
         let Some([keys, values]) = self.memory.side_by_side(&self.slots())? else { return Ok(None) };
         let view = |memory: Tensor| memory.narrow(TOKEN_DIM, 0, self.longest());
         Ok(Some([view(keys)?, view(values)?]))
     }
 
-    /// Where the rows are in the memory.
+    /// Slots of the rows in the memory.
     pub fn slots(&self) -> Vec<KvSlot> {
-        self.slots.iter().map(TakenSlot::place).collect()
+        self.slots.iter().map(SlotGuard::place).collect()
     }
 
-    /// Counts the tokens of each row that a pass at positions in memory has written ([`Pass::at`](crate::Pass::at)).
+    /// Adds `tokens` to the length of each row, after a pass with [`Pass::at`](crate::Pass::at) wrote them.
     ///
     /// # Errors
-    /// When a row would pass its room; the cache is then unchanged.
+    /// If a row would exceed its capacity. The cache is then unchanged.
     pub fn advance(&mut self, tokens: usize) -> Result<()> {
         self.expect_room(tokens)?;
         self.lengths.iter_mut().for_each(|length| *length += tokens);
         Ok(())
     }
 
-    /// Forgets the tokens of `row` after the first `kept`.
+    /// Truncates `row` to its first `kept` tokens.
     ///
     /// # Errors
-    /// When the row holds fewer than `kept` tokens.
+    /// If the row has fewer than `kept` tokens.
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
         let held = self.lengths.get(row).copied().unwrap_or(0);
         if kept > held {
@@ -161,11 +167,13 @@ impl KvCache {
         Ok(())
     }
 
-    /// An independent copy of the given rows in this order, with room for as many tokens as they have room for, so that
-    /// several continuations share a prefix. Only the tokens that are held are copied.
+    /// Copies the given rows, in this order, into an independent cache.
+    ///
+    /// Several continuations can then share a prefix. Each copy has the same capacity as its source, and only
+    /// the cached tokens are copied.
     ///
     /// # Errors
-    /// When a row does not exist, or the memory cannot be allocated.
+    /// If a row does not exist, or allocation fails.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
         self.expect_rows(rows)?;
         let mut tokens = 0;
@@ -185,10 +193,13 @@ impl KvCache {
         Ok(fork)
     }
 
-    /// Replaces the tokens of `row` by the first `added` of a row of another cache, such as a prompt that was computed alone.
+    /// Replaces the tokens of `row` with the first `added` tokens of a row of another cache.
+    ///
+    /// The source can be a prompt that was computed separately.
     ///
     /// # Errors
-    /// When a row does not exist or holds fewer, the heads are others, or the tokens do not fit; the cache is then unchanged.
+    /// If a row does not exist or has fewer tokens, the heads differ, or the tokens exceed the capacity. The
+    /// cache is then unchanged.
     pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize, added: usize) -> Result<()> {
         self.expect_rows(&[row])?;
         source.expect_rows(&[source_row])?;
@@ -206,13 +217,14 @@ impl KvCache {
         Ok(())
     }
 
-    /// Adds a row as number `row`, in a slot of the same memory; those from `row` on move down. Its first `length` tokens are what
-    /// the slot holds.
+    /// Inserts a row at index `row`, in a slot of the same memory; later rows move down.
+    ///
+    /// The first `length` tokens of the row are the contents of the slot.
     ///
     /// # Errors
-    /// When there are fewer rows than `row`, the slot is another memory's, or has no room for `length` tokens; the cache is then
-    /// unchanged.
-    pub fn insert_row(&mut self, row: usize, slot: TakenSlot, length: usize) -> Result<()> {
+    /// If `row` is greater than the number of rows, the slot belongs to another memory, or its capacity is
+    /// less than `length`. The cache is then unchanged.
+    pub fn insert_row(&mut self, row: usize, slot: SlotGuard, length: usize) -> Result<()> {
         if row > self.slots.len() {
             return Err(AttentionError::NoSuchRow { rows: vec![row], held: self.lengths.len() }.into());
         }
@@ -228,16 +240,18 @@ impl KvCache {
         Ok(())
     }
 
-    /// Takes a row out of the cache; its slot keeps what it holds. The rows after it move up.
+    /// Removes a row and returns its slot and its length; later rows move up.
+    ///
+    /// The slot keeps its contents.
     ///
     /// # Errors
-    /// When the row does not exist.
-    pub fn remove_row(&mut self, row: usize) -> Result<(TakenSlot, usize)> {
+    /// If the row does not exist.
+    pub fn remove_row(&mut self, row: usize) -> Result<(SlotGuard, usize)> {
         self.expect_rows(&[row])?;
         Ok((self.slots.remove(row), self.lengths.remove(row)))
     }
 
-    /// What `work` makes of a cache of these rows alone; after an error too this cache has all its rows.
+    /// Calls `work` with a cache of only these rows; restores all rows even after an error.
     pub(crate) fn with_rows<R>(
         &mut self,
         rows: Range<usize>,
@@ -252,21 +266,21 @@ impl KvCache {
         result
     }
 
-    /// Gives the cache these of its rows, in this order; each at most once. The slots of the others are free.
+    /// Keeps only these rows, in this order and each at most once; releases the other slots.
     pub fn select_rows(&mut self, rows: &[usize]) {
         let mut held: Vec<_> = self.slots.drain(..).zip(self.lengths.drain(..)).map(Some).collect();
         (self.slots, self.lengths) = rows.iter().filter_map(|row| held.get_mut(*row)?.take()).unzip();
     }
 
-    /// The memory that holds the rows.
+    /// Memory that stores the rows.
     pub fn memory(&self) -> &KvMemory {
         &self.memory
     }
 
-    /// Copies the tokens of row `from` to row `to`, whose first `shared` tokens are the same already.
+    /// Copies the tokens of row `from` to row `to`, whose first `shared` tokens are already equal.
     ///
     /// # Errors
-    /// When a row does not exist, or the tokens do not fit; the cache is then unchanged.
+    /// If a row does not exist, or the tokens exceed the capacity. The cache is then unchanged.
     pub fn copy_within(&mut self, from: usize, to: usize, shared: usize) -> Result<()> {
         self.expect_rows(&[from, to])?;
         let (length, place) = (self.lengths[from], self.slots[to].place());
@@ -280,7 +294,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Refuses keys and values of another shape than the cache's.
+    /// Rejects keys and values whose shape does not match the cache.
     pub(crate) fn expect(&self, batch: usize, num_heads: usize, head_dim: usize) -> Result<()> {
         let expected = (self.slots.len(), self.memory.num_heads(), self.memory.head_dim());
         let found = (batch, num_heads, head_dim);
@@ -297,7 +311,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Refuses more tokens than a row has room for.
+    /// Rejects `added` tokens if any row lacks the capacity for them.
     fn expect_room(&self, added: usize) -> Result<()> {
         let mut rows = self.lengths.iter().zip(self.slots.iter().map(|slot| slot.place().capacity));
         match rows.find(|(past, capacity)| past.saturating_add(added) > *capacity) {
@@ -318,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_caches_in_one_memory_never_overlap() {
+    fn caches_in_one_memory_never_overlap() {
         let memory = KvMemory::new(3, 4, 64, DType::F32, &Device::Cpu).unwrap();
         let mut caches = [KvCache::in_memory(&memory), KvCache::in_memory(&memory)];
         for (row, cache) in caches.iter_mut().enumerate() {
@@ -330,14 +344,14 @@ mod tests {
             let [keys, _] = cache.tensors().unwrap();
             let values = keys.flatten_all().unwrap().to_vec1::<f32>().unwrap();
             assert!(values.iter().all(|value| *value == row as f32 + 1.0), "row {row}");
-            assert!(memory.claim(cache.slots()[0]).is_err(), "it has an owner");
+            assert!(memory.claim(cache.slots()[0]).is_err(), "the slot is in use");
         }
         assert!(memory.take(1).is_none());
         let (slot, length) = caches[0].remove_row(0).unwrap();
         assert_eq!((slot.place().start, length, memory.tokens_taken()), (0, 20, 64));
         let other = KvMemory::new(3, 4, 64, DType::F32, &Device::Cpu).unwrap();
-        let refusal = KvCache::in_memory(&other).insert_row(0, slot, 20).unwrap_err().to_string();
-        assert!(refusal.contains("the slot was taken from another memory"), "{refusal}");
-        assert_eq!(memory.tokens_taken(), 32, "and it was given back");
+        let error = KvCache::in_memory(&other).insert_row(0, slot, 20).unwrap_err().to_string();
+        assert!(error.contains("the slot belongs to another memory"), "{error}");
+        assert_eq!(memory.tokens_taken(), 32, "the slot was released");
     }
 }

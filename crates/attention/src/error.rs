@@ -1,137 +1,170 @@
-//! What can be wrong with an attention layer's sizes and inputs.
+//! Errors of attention layers: invalid sizes and inputs.
 //!
-//! The layers return candle's error type; these travel inside it, and [`carried`](candle_gpt2_kernels::carried) takes them out.
+//! The layers return these inside candle's error type; [`carried`](candle_gpt2_kernels::carried) extracts
+//! them.
 
 use candle_core::DType;
 use thiserror::Error;
 
 use crate::Site;
 
-/// A size or an input that an attention layer cannot work with.
-/// [`MultiHeadAttention`](crate::MultiHeadAttention) and the others return it inside candle's error type.
+/// Invalid size or input of an attention layer.
+///
+/// [`MultiHeadAttention`](crate::MultiHeadAttention) and the other layers return it inside candle's error
+/// type.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttentionError {
     /// A size that must be positive is zero.
     #[error("attention: {name} must be at least 1, found 0")]
     ZeroSize {
-        /// Which size.
+        /// Name of the size.
         name: &'static str,
     },
-    /// The heads do not divide the width among them.
+    /// The number of heads does not divide the width.
     #[error(
         "attention: {num_heads} heads do not divide a width of {width}; choose a number of heads that divides it"
     )]
     HeadsDoNotDivideWidth {
         /// Number of heads.
         num_heads: usize,
-        /// Width to be divided.
+        /// Width that the heads divide.
         width: usize,
     },
-    /// Two layers that feed each other have different widths.
+    /// The widths of two connected layers differ.
     #[error("attention: {what} is {found} wide, expected {expected}")]
     WidthMismatch {
-        /// Which layer or input.
+        /// Name of the layer or input.
         what: &'static str,
-        /// The width that would fit.
+        /// Expected width.
         expected: usize,
-        /// The width that was given.
+        /// Actual width.
         found: usize,
     },
-    /// An observer returned something that cannot take the place of what it saw.
-    #[error("{site}: expected {expected:?} in its place, found {found:?}")]
+    /// The observer's replacement does not match the original value.
+    #[error("{site}: expected a replacement of shape and dtype {expected:?}, found {found:?}")]
     Replacement {
-        /// Where.
+        /// Hook point of the value.
         site: Site,
-        /// Shape and type of what was there.
+        /// Shape and dtype of the original value.
         expected: (Vec<usize>, DType),
-        /// Shape and type of what was given.
+        /// Shape and dtype of the replacement.
         found: (Vec<usize>, DType),
     },
     /// The tokens do not fit into the cache.
-    #[error("key-value cache: {past} tokens held and {added} more do not fit into a capacity of {capacity}")]
+    #[error("key-value cache: {past} cached and {added} new tokens exceed the capacity of {capacity} tokens")]
     CacheFull {
-        /// Tokens the fullest row holds.
+        /// Number of tokens in the row.
         past: usize,
-        /// Tokens to be added.
+        /// Number of tokens to add.
         added: usize,
-        /// Tokens the cache can hold for each row.
+        /// Capacity of the row in tokens.
         capacity: usize,
     },
-    /// The cache was made for other sizes.
-    #[error("key-value cache: made for (batch, heads, head_dim) {expected:?}, found {found:?}")]
+    /// The shape of the keys does not match the cache.
+    #[error("key-value cache: expected (batch, heads, head_dim) {expected:?}, found {found:?}")]
     CacheShape {
-        /// Batch, heads and head width of the cache.
+        /// Batch size, number of heads and head width of the cache.
         expected: (usize, usize, usize),
-        /// Those of the keys.
+        /// Batch size, number of heads and head width of the keys.
         found: (usize, usize, usize),
     },
-    /// A cache was given to cross-attention.
+    /// Cross-attention was called with a cache.
     #[error(
         "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
     )]
     CacheWithMemory,
-    /// A cache was given to a pass in training.
-    #[error("attention: no gradient goes through a key-value cache; train without one")]
+    /// A training pass was called with a cache.
+    #[error("attention: a key-value cache has no backward pass; train without a cache")]
     CacheInTraining,
-    /// A pass over rows of different lengths has another number of rows than the cache.
+    /// Queries, keys or values with gradients were combined with a cache.
     #[error(
-        "key-value cache: it has {rows} rows, and the pass has {found}; give a length for each row of the cache"
+        "attention: the input or a projection tracks gradients, which do not pass through a key-value cache; \
+         call the layer inside `without_gradients`, or without a cache"
+    )]
+    CacheWithGradients,
+    /// The input of the layer has the wrong shape.
+    #[error("attention: expected {what} of shape ({axes}, {width}), found {found:?}")]
+    InputShape {
+        /// Name of the input.
+        what: &'static str,
+        /// Axes before the last one.
+        axes: &'static str,
+        /// Width of the last axis.
+        width: usize,
+        /// Actual shape.
+        found: Vec<usize>,
+    },
+    /// The mask that is added to the scores is not floating-point.
+    #[error(
+        "attention: expected a floating-point mask, which is added to the scores, found dtype {found:?}; \
+         convert ones and zeros with `AttentionMask::hiding`, in which ones hide keys"
+    )]
+    MaskDType {
+        /// Dtype of the mask.
+        found: DType,
+    },
+    /// The number of packed rows in the pass differs from the number of rows in the cache.
+    #[error(
+        "key-value cache: the cache has {rows} rows, but the pass has {found}; \
+         pass one length for each row of the cache"
     )]
     CacheRows {
-        /// Rows of the cache.
+        /// Number of rows in the cache.
         rows: usize,
-        /// Rows of the pass.
+        /// Number of rows in the pass.
         found: usize,
     },
-    /// A mask of packed sequences was given to other tokens.
-    #[error("attention: expected texts of {tokens} tokens in all, found {queries} queries and {keys} keys")]
+    /// The token count of packed rows differs from the number of queries or keys.
+    #[error(
+        "attention: expected packed rows of {tokens} tokens in total, found {queries} queries and {keys} keys"
+    )]
     Rows {
-        /// Tokens of the texts.
+        /// Total number of tokens in the packed rows.
         tokens: usize,
-        /// Queries that were given.
+        /// Number of queries.
         queries: usize,
-        /// Keys that were given.
+        /// Number of keys.
         keys: usize,
     },
-    /// Rows of a cache were given another mask than the causal one, see [`Pass::of_rows`](crate::Pass::of_rows).
-    #[error("attention: tokens of several rows of a cache are causal; give `AttentionMask::Causal`")]
+    /// Packed rows with a cache need the causal mask, see [`Pass::of_rows`](crate::Pass::of_rows).
+    #[error("attention: packed rows with a cache require a causal mask; use `AttentionMask::Causal`")]
     RowsMask,
-    /// A mask of packed sequences was given with a cache.
+    /// The mask for packed rows was combined with a cache.
     #[error(
-        "attention: `AttentionMask::CausalRows` works without a cache; give `Causal` with `Pass::of_rows`"
+        "attention: `AttentionMask::CausalRows` cannot be combined with a cache; use `Causal` with `Pass::of_rows`"
     )]
     PackedWithCache,
-    /// A pass at positions in memory ([`Pass::at`](crate::Pass::at)) is something else than causal inference with a
-    /// cache.
+    /// A pass with [`Pass::at`](crate::Pass::at) is not causal inference with a cache.
     #[error(
-        "attention: a step at positions in memory needs a fused projection, a cache with adjacent rows, the causal mask, no dropout and no observer"
+        "attention: a step with positions in device memory needs a fused projection, a cache with adjacent rows \
+         and the causal mask, and allows neither dropout nor an observer"
     )]
     NotAStep,
-    /// A row to be copied does not exist.
-    #[error("key-value cache: there are no rows {rows:?}; it has {held}")]
+    /// A row does not exist in the cache.
+    #[error("key-value cache: rows {rows:?} are out of range; the cache has {held} rows")]
     NoSuchRow {
-        /// The rows that were wanted.
+        /// Requested rows.
         rows: Vec<usize>,
-        /// Rows of the cache.
+        /// Number of rows in the cache.
         held: usize,
     },
-    /// A slot of another memory was given to a cache.
-    #[error("key-value cache: the slot was taken from another memory; take one from the cache's own")]
+    /// The slot was taken from a memory other than the cache's.
+    #[error("key-value cache: the slot belongs to another memory; take one from the cache's memory")]
     OtherMemory,
-    /// A row was cut to more tokens than it holds.
-    #[error("key-value cache: cannot keep {kept} tokens of row {row}, which holds {held}")]
+    /// A row was truncated to more tokens than it has.
+    #[error("key-value cache: cannot keep {kept} tokens of row {row}, which has {held}")]
     Truncate {
-        /// The row.
+        /// Index of the row.
         row: usize,
-        /// Tokens to keep.
+        /// Number of tokens to keep.
         kept: usize,
-        /// Tokens held.
+        /// Number of tokens in the row.
         held: usize,
     },
 }
 
-/// Refuses sizes of zero: there is no softmax over no keys, and nothing to compute without queries.
+/// Rejects sizes of zero: a softmax over no keys is undefined, and no queries mean no work.
 pub(crate) fn expect_sizes(sizes: &[(&'static str, usize)]) -> candle_core::Result<()> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, _)) => Err(AttentionError::ZeroSize { name }.into()),

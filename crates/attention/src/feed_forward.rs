@@ -1,18 +1,18 @@
-//! The position-wise feed-forward part of a block: `activation(x W₁ + b₁) W₂ + b₂`.
+//! Position-wise feed-forward network of a block: `activation(x W₁ + b₁) W₂ + b₂`.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_kernels::{Activation, DEVIATION, Linear, ParameterSize, ParameterSource};
+use candle_gpt2_kernels::{Activation, Linear, ParameterSize, ParameterSource};
 
 use crate::{AttentionError, Pass, SiteKind};
 
-/// Two linear layers with an activation between them, applied to each token by itself.
+/// Two linear layers with an activation in between, applied to each token separately.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_attention::{FeedForward, Pass};
-/// use candle_gpt2_kernels::{Activation, DEVIATION, Linear, ParameterSource};
+/// use candle_gpt2_kernels::{Activation, Linear};
 ///
-/// let expand = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?; // 2 wide to 3 wide
+/// let expand = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?; // width 2 to width 3
 /// let contract = Linear::new(Tensor::ones((2, 3), DType::F32, &Device::Cpu)?, None)?;
 /// let layer = FeedForward::new(expand, contract, Activation::Relu)?;
 /// let x = Tensor::new(&[[[1f32, 2.], [-1., -2.]]], &Device::Cpu)?;
@@ -28,10 +28,10 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// The part from its layers: `expand` `(width, inner)`, `contract` `(inner, width)`.
+    /// Creates the network from its layers: `expand` `(width, inner)`, `contract` `(inner, width)`.
     ///
     /// # Errors
-    /// When the layers do not fit to each other.
+    /// If the widths of the layers do not match.
     pub fn new(expand: Linear, contract: Linear, activation: Activation) -> Result<Self> {
         if contract.in_features() != expand.out_features() {
             return Err(AttentionError::WidthMismatch {
@@ -44,22 +44,24 @@ impl FeedForward {
         Ok(Self { expand, contract, activation, inner_dropout: 0.0 })
     }
 
-    /// The part from GPT-2's parameters `c_fc` and `c_proj` below the path of `vb`. In a [`VarBuilder`](candle_nn::VarBuilder) their
-    /// weights lie `(in, out)`, as [`Linear::load_conv1d`] has them.
+    /// Loads GPT-2's parameters `c_fc` and `c_proj` below the path of `vb`.
+    ///
+    /// In a [`VarBuilder`](candle_nn::VarBuilder), their weights are `(in, out)`, see
+    /// [`Linear::load_conv1d`].
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape.
+    /// If a parameter is missing or has the wrong shape.
     pub fn load(
         width: usize,
         inner: usize,
         activation: Activation,
         vb: impl ParameterSource,
     ) -> Result<Self> {
-        let layer = |input, output, name| Linear::load_conv1d(input, output, DEVIATION, vb.below(name));
+        let layer = |input, output, name| Linear::load_conv1d(input, output, true, vb.below(name));
         Self::new(layer(width, inner, "c_fc")?, layer(inner, width, "c_proj")?, activation)
     }
 
-    /// The same part with dropout after the activation, in training.
+    /// Sets the dropout rate after the activation, in training.
     pub fn with_inner_dropout(mut self, rate: f64) -> Self {
         self.inner_dropout = rate;
         self
@@ -67,32 +69,32 @@ impl FeedForward {
 
     /// Runs both layers.
     ///
-    /// Shows [`SiteKind::MlpPre`] and [`SiteKind::MlpPost`] to the observer of the pass.
+    /// The pass's observer can see [`SiteKind::MlpPre`] and [`SiteKind::MlpPost`].
     ///
     /// # Shapes
-    /// `x` `(B, T, width)`; returns the same.
+    /// `x` `(B, T, width)`; returns the same shape.
     ///
     /// # Errors
-    /// When the width of `x` differs.
+    /// If the width of `x` does not match.
     pub fn forward_with(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         self.contract.forward(&self.hidden(x, pass)?)
     }
 
-    /// `residual + dropout(forward_with(x))`; `rate` is that of the output.
+    /// Computes `residual + dropout(forward_with(x))`, with the dropout rate `rate`.
     ///
-    /// Shows [`SiteKind::MlpPre`], [`SiteKind::MlpPost`] and [`SiteKind::MlpOut`] to the observer of the pass.
+    /// The pass's observer can see [`SiteKind::MlpPre`], [`SiteKind::MlpPost`] and [`SiteKind::MlpOut`].
     ///
     /// # Shapes
-    /// `x` and `residual` `(B, T, width)`; returns the same.
+    /// `x` and `residual` `(B, T, width)`; returns the same shape.
     ///
     /// # Errors
-    /// When the shapes do not fit, or `rate` is outside `[0, 1]`.
+    /// If the shapes do not match, or `rate` is outside `[0, 1]`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, rate: f64, pass: &mut Pass) -> Result<Tensor> {
         let hidden = self.hidden(x, pass)?;
         pass.add_to(residual, &self.contract, &hidden, SiteKind::MlpOut, rate)
     }
 
-    /// The input of the second layer, `(B, T, inner)`.
+    /// Computes the input of the second layer, `(B, T, inner)`.
     fn hidden(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         let hidden = if pass.wants(SiteKind::MlpPre) {
             self.activation.forward(&pass.show(SiteKind::MlpPre, self.expand.forward(x)?)?)?
@@ -103,17 +105,17 @@ impl FeedForward {
         pass.dropout(hidden, self.inner_dropout)
     }
 
-    /// The first layer, `width` to `inner`.
+    /// First layer, `width` to `inner`.
     pub fn expand(&self) -> &Linear {
         &self.expand
     }
 
-    /// The second layer, `inner` to `width`.
+    /// Second layer, `inner` to `width`.
     pub fn contract(&self) -> &Linear {
         &self.contract
     }
 
-    /// The size of the two layers' parameters.
+    /// Size of the parameters of both layers.
     pub fn size(&self) -> ParameterSize {
         self.expand.size() + self.contract.size()
     }

@@ -1,4 +1,4 @@
-//! Which keys a query may see. The polarity of a mask is settled here and nowhere else.
+//! Attention masks: the only place that decides which keys a query may see.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,46 +7,56 @@ use candle_core::{Result, Tensor};
 
 use crate::AttentionError;
 
-/// Which keys each query may see.
+/// Attention mask: the keys that each query may see.
 ///
-/// Positions are absolute: with `past` tokens in the cache, query `i` is at position `past + i`, key `j` at `j`.
+/// Positions are absolute: with `past` tokens in the cache, query `i` is at position `past + i` and key `j`
+/// at position `j`.
 #[derive(Debug, Clone)]
 pub enum AttentionMask {
     /// Every query sees every key.
     Bidirectional,
     /// A query sees the keys up to its own position.
     Causal,
-    /// Texts of these lengths, of at least one token each, lie one after the other, queries and keys alike: a query sees the keys of
-    /// its own text up to its own position. Only pairs of one text are computed, but for an observer, who is shown the weights of
-    /// all pairs. Without a cache.
-    CausalRows(Arc<[usize]>),
-    /// A query sees the `before` keys before its position, its own, and the `after` keys after it.
+    /// Packed rows: a query sees the keys of its own row up to its own position.
     ///
-    /// The restricted attention of "Attention Is All You Need" (section 4) with radius `r` is `Window { before: r, after: r }`; a causal sliding
-    /// window has `after: 0`. Only the band is computed, so the cost is linear in the length, but for an observer, who is
-    /// shown the weights of all pairs, and with a cache anywhere but on the CPU.
+    /// The rows have these lengths, at least one token each, and are packed one after another, in queries and
+    /// keys. Only pairs within a row are computed, unless an observer wants the weights, which cover all
+    /// pairs. This mask does not support a cache.
+    CausalRows(Arc<[usize]>),
+    /// A query sees `before` keys before its position, its own key, and `after` keys after it.
+    ///
+    /// The restricted attention of "Attention Is All You Need" (section 4) with radius `r` is `Window {
+    /// before: r, after: r }`; a causal sliding window has `after: 0`.
+    ///
+    /// Only the band is computed, so the cost is linear in the length. The exceptions are an observer of the
+    /// weights, which cover all pairs, and a cache on a device other than the CPU.
     Window {
-        /// Visible keys before the query's position.
+        /// Number of visible keys before the query's position.
         before: usize,
-        /// Visible keys after the query's position.
+        /// Number of visible keys after the query's position.
         after: usize,
     },
-    /// This tensor is added to the scores, broadcast to `(B, H, T, S)`: 0 leaves a key visible, `-inf` hides it,
-    /// anything else shifts its score. A row that hides every key yields NaN, as in PyTorch.
+    /// This tensor is added to the scores, broadcast to `(B, H, T, S)`.
+    ///
+    /// A value of 0 leaves a key visible, `-inf` hides it, and any other value shifts its score. A row that
+    /// hides every key gives NaN, as in PyTorch. Integers are rejected; [`AttentionMask::hiding`] converts
+    /// them.
     Additive(Tensor),
 }
 
-/// Where the queries of a row are among its keys.
+/// Position of a row's queries among its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowKeys {
-    /// Position of the first query, counted from the first key.
+    /// Position of the first query, relative to the first key.
     pub(crate) first_query: usize,
-    /// Keys that belong to the row; those after belong to longer rows of the batch.
+    /// Number of keys that belong to the row; later keys belong to longer rows of the batch.
     pub(crate) key_count: usize,
 }
 
 impl RowKeys {
-    /// Rows that held so many tokens before these queries, which are the last of their keys; without any, one row with all keys.
+    /// Rows with these numbers of tokens before the queries, which are the last of their keys.
+    ///
+    /// Without past lengths, one entry with all keys applies to all rows.
     pub(crate) fn of_rows(past_lengths: &[usize], query_len: usize, key_len: usize) -> Vec<Self> {
         if past_lengths.is_empty() {
             return vec![Self { first_query: 0, key_count: key_len }];
@@ -57,12 +67,38 @@ impl RowKeys {
 }
 
 impl AttentionMask {
-    /// For each query the keys that it sees, which may be none: of `T` queries if all rows are alike, else of `B · T`.
+    /// Converts a mask of integers, in which 0 leaves a key visible and any other value hides it.
     ///
-    /// `rows` has one entry for each row of the batch, or a single one that holds for all.
+    /// Masks of candle's examples and of PyTorch's `nn.MultiheadAttention` have this polarity. To invert a
+    /// mask in which ones are visible, such as transformers' `attention_mask`, pass `mask.eq(0.)?`.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use candle_gpt2_attention::AttentionMask;
+    ///
+    /// let mask = AttentionMask::hiding(&Tensor::new(&[[0u8, 1], [0, 0]], &Device::Cpu)?)?;
+    /// let AttentionMask::Additive(scores) = mask else { unreachable!() };
+    /// assert_eq!(scores.to_vec2::<f32>()?, [[0., f32::NEG_INFINITY], [0., 0.]]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    ///
+    /// # Shapes
+    /// `mask` broadcasts to `(B, H, T, S)`.
     ///
     /// # Errors
-    /// When the texts of [`AttentionMask::CausalRows`] are not those of the queries and keys.
+    /// If the mask is on a device that does not support its dtype.
+    pub fn hiding(mask: &Tensor) -> Result<Self> {
+        let hidden = Tensor::full(f32::NEG_INFINITY, mask.shape(), mask.device())?;
+        mask.ne(0f64)?.where_cond(&hidden, &hidden.zeros_like()?).map(Self::Additive)
+    }
+
+    /// Ranges of visible keys, which may be empty: for `T` queries if all rows are equal, else for `B · T`.
+    ///
+    /// `rows` has one entry for each row of the batch, or a single entry for all rows.
+    ///
+    /// # Errors
+    /// If the lengths of [`AttentionMask::CausalRows`] do not add up to the number of queries and keys, or
+    /// [`AttentionMask::Additive`] has integers.
     pub(crate) fn visible(
         &self,
         query_len: usize,
@@ -76,6 +112,9 @@ impl AttentionMask {
                     return Err(AttentionError::Rows { tokens, queries: query_len, keys: key_len }.into());
                 }
                 keys_of_rows(lengths)
+            }
+            Self::Additive(added) if !added.dtype().is_float() => {
+                return Err(AttentionError::MaskDType { found: added.dtype() }.into());
             }
             _ => Vec::new(),
         };
@@ -97,8 +136,9 @@ impl AttentionMask {
         Ok(rows.iter().flat_map(|row| (0..query_len).map(move |query| seen(row, query))).collect())
     }
 
-    /// What [`AttentionMask::visible`] gives, for each of the `B · T` queries; `None` if one sees nothing, or sees it with
-    /// something added.
+    /// Expands the result of [`AttentionMask::visible`] to all `B · T` queries.
+    ///
+    /// Returns `None` if a query sees no key, or the mask adds to the scores.
     pub(crate) fn seen_of_batch(
         &self,
         visible: &[Range<usize>],
@@ -110,7 +150,7 @@ impl AttentionMask {
         is_plain.then(|| std::iter::repeat_n(visible, times).flatten().cloned().collect())
     }
 
-    /// What it adds to the scores.
+    /// Tensor that the mask adds to the scores.
     pub(crate) fn added(&self) -> Option<&Tensor> {
         match self {
             Self::Additive(added) => Some(added),
@@ -119,7 +159,7 @@ impl AttentionMask {
     }
 }
 
-/// The keys that each query of texts of these lengths sees.
+/// Visible keys of each query for packed rows of these lengths.
 fn keys_of_rows(lengths: &[usize]) -> Vec<Range<usize>> {
     let mut first = 0;
     let of_row = lengths.iter().flat_map(|length| {
@@ -136,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// What is seen by rows that held `past` tokens before the queries, as with a cache.
+    /// Visible keys with a cache whose rows have `past` tokens before the queries.
     fn cached(mask: &AttentionMask, query_len: usize, key_len: usize, past: &[usize]) -> Vec<Range<usize>> {
         mask.visible(query_len, key_len, &RowKeys::of_rows(past, query_len, key_len)).unwrap()
     }
@@ -148,23 +188,39 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_their_own_tokens_alone() {
+    fn packed_rows_see_only_their_own_tokens() {
         let mask = AttentionMask::CausalRows(Arc::new([2, 1]));
         assert_eq!(cached(&mask, 3, 3, &[0]), [0..1, 0..2, 2..3]);
         let all = [RowKeys { first_query: 0, key_count: 3 }];
-        let refusal = mask.visible(2, 3, &all).unwrap_err().to_string();
-        assert!(refusal.contains("texts of 3 tokens in all, found 2 queries and 3 keys"), "{refusal}");
+        let error = mask.visible(2, 3, &all).unwrap_err().to_string();
+        assert!(error.contains("packed rows of 3 tokens in total, found 2 queries and 3 keys"), "{error}");
     }
 
     #[test]
-    fn window_keeps_its_band() {
+    fn integer_masks_are_rejected_until_converted() {
+        let mask = Tensor::new(&[[0u8, 1], [0, 0]], &Device::Cpu).unwrap();
+        let rows = RowKeys::of_rows(&[], 2, 2);
+        for dtype in [DType::U8, DType::U32, DType::I64] {
+            let mask = mask.to_dtype(dtype).unwrap();
+            let error = AttentionMask::Additive(mask.clone()).visible(2, 2, &rows).unwrap_err();
+            let expected = AttentionError::MaskDType { found: dtype };
+            assert_eq!(candle_gpt2_kernels::carried(&error), Some(&expected));
+            let hiding = AttentionMask::hiding(&mask).unwrap();
+            assert_eq!(hiding.visible(2, 2, &rows).unwrap(), [0..2, 0..2]);
+            let added = hiding.added().unwrap().to_vec2::<f32>().unwrap();
+            assert_eq!(added, [[0.0, f32::NEG_INFINITY], [0.0, 0.0]]);
+        }
+    }
+
+    #[test]
+    fn window_limits_the_visible_keys() {
         let mask = AttentionMask::Window { before: 1, after: 0 };
         assert_eq!(cached(&mask, 3, 3, &[0]), [0..1, 0..2, 1..3]);
-        assert_eq!(cached(&mask, 4, 2, &[]), [0..1, 0..2, 1..2, 2..2], "a query after the keys sees none");
+        assert_eq!(cached(&mask, 4, 2, &[]), [0..1, 0..2, 1..2, 2..2], "a query past the keys sees no key");
     }
 
     #[test]
-    fn ragged_rows_hide_what_only_longer_rows_hold() {
+    fn ragged_rows_see_only_their_own_keys() {
         for mask in [AttentionMask::Causal, AttentionMask::Bidirectional] {
             assert_eq!(cached(&mask, 1, 3, &[1, 2]), [0..2, 0..3]);
             assert_eq!(mask.seen_of_batch(&[0..2, 0..3], 2, 1), Some(vec![0..2, 0..3]));
@@ -172,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_that_hides_nothing_is_one_row_for_all() {
+    fn mask_that_hides_nothing_has_a_single_row() {
         let visible = vec![0..4; 1];
         assert_eq!(cached(&AttentionMask::Bidirectional, 1, 4, &[3]), visible);
         assert_eq!(cached(&AttentionMask::Causal, 1, 4, &[3, 3]), visible, "a decode step of equal rows");

@@ -1,12 +1,13 @@
-//! The layers as candle's modules: one tensor in, one tensor out, without dropout.
+//! Implementations of candle's `Module`: one tensor in, one tensor out, without dropout.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;
 
 use crate::{FeedForward, MultiHeadAttention, Pass};
 
-/// Self-attention under the mask of [`MultiHeadAttention::with_mask`]; without one every token sees every other, as in PyTorch's
-/// layer.
+/// Self-attention under the mask of [`MultiHeadAttention::with_mask`].
+///
+/// By default every token sees every other, as in PyTorch's layer.
 ///
 /// # Shapes
 /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
@@ -16,8 +17,10 @@ impl Module for MultiHeadAttention {
     }
 }
 
+/// Feed-forward network in inference.
+///
 /// # Shapes
-/// `x` `(B, T, width)`; returns the same.
+/// `x` `(B, T, width)`; returns the same shape.
 impl Module for FeedForward {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(x, &mut Pass::inference())

@@ -1,17 +1,21 @@
-//! Multi-head attention with an output projection: `Concat(head_1, …, head_H) W_o`, each head attending by itself.
+//! Multi-head attention with an output projection: `Concat(head_1, …, head_H) W_o`.
 //!
-//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); "Build a Large Language Model (From Scratch)"
-//! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
-//! Letters in shapes: `B` batch, `T` tokens, `S` tokens that are attended to, `H` heads, `D` width of a head, `d_in`, `d_out` widths.
+//! Sources: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); "Build a Large Language Model
+//! (From Scratch)" (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's
+//! `nn.MultiheadAttention` (fused projection).
+//!
+//! Letters in shapes: `B` batch, `T` query tokens, `S` key tokens, `H` heads, `D` head width, `d_in` input
+//! width, `d_out` output width.
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource, add, heads_of, step_attention};
+use candle_gpt2_kernels::{KvDType, Linear, ParameterSize, ParameterSource, add, heads_of, step_attention};
 
-use crate::pass::Kept;
+use crate::pass::LastValue;
 use crate::projection::{divided_width, expect_width};
+use crate::scaled_dot_product::expect_constant;
 use crate::{
-    AttentionError, AttentionMask, KvCache, MultiHeadAttentionConfig, Pass, Placement, QkvProjection,
-    ScaledDotProduct, SiteKind,
+    AttentionError, AttentionMask, KvCache, KvCacheShape, MultiHeadAttentionConfig, Pass, Placement,
+    QkvProjection, ScaledDotProduct, SiteKind,
 };
 
 /// Axis of the batch in a `(B, T, d_in)` tensor.
@@ -19,11 +23,13 @@ const BATCH_DIM: usize = 0;
 /// Axis of the heads in a `(B, T, H, …)` tensor.
 const RESULT_HEAD_DIM: usize = 2;
 
-/// The keys and values of encoder states (the memory), computed once by [`MultiHeadAttention::memory`] for several passes.
+/// Keys and values of encoder hidden states (the memory) for several passes.
+///
+/// [`MultiHeadAttention::memory`] computes them once.
 #[derive(Debug, Clone)]
 pub struct AttentionMemory(Vec<Tensor>);
 
-/// Multi-head attention over a sequence, or from one sequence over another.
+/// Multi-head self-attention, or cross-attention from one sequence to another.
 #[derive(Debug, Clone)]
 #[doc(alias("GPT2Attention", "CausalSelfAttention", "MultiheadAttention"))]
 pub struct MultiHeadAttention {
@@ -32,15 +38,18 @@ pub struct MultiHeadAttention {
     num_heads: usize,
     head_dim: usize,
     attention: ScaledDotProduct,
-    /// The mask of `Module::forward`; functions that take a mask ignore it.
+    /// Mask of `Module::forward`; functions that take a mask ignore it.
     pub(crate) mask: AttentionMask,
 }
 
 impl MultiHeadAttention {
-    /// A layer from its projections; `out_proj` takes `H · D` to the output width. The scale is `1 / sqrt(D)`.
+    /// Creates a layer from its projections, with the scale `1 / sqrt(D)`.
+    ///
+    /// `out_proj` maps `H · D` to the output width.
     ///
     /// # Errors
-    /// When the number of heads does not divide the projections' width, or the widths of the layers do not match.
+    /// If the number of heads does not divide the projections' width, or the widths of the layers do not
+    /// match.
     pub fn new(projection: QkvProjection, out_proj: Linear, num_heads: usize) -> Result<Self> {
         let width = projection.width()?;
         let head_dim = divided_width(width, num_heads)?;
@@ -49,30 +58,30 @@ impl MultiHeadAttention {
         Ok(Self { projection, out_proj, num_heads, head_dim, attention, mask })
     }
 
-    /// A layer from the named parameters below the path of `vb`: those of [`ProjectionLayout`](crate::ProjectionLayout), and
-    /// `out_proj.weight` and `out_proj.bias`.
+    /// Loads a layer from the named parameters below the path of `vb`.
+    ///
+    /// [`ProjectionLayout`](crate::ProjectionLayout) lists their names.
     ///
     /// # Errors
-    /// When the number of heads does not divide `d_out`, or a parameter is missing or has another shape.
+    /// If the number of heads does not divide `d_out`, or a parameter is missing or has the wrong shape.
     pub fn load(config: &MultiHeadAttentionConfig, vb: impl ParameterSource) -> Result<Self> {
-        let (projection, width) = QkvProjection::load(config, &vb)?;
-        let out_proj = Linear::load(width, config.d_out, true, vb.below("out_proj"))?;
+        let (projection, out_proj) = QkvProjection::load(config, vb)?;
         Ok(Self::new(projection, out_proj, config.num_heads)?.with_dropout(config.dropout))
     }
 
-    /// The same layer with another factor on the scores than `1 / sqrt(D)`.
+    /// Sets the factor of the scores, which is `1 / sqrt(D)` by default.
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.attention.scale = scale;
         self
     }
 
-    /// The same layer with dropout on the attention weights, in training.
+    /// Sets the dropout rate of the attention weights in training.
     pub fn with_dropout(mut self, rate: f64) -> Self {
         self.attention.dropout = rate;
         self
     }
 
-    /// The same layer with a mask for its use as a [`Module`](candle_nn::Module); without one every token sees every other.
+    /// Sets the mask for use as a [`Module`](candle_nn::Module); by default every token sees every other.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -91,48 +100,51 @@ impl MultiHeadAttention {
         self
     }
 
-    /// Self-attention under a mask, without dropout and without a cache. Gradients flow.
+    /// Computes self-attention under a mask, without dropout or a cache, with gradients.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn forward_masked(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_with(x, None, mask, None, &mut Pass::inference())
     }
 
-    /// Attention from `x` over `memory` (over `x` itself if there is none), with the attention weights.
+    /// Computes attention from `x` to `memory`, or to `x` itself without a memory, with the weights.
     ///
     /// # Shapes
-    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns the output `(B, T, d_out)` and the weights `(B, H, T, S)`.
+    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns the output `(B, T, d_out)` and the weights `(B,
+    /// H, T, S)`.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn forward_with_weights(
         &self,
         x: &Tensor,
         memory: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
-        let mut weights = Kept::of(SiteKind::Pattern);
+        let mut weights = LastValue::of(SiteKind::Pattern);
         let mut pass = Pass::inference().observed_by(&mut weights);
         let output = self.forward_with(x, memory, mask, None, &mut pass)?;
         let weights = weights.value.ok_or_else(|| candle_core::Error::msg("no attention was computed"))?;
         Ok((output, weights))
     }
 
-    /// The whole layer: self-attention or, with `memory`, cross-attention; with or without a cache of this layer's
-    /// earlier tokens; in inference or training.
+    /// Computes self-attention or, with `memory`, cross-attention, in inference or training.
     ///
-    /// Shows the observer of the pass queries, keys, values, scores, pattern and [`SiteKind::Z`].
+    /// Self-attention may use a cache of this layer's earlier tokens. The pass's observer can see queries,
+    /// keys, values, scores, pattern and [`SiteKind::Z`].
     ///
     /// # Shapes
-    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` continues after the
-    /// `cache.lengths()[b]` tokens of the cache.
+    /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` follows the
+    /// `cache.lengths()[b]` tokens in the cache.
     ///
     /// # Errors
-    /// When the shapes do not fit, the cache is full, or a cache is given together with a memory or in training.
+    /// If the shapes do not match, or the cache is full. Also if a cache is used with a memory, in training, or
+    /// while `x` or a projection tracks gradients: see
+    /// [`without_gradients`](candle_gpt2_kernels::without_gradients).
     pub fn forward_with(
         &self,
         x: &Tensor,
@@ -145,7 +157,7 @@ impl MultiHeadAttention {
         self.out_proj.forward(&self.context(x, memory.as_ref(), mask, cache, pass)?)
     }
 
-    /// The keys and values of encoder states, to attend to.
+    /// Computes the keys and values of encoder hidden states.
     ///
     /// # Shapes
     /// `memory` `(B, S, d_in)`.
@@ -156,16 +168,16 @@ impl MultiHeadAttention {
         self.projection.memory(memory).map(AttentionMemory)
     }
 
-    /// `residual + dropout(output)` of attention from `x` over all of a memory, with dropout `rate`. A memory of batch size 1 is
-    /// shared by all rows of `x`.
+    /// Computes `residual + dropout(output)` of cross-attention from `x` to all of `memory`.
     ///
-    /// The observer of the pass is shown nothing: its names mean self-attention.
+    /// The dropout has the rate `rate`. All rows of `x` share a memory with batch size 1. The pass's observer
+    /// sees nothing, because the names of hook points refer to self-attention.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`.
     ///
     /// # Errors
-    /// When the shapes do not fit, or `rate` is outside `[0, 1]`.
+    /// If the shapes do not match, or `rate` is outside `[0, 1]`.
     pub fn add_over_memory(
         &self,
         residual: &Tensor,
@@ -175,10 +187,11 @@ impl MultiHeadAttention {
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let mut pass = pass.unobserved();
+        self.projection.expect_input(x)?;
         let (batch, _, d_in) = x.dims3()?;
         let is_shared = memory.0.iter().all(|tensor| tensor.dims().first() == Some(&1));
         if batch > 1 && is_shared {
-            // Queries of all rows side by side, so that the memory is not repeated for each row.
+            // Merges the queries of all rows, so that the memory is not repeated for each row.
             let flat = residual.reshape((1, (), residual.dim(D::Minus1)?))?;
             let y = self.add_over_memory(&flat, &x.reshape((1, (), d_in))?, memory, rate, &mut pass)?;
             return y.reshape(residual.shape());
@@ -187,16 +200,17 @@ impl MultiHeadAttention {
         pass.add_to(residual, &self.out_proj, &context, SiteKind::AttnOut, rate)
     }
 
-    /// `residual + dropout(output)` of self-attention, with dropout `rate`: attention as a block of a model has it.
+    /// Computes `residual + dropout(output)` of self-attention, with dropout rate `rate`.
     ///
-    /// Shows the observer of the pass what [`MultiHeadAttention::forward_with`] does, then the results and [`SiteKind::AttnOut`].
+    /// This is the attention part of a model's block. The pass's observer can see the intermediates of
+    /// [`MultiHeadAttention::forward_with`], then [`SiteKind::Result`] and [`SiteKind::AttnOut`].
     ///
     /// # Shapes
-    /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`. The cache is as in
-    /// [`MultiHeadAttention::forward_with`].
+    /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`. The cache has the same role
+    /// as in [`MultiHeadAttention::forward_with`].
     ///
     /// # Errors
-    /// When the shapes do not fit, the cache is full, or `rate` is outside `[0, 1]`.
+    /// Same as [`MultiHeadAttention::forward_with`], and if `rate` is outside `[0, 1]`.
     pub fn add_to(
         &self,
         residual: &Tensor,
@@ -219,7 +233,8 @@ impl MultiHeadAttention {
         add(residual, &pass.dropout(output, rate)?)
     }
 
-    /// What each head adds, without the output projection's bias: `(B, T, H, d_out)` of `z` `(B, T, H · D)`.
+    /// Computes each head's output without the output projection's bias: `z` `(B, T, H · D)` to `(B, T, H,
+    /// d_out)`.
     ///
     /// # Errors
     /// If the shape does not match.
@@ -232,17 +247,17 @@ impl MultiHeadAttention {
         results.transpose(0, 1)?.contiguous()?.reshape((batch, tokens, heads, output))
     }
 
-    /// Queries, keys and values as the observer wants them, each `(B, T, H · D)`.
+    /// Passes queries, keys and values to the observer; returns the values to use, each `(B, T, H · D)`.
     fn shown(&self, projections: &[Tensor], pass: &mut Pass) -> Result<Vec<Tensor>> {
         let heads = heads_of(&projections.iter().collect::<Vec<_>>(), self.num_heads)?;
         let kinds = [SiteKind::Q, SiteKind::K, SiteKind::V];
         let shown = |(kind, x): (_, Tensor)| {
-            pass.show(kind, x.transpose(1, 2)?.contiguous()?)?.flatten_from(RESULT_HEAD_DIM) // of (B, T, H, D)
+            pass.show(kind, x.transpose(1, 2)?.contiguous()?)?.flatten_from(RESULT_HEAD_DIM) // (B, T, H, D)
         };
         kinds.into_iter().zip(heads).map(shown).collect()
     }
 
-    /// [`Self::attend`], with its result shown to the observer.
+    /// Computes [`Self::attend`] and passes its result to the observer.
     fn context(
         &self,
         x: &Tensor,
@@ -260,8 +275,10 @@ impl MultiHeadAttention {
         pass.show(SiteKind::Z, heads)?.reshape((batch, tokens, width))
     }
 
-    /// Outputs of the heads side by side: the input of the output projection, `(B, T, H · D)`. A recorded step of a GPU
-    /// reads the positions of its tokens there ([`Placement::OnDevice`]).
+    /// Computes the concatenated outputs of the heads, `(B, T, H · D)`, before the output projection.
+    ///
+    /// A recorded step on a GPU reads the positions of its tokens from device memory
+    /// ([`Placement::OnDevice`]).
     fn attend(
         &self,
         x: &Tensor,
@@ -273,6 +290,7 @@ impl MultiHeadAttention {
         if memory.is_some() && cache.is_some() {
             return Err(AttentionError::CacheWithMemory.into());
         }
+        self.projection.expect_input(x)?;
         let placement = pass.placement().clone();
         if let Placement::OnDevice(positions) = &placement {
             let (QkvProjection::Fused(layer), Some(cache), AttentionMask::Causal, true) =
@@ -280,6 +298,7 @@ impl MultiHeadAttention {
             else {
                 return Err(AttentionError::NotAStep.into());
             };
+            expect_constant(x.track_op() || layer.size().trainable > 0)?;
             cache.expect(x.dim(BATCH_DIM)?, self.num_heads, self.head_dim)?;
             return step_attention(layer, x, cache.memory(), &cache.slots(), self.attention.scale, positions);
         }
@@ -291,7 +310,7 @@ impl MultiHeadAttention {
             projections = self.shown(&projections, pass)?;
         }
         match (cache, &placement) {
-            // Rows of several lengths in one text, each after what the cache has of it; they are always causal.
+            // Packed rows of several lengths, each after its cached tokens, are always causal.
             (Some(cache), Placement::Rows(lengths)) => {
                 self.attention.attend_rows(&projections, self.num_heads, (lengths, mask), cache, pass)
             }
@@ -299,22 +318,47 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Number of values of the projections and the output projection, biases included.
+    /// Creates an empty cache for `batch` sequences of up to `capacity` tokens each, on the layer's device.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass};
+    /// use candle_nn::VarBuilder;
+    ///
+    /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    /// let layer = MultiHeadAttention::load(&MultiHeadAttentionConfig::new(6, 6, 2), vb)?;
+    /// let mut cache = layer.new_cache(1, 16, DType::F32)?;
+    /// for tokens in [3, 1, 1] {
+    ///     let x = Tensor::ones((1, tokens, 6), DType::F32, &Device::Cpu)?;
+    ///     layer.forward_with(&x, None, &AttentionMask::Causal, Some(&mut cache), &mut Pass::inference())?;
+    /// }
+    /// assert_eq!(cache.lengths(), [5]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If allocation fails, or the device does not support the storage type.
+    pub fn new_cache(&self, batch: usize, capacity: usize, dtype: impl Into<KvDType>) -> Result<KvCache> {
+        let shape = KvCacheShape { batch, num_heads: self.num_heads, capacity, head_dim: self.head_dim };
+        KvCache::new(shape, dtype, self.out_proj.device())
+    }
+
+    /// Number of values in the projections and the output projection, including biases.
     pub fn parameter_count(&self) -> usize {
         self.size().count
     }
 
-    /// The size of projections, output projection, and their biases.
+    /// Size of the projections and the output projection, including biases.
     pub fn size(&self) -> ParameterSize {
         self.projection.size() + self.out_proj.size()
     }
 
-    /// The projections to queries, keys and values.
+    /// Projections to queries, keys and values.
     pub fn projection(&self) -> &QkvProjection {
         &self.projection
     }
 
-    /// The output projection, `H · D` to the output width.
+    /// Output projection from `H · D` to the output width.
     pub fn out_proj(&self) -> &Linear {
         &self.out_proj
     }

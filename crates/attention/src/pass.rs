@@ -1,8 +1,8 @@
-//! The state of a forward pass besides its input, in two parts.
+//! State of a forward pass besides its input, in two parts.
 //!
 //! ```text
-//! Call   what is computed: the positions of the tokens, what they attend to, in which type, in which block; copied freely
-//! Run    what takes part meanwhile: the generator of dropout, the observer; borrowed, so there is one of each
+//! Call   settings of the computation: positions, encoder hidden states, dtype, block; cloned freely
+//! Run    participants: the dropout generator and the observer; borrowed, so there is one of each
 //! ```
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,15 +13,16 @@ use candle_gpt2_kernels::{KernelError, LayerNorm, Linear, add, dropout, recomput
 
 use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
-/// Sees intermediates of a forward pass, and may replace them.
+/// Observer of a forward pass, which sees intermediates and may replace them.
 ///
-/// What it does not want is computed as without an observer: several steps in one kernel, if there is one.
+/// Intermediates that the observer does not want leave the computation unchanged, so fused kernels stay in
+/// use.
 ///
 /// ```
 /// use candle_core::{Result, Tensor};
 /// use candle_gpt2_attention::{Observer, Site, SiteKind};
 ///
-/// /// Keeps the attention weights of every block that has been run.
+/// /// Keeps the attention weights of every block.
 /// #[derive(Default)]
 /// struct Patterns(Vec<Tensor>);
 ///
@@ -38,35 +39,37 @@ use crate::{AttentionError, AttentionMask, Site, SiteKind};
 /// ```
 #[doc(alias("HookPoint", "register_forward_hook"))]
 pub trait Observer {
-    /// Whether it wants to see what is at this place.
+    /// Whether the observer wants the intermediate at this hook point.
     fn wants(&self, site: Site) -> bool;
 
-    /// Called when a model begins a pass over `tokens` new tokens of rows that have so many tokens before them: with a cache, what is
-    /// seen is of the new tokens alone.
+    /// Called when a model begins a pass over `tokens` new tokens.
+    ///
+    /// Row `b` has `past_lengths[b]` tokens before them. With a cache, the observer only sees values of the
+    /// new tokens.
     fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
         let _ = (past_lengths, tokens);
     }
 
-    /// Called with what it wants, in the order of computation; what it returns is used in its place.
+    /// Called with each wanted value, in the order of computation; the result replaces the value.
     ///
     /// # Errors
-    /// An error ends the forward pass and is returned from it.
+    /// An error aborts the forward pass, which returns it.
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor>;
 }
 
-/// Keeps the last value of one kind.
-pub(crate) struct Kept {
+/// Observer that keeps the last value of one kind.
+pub(crate) struct LastValue {
     kind: SiteKind,
     pub(crate) value: Option<Tensor>,
 }
 
-impl Kept {
+impl LastValue {
     pub(crate) fn of(kind: SiteKind) -> Self {
         Self { kind, value: None }
     }
 }
 
-impl Observer for Kept {
+impl Observer for LastValue {
     fn wants(&self, site: Site) -> bool {
         site.kind == self.kind
     }
@@ -77,7 +80,7 @@ impl Observer for Kept {
     }
 }
 
-/// The mode of one forward pass: inference or training, observed or not.
+/// Settings of one forward pass: inference or training, with or without an observer.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -97,7 +100,7 @@ pub struct Pass<'a> {
     run: Run<'a>,
 }
 
-/// What is computed.
+/// Settings of the computation.
 #[derive(Clone, Default)]
 struct Call {
     placement: Placement,
@@ -108,7 +111,7 @@ struct Call {
     stop_at_layer: Option<usize>,
 }
 
-/// Who takes part.
+/// Dropout generator and observer of the pass.
 #[derive(Default)]
 struct Run<'a> {
     generator: Option<&'a mut RandomStream>,
@@ -116,66 +119,72 @@ struct Run<'a> {
     recomputes: bool,
 }
 
-/// Where the tokens of a pass are; [`Pass::placement`] has that of a pass.
+/// Positions of the tokens in a pass, returned by [`Pass::placement`].
 #[derive(Debug, Clone, Default)]
 pub enum Placement {
-    /// Each row of `(B, T)` after what its row of the cache holds, or from position 0.
+    /// Each row of `(B, T)` follows the tokens in its cache row, or starts at position 0.
     #[default]
     AfterCache,
-    /// Rows of these lengths one after the other in one text, see [`Pass::of_rows`].
+    /// Rows of these lengths are packed into one sequence, see [`Pass::of_rows`].
     Rows(Arc<[usize]>),
-    /// At the positions that this tensor of the device holds, see [`Pass::at`].
+    /// This tensor on the device stores the positions, see [`Pass::at`].
     OnDevice(Tensor),
 }
 
 impl<'a> Pass<'a> {
-    /// A pass without dropout.
+    /// Creates a pass without dropout.
     pub fn inference() -> Self {
         Self::default()
     }
 
-    /// A pass with dropout drawn from `generator`.
+    /// Creates a pass with dropout sampled from `generator`.
     pub fn training(generator: &'a mut RandomStream) -> Self {
         Self { call: Call::default(), run: Run { generator: Some(generator), ..Run::default() } }
     }
 
-    /// The same pass, seen by `observer`.
+    /// Sets the observer of the pass.
     pub fn observed_by(mut self, observer: &'a mut dyn Observer) -> Self {
         self.run.observer = Some(observer);
         self
     }
 
-    /// The same pass; in training, blocks then keep their inputs only, and are computed again for their gradients.
+    /// Enables or disables gradient checkpointing of the blocks in training.
+    ///
+    /// With checkpointing, blocks save only their inputs, and the backward pass recomputes the rest.
     pub fn recomputing(mut self, recomputes: bool) -> Self {
         self.run.recomputes = recomputes;
         self
     }
 
-    /// The same pass as a step of a few new tokens of each row at `positions` `(B, T)` of u32: those of a row follow each other and
-    /// what its cache holds. They are read from the device's memory wherever they count, so that a recording of the step serves all
-    /// steps; each must be below the capacity of the cache and the model's number of positions, and the ids of the step, which are
-    /// not read back from a GPU either, below the size of the vocabulary. The lengths of the caches themselves stay as they are:
-    /// [`KvCache::advance`](crate::KvCache::advance).
+    /// Makes the pass a step of new tokens at `positions`, `(B, T)` of u32.
+    ///
+    /// The positions of a row must be consecutive and follow its cached tokens. Kernels read them from device
+    /// memory, so that one recording of the step serves all steps. Each position must be below the cache's
+    /// capacity and the model's number of positions. Token IDs must be below the vocabulary size, because
+    /// they are not read back from a GPU either.
+    ///
+    /// The pass does not change the length of a cache; call [`KvCache::advance`](crate::KvCache::advance)
+    /// afterward.
     pub fn at(mut self, positions: Tensor) -> Self {
         self.call.placement = Placement::OnDevice(positions);
         self
     }
 
-    /// The same pass, computed in `dtype` between the layers, whatever the type of the parameters: layers cast theirs.
+    /// Computes in `dtype` between the layers; layers cast their parameters from any other dtype.
     pub fn computed_in(mut self, dtype: DType) -> Self {
         self.call.dtype = Some(dtype);
         self
     }
 
-    /// The type given to [`Pass::computed_in`].
+    /// Dtype set by [`Pass::computed_in`].
     pub fn dtype(&self) -> Option<DType> {
         self.call.dtype
     }
 
-    /// `x`, which the first layer is given, in the type that the pass is computed in.
+    /// Casts `x`, the input of the first layer, to the dtype of the pass.
     ///
     /// # Errors
-    /// When the device does not have that type.
+    /// If the device does not support the dtype.
     pub fn cast(&self, x: Tensor) -> Result<Tensor> {
         match self.call.dtype {
             Some(dtype) => x.to_dtype(dtype),
@@ -183,44 +192,50 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The same pass over rows of these lengths that lie one after the other in one text: a token sees those of its own row alone,
-    /// and positions begin anew in each. So rows of different lengths need no padding. With a cache, each row continues its row of the
-    /// cache, which grows by the row's length.
+    /// Sets rows of these lengths, packed one after another into one sequence.
+    ///
+    /// A token sees only tokens of its own row, and positions restart in each row. So rows of different
+    /// lengths need no padding. With a cache, each row continues its cache row, which grows by the row's
+    /// length.
     pub fn of_rows(mut self, lengths: Arc<[usize]>) -> Self {
         self.call.placement = Placement::Rows(lengths);
         self
     }
 
-    /// The same pass, in which position `first` follows an empty cache instead of position 0: training on windows that are shorter than
-    /// the context reaches all positions so. Rows of several texts begin at 0.
+    /// Starts at position `first` instead of 0, for an empty cache.
+    ///
+    /// Training on windows that are shorter than the context uses this to reach all positions. Packed rows
+    /// start at 0.
     pub fn from_position(mut self, first: usize) -> Self {
         self.call.first_position = first;
         self
     }
 
-    /// The position given to [`Pass::from_position`].
+    /// Position set by [`Pass::from_position`].
     pub fn first_position(&self) -> usize {
         self.call.first_position
     }
 
-    /// The same pass, which ends before block `layer` and returns the residual stream that enters it (TransformerLens'
-    /// `stop_at_layer`): the blocks from there on, the final norm and the output head are not computed.
+    /// Stops before block `layer` and returns the residual stream that enters it.
+    ///
+    /// This is TransformerLens' `stop_at_layer`. The later blocks, the final norm and the output head are not
+    /// computed.
     pub fn stopping_at(mut self, layer: usize) -> Self {
         self.call.stop_at_layer = Some(layer);
         self
     }
 
-    /// The layer given to [`Pass::stopping_at`].
+    /// Layer set by [`Pass::stopping_at`].
     pub fn stop_at_layer(&self) -> Option<usize> {
         self.call.stop_at_layer
     }
 
-    /// Where the tokens are.
+    /// Positions of the tokens.
     pub fn placement(&self) -> &Placement {
         &self.call.placement
     }
 
-    /// Which keys a query of a decoder sees in this pass.
+    /// Attention mask of a decoder for this pass.
     pub fn causal_mask(&self) -> AttentionMask {
         match self.placement() {
             Placement::Rows(lengths) => AttentionMask::CausalRows(Arc::clone(lengths)),
@@ -228,33 +243,35 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The same pass, in which a model with cross-attention attends to these encoder hidden states, `(B, S, C)`, or `(1, S, C)` for all
-    /// rows alike. Gradients flow into them.
+    /// Sets the encoder hidden states for cross-attention, `(B, S, C)`, or `(1, S, C)` for all rows.
+    ///
+    /// Gradients reach the encoder hidden states.
     pub fn attending_to(mut self, encoder_states: Tensor) -> Self {
         self.call.encoder_states = Some(encoder_states);
         self
     }
 
-    /// The states given to [`Pass::attending_to`].
+    /// Encoder hidden states set by [`Pass::attending_to`].
     pub fn encoder_states(&self) -> Option<&Tensor> {
         self.call.encoder_states.as_ref()
     }
 
-    /// Whether there is neither dropout nor an observer.
+    /// Whether the pass has neither dropout nor an observer.
     pub fn is_inference(&self) -> bool {
         !self.is_training() && !self.is_observed()
     }
 
-    /// Whether blocks are to be computed by [`Pass::recompute`].
+    /// Whether blocks must be computed with [`Pass::recompute`].
     pub fn is_recomputing(&self) -> bool {
         self.run.recomputes && self.run.observer.is_none()
     }
 
-    /// A part of the model that is computed again for its gradients, with the same dropout, and keeps nothing but `x` until
-    /// then.
+    /// Computes a part of the model with gradient checkpointing.
+    ///
+    /// Only `x` is saved. The backward pass computes the part again, with the same dropout.
     ///
     /// # Errors
-    /// Those of the part.
+    /// If the part fails.
     pub fn recompute(
         &mut self,
         x: &Tensor,
@@ -278,43 +295,45 @@ impl<'a> Pass<'a> {
         Ok(y)
     }
 
-    /// The same pass, for the time that it is borrowed.
+    /// Borrows the pass.
     pub fn reborrow(&mut self) -> Pass<'_> {
         Pass { call: self.call.clone(), run: self.run.reborrow() }
     }
 
-    /// The same pass without its observer, for the time that it is borrowed.
+    /// Borrows the pass without its observer.
     pub fn unobserved(&mut self) -> Pass<'_> {
         Pass { call: self.call.clone(), run: Run { observer: None, ..self.run.reborrow() } }
     }
 
-    /// The same pass, seen by `observer` for the time that it is borrowed.
+    /// Borrows the pass with `observer` as its observer.
     pub fn watched<'b>(&'b mut self, observer: &'b mut dyn Observer) -> Pass<'b> {
         self.reborrow().observed_by(observer)
     }
 
-    /// Announces the pass to the observer, see [`Observer::begin`].
+    /// Notifies the observer that the pass begins, see [`Observer::begin`].
     pub fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
         if let Some(observer) = &mut self.run.observer {
             observer.begin(past_lengths, tokens);
         }
     }
 
-    /// Marks what follows as part of block `layer`, or of none.
+    /// Sets the block that the next operations belong to; `None` is outside the blocks.
     pub fn enter_layer(&mut self, layer: Option<usize>) {
         self.call.layer = layer;
     }
 
-    /// Whether the observer wants to see this intermediate of the layer that was entered: an op may then not skip it.
+    /// Whether the observer wants this intermediate of the current block.
+    ///
+    /// If so, an operation must compute it.
     pub fn wants(&self, kind: SiteKind) -> bool {
         let site = Site { layer: self.call.layer, kind };
         self.run.observer.as_ref().is_some_and(|observer| observer.wants(site))
     }
 
-    /// Shows an intermediate to the observer, if it wants it, and returns the value to continue with.
+    /// Passes a wanted intermediate to the observer and returns the value to continue with.
     ///
     /// # Errors
-    /// Those of the observer, and when it returns another shape or type.
+    /// If the observer fails, or returns a value of a different shape or dtype.
     pub fn show(&mut self, kind: SiteKind, value: Tensor) -> Result<Tensor> {
         let site = Site { layer: self.call.layer, kind };
         let Some(observer) = self.run.observer.as_mut().filter(|observer| observer.wants(site)) else {
@@ -333,13 +352,13 @@ impl<'a> Pass<'a> {
         Ok(seen)
     }
 
-    /// A layer norm, whose scale and normalized input are shown as these two, if they are wanted.
+    /// Computes a layer norm, with its scale and its normalized input as the hook points `kinds`.
     ///
     /// # Shapes
-    /// `x` `(…, C)`; returns the same.
+    /// `x` `(…, C)`; returns the same shape.
     ///
     /// # Errors
-    /// When the width differs, and those of the observer.
+    /// If the width does not match, or the observer fails.
     pub fn norm(&mut self, norm: &LayerNorm, x: &Tensor, kinds: [SiteKind; 2]) -> Result<Tensor> {
         let [scale_kind, normalized_kind] = kinds;
         if !kinds.into_iter().any(|kind| self.wants(kind)) {
@@ -351,10 +370,10 @@ impl<'a> Pass<'a> {
         norm.scaled(&self.show(normalized_kind, normalized)?)
     }
 
-    /// Dropout in training, `x` itself in inference.
+    /// Applies dropout in training; returns `x` in inference.
     ///
     /// # Errors
-    /// When `rate` is outside `[0, 1]`.
+    /// If `rate` is outside `[0, 1]`.
     pub fn dropout(&mut self, x: Tensor, rate: f64) -> Result<Tensor> {
         match &mut self.run.generator {
             Some(generator) => dropout(&x, rate, generator),
@@ -362,14 +381,16 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// `residual + dropout(layer(x))`, with the layer's output shown as `kind`: the end of a part of a block, in one
-    /// product if nothing is dropped and no observer wants it.
+    /// Computes `residual + dropout(layer(x))`, with the layer's output as the hook point `kind`.
+    ///
+    /// This is the last operation of each part of a block. It is one fused product if there is no dropout and
+    /// the observer does not want the output.
     ///
     /// # Shapes
     /// `x` `(B, T, in)`, `residual` `(B, T, out)`; returns `(B, T, out)`.
     ///
     /// # Errors
-    /// When the shapes do not fit, `rate` is outside `[0, 1]`, and those of the observer.
+    /// If the shapes do not match, `rate` is outside `[0, 1]`, or the observer fails.
     pub fn add_to(
         &mut self,
         residual: &Tensor,
@@ -385,15 +406,15 @@ impl<'a> Pass<'a> {
         add(residual, &self.dropout(output, rate)?)
     }
 
-    /// Whether dropout is drawn.
+    /// Whether dropout is active.
     pub fn is_training(&self) -> bool {
         self.run.generator.is_some()
     }
 
-    /// Dropout for an attention that draws its masks itself; `None` in inference and at a rate of zero.
+    /// Dropout for an attention that samples its own masks, or `None` in inference and at a rate of zero.
     ///
     /// # Errors
-    /// When `rate` is outside `[0, 1]`.
+    /// If `rate` is outside `[0, 1]`.
     pub fn attention_dropout(&mut self, rate: f64) -> Result<Option<Dropout>> {
         if !(0.0..=1.0).contains(&rate) {
             return Err(KernelError::DropoutRate { found: rate }.into());
@@ -402,7 +423,7 @@ impl<'a> Pass<'a> {
         Ok(generator.map(|generator| Dropout { rate, seed: generator.seed() }))
     }
 
-    /// Whether there is an observer.
+    /// Whether the pass has an observer.
     pub fn is_observed(&self) -> bool {
         self.run.observer.is_some()
     }
@@ -426,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_that_is_computed_again_is_in_the_same_call() {
+    fn recomputed_part_sees_the_same_call() {
         let x = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu).unwrap();
         let mut pass = Pass::inference().of_rows([2, 3].into()).attending_to(x.clone());
         pass = pass.computed_in(DType::F64).recomputing(true);
@@ -435,7 +456,7 @@ mod tests {
             assert!(matches!(pass.placement(), Placement::Rows(lengths) if **lengths == [2, 3]));
             assert_eq!(pass.dtype(), Some(DType::F64));
             assert_eq!((pass.encoder_states().map(Tensor::dims), pass.call.layer), (Some(x.dims()), Some(7)));
-            assert!(!pass.is_recomputing(), "a part keeps what it is made of");
+            assert!(!pass.is_recomputing(), "a recomputed part is not recomputed again");
             Ok(x.clone())
         };
         pass.recompute(&x, part).unwrap();

@@ -1,7 +1,9 @@
-//! Sinusoidal positions: `e[t, 2i] = sin(t / 10000^(2i/D))`, `e[t, 2i+1] = cos(t / 10000^(2i/D))`.
+//! Sinusoidal position embeddings.
 //!
-//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.5). A shift by `k` tokens
-//! rotates each pair `(2i, 2i+1)` by the fixed angle `k / 10000^(2i/D)`: that is why the form was chosen.
+//! They are `e[t, 2i] = sin(t / 10000^(2i/D))` and `e[t, 2i+1] = cos(t / 10000^(2i/D))`.
+//!
+//! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.5). A shift by `k` tokens rotates each
+//! pair `(2i, 2i+1)` by the fixed angle `k / 10000^(2i/D)`, which is the reason for this form.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -10,7 +12,7 @@ use crate::AttentionError;
 /// Base of the wavelengths, from the paper.
 const BASE: f64 = 10_000.0;
 
-/// A table of sinusoidal position vectors.
+/// Table of sinusoidal position vectors.
 ///
 /// ```
 /// use candle_core::Device;
@@ -26,10 +28,10 @@ pub struct SinusoidalPositions {
 }
 
 impl SinusoidalPositions {
-    /// The vectors of the positions `0..context_length`, in f32 (computed in f64).
+    /// Computes the vectors of positions `0..context_length` in f64 and rounds them to f32.
     ///
     /// # Errors
-    /// When a size is zero or the memory cannot be allocated on the device.
+    /// If a size is zero, or allocation on the device fails.
     pub fn new(context_length: usize, width: usize, device: &Device) -> Result<Self> {
         if context_length == 0 || width == 0 {
             return Err(AttentionError::ZeroSize { name: "context length and width of the positions" }.into());
@@ -51,16 +53,16 @@ impl SinusoidalPositions {
     /// Adds the positions `first..first + T` to embeddings.
     ///
     /// # Shapes
-    /// `x` `(…, T, D)`; returns the same.
+    /// `x` `(…, T, D)`; returns the same shape.
     ///
     /// # Errors
-    /// When the positions pass the end of the table, or the width differs.
+    /// If the positions exceed the table, or the width does not match.
     pub fn forward(&self, x: &Tensor, first: usize) -> Result<Tensor> {
         let tokens = x.dim(candle_core::D::Minus2)?;
         x.broadcast_add(&self.table.narrow(0, first, tokens)?.to_dtype(x.dtype())?)
     }
 
-    /// The table, `(context_length, D)`.
+    /// Table, `(context_length, D)`.
     pub fn table(&self) -> &Tensor {
         &self.table
     }

@@ -1,4 +1,4 @@
-//! The projections to queries, keys and values, and the sizes of the layer that has them.
+//! Query, key and value projections, and the configuration of multi-head attention.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
@@ -6,36 +6,61 @@ use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
 use crate::AttentionError;
 use crate::error::expect_sizes;
 
-/// How wide each head is.
+/// Width of each head, an option of [`MultiHeadAttentionConfig`].
 ///
-/// The words are those of "Transformers from scratch" (Bloem, 2019, "Narrow and wide self-attention"): a head is narrow that
-/// gets one slice of the input vector and wide that gets the whole vector. A narrow head of that strict kind is
-/// [`HeadWidth::Narrow`] with block-diagonal projections; GPT-2 and PyTorch use the narrow width with full projections, so that
-/// each head sees the whole input at the same cost. A choice of [`MultiHeadAttentionConfig`].
+/// The names come from "Transformers from scratch" (Bloem, 2019, "Narrow and wide self-attention"). There, a
+/// narrow head gets one slice of the input vector, and a wide head gets the entire vector. Narrow heads in
+/// this strict sense are [`HeadWidth::Narrow`] with block-diagonal projections. GPT-2 and PyTorch use the
+/// narrow width with full projections, so that each head sees the entire input at the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HeadWidth {
-    /// The heads share the output width: `D = d_out / H`.
+    /// The heads divide the output width: `D = d_out / H`.
     #[default]
     Narrow,
-    /// Each head has the whole output width, `D = d_out`, and the output projection brings `H · d_out` back to it.
+    /// Each head has the full output width, `D = d_out`; the output projection maps `H · d_out` to `d_out`.
     Wide,
 }
 
-/// Where the query, key and value projections are kept. A choice of [`MultiHeadAttentionConfig`].
+/// Names and layout of a layer's parameters, an option of [`MultiHeadAttentionConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProjectionLayout {
-    /// Three parameters, `W_query.weight`, `W_key.weight`, `W_value.weight` (and `.bias`), as in "Build a Large
-    /// Language Model (From Scratch)".
+    /// Separate projections, as in "Build a Large Language Model (From Scratch)".
+    ///
+    /// Their names are `W_query`, `W_key`, `W_value` and `out_proj`, with `.weight` and `.bias`.
     #[default]
     Separate,
-    /// One parameter for all three, `in_proj_weight` (and `in_proj_bias`), as in PyTorch's `nn.MultiheadAttention`.
+    /// Separate projections with names of your own, such as `q_proj`, with `.weight` and `.bias`.
+    Named {
+        /// Name of the projection to queries.
+        query: &'static str,
+        /// Name of the projection to keys.
+        key: &'static str,
+        /// Name of the projection to values.
+        value: &'static str,
+        /// Name of the output projection.
+        output: &'static str,
+    },
+    /// PyTorch's `nn.MultiheadAttention`: `in_proj_weight`, `in_proj_bias` and `out_proj`.
     Fused,
+    /// GPT-2's `c_attn` and `c_proj`, which files store as `Conv1D`, see [`Linear::load_conv1d`].
+    Gpt2,
 }
 
-/// Sizes and options of a [`MultiHeadAttention`](crate::MultiHeadAttention) that is built from named parameters.
+impl ProjectionLayout {
+    /// Names of the separate projections: queries, keys, values and output.
+    fn separate(self) -> Option<[&'static str; 4]> {
+        match self {
+            Self::Separate => Some(["W_query", "W_key", "W_value", "out_proj"]),
+            Self::Named { query, key, value, output } => Some([query, key, value, output]),
+            Self::Fused | Self::Gpt2 => None,
+        }
+    }
+}
+
+/// Sizes and options of a [`MultiHeadAttention`](crate::MultiHeadAttention) loaded by parameter name.
 #[derive(Debug, Clone)]
 pub struct MultiHeadAttentionConfig {
-    /// Width of the input (and of the memory in cross-attention).
+    /// Width of the input, and of the memory in cross-attention.
     pub d_in: usize,
     /// Width of the output.
     pub d_out: usize,
@@ -45,15 +70,19 @@ pub struct MultiHeadAttentionConfig {
     pub head_width: HeadWidth,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Where the query, key and value projections are kept.
+    /// Whether the output projection has a bias.
+    pub out_proj_bias: bool,
+    /// Names and layout of the parameters.
     pub projection: ProjectionLayout,
-    /// Dropout rate on the attention weights, in training.
+    /// Dropout rate of the attention weights in training.
     pub dropout: f64,
 }
 
 impl MultiHeadAttentionConfig {
-    /// Narrow heads, separate projections without biases, no dropout: the defaults of "Build a Large Language Model
-    /// (From Scratch)".
+    /// Creates the defaults of "Build a Large Language Model (From Scratch)".
+    ///
+    /// These are narrow heads, separate projections to queries, keys and values without biases, an output
+    /// projection with a bias, and no dropout.
     pub fn new(d_in: usize, d_out: usize, num_heads: usize) -> Self {
         Self {
             d_in,
@@ -61,64 +90,93 @@ impl MultiHeadAttentionConfig {
             num_heads,
             head_width: HeadWidth::Narrow,
             qkv_bias: false,
+            out_proj_bias: true,
             projection: ProjectionLayout::Separate,
             dropout: 0.0,
         }
     }
+
+    /// Creates the layer of a GPT-2 block, with its parameter names and biases.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use candle_gpt2_attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+    /// use candle_nn::VarBuilder;
+    ///
+    /// // For a file of the 124M model, `vb` comes from `VarBuilder::from_mmaped_safetensors`.
+    /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    /// let layer = MultiHeadAttention::load(&MultiHeadAttentionConfig::gpt2(768, 12), vb.pp("h.0.attn"))?;
+    /// assert_eq!(layer.parameter_count(), 2_362_368);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn gpt2(n_embd: usize, n_head: usize) -> Self {
+        Self { qkv_bias: true, projection: ProjectionLayout::Gpt2, ..Self::new(n_embd, n_embd, n_head) }
+    }
 }
 
-/// The projections of the input to queries, keys and values, each `H · D` wide.
-/// [`MultiHeadAttention::new`](crate::MultiHeadAttention::new) makes a layer of them,
-/// [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) reads them.
+/// Projections of the input to queries, keys and values, each `H · D` wide.
+///
+/// [`MultiHeadAttention::new`](crate::MultiHeadAttention::new) builds a layer from them, and
+/// [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) loads them.
 #[derive(Debug, Clone)]
 pub enum QkvProjection {
-    /// One layer each.
+    /// One layer for each.
     Separate {
-        /// To the queries.
+        /// Projection to queries.
         query: Linear,
-        /// To the keys.
+        /// Projection to keys.
         key: Linear,
-        /// To the values.
+        /// Projection to values.
         value: Linear,
     },
-    /// One layer whose output holds queries, keys and values side by side, each a third.
+    /// One layer whose output is the concatenated queries, keys and values.
     Fused(Linear),
-    /// One layer to the queries, and one whose output holds keys and values side by side, each a half: GPT-2's cross-attention.
+    /// One layer for queries and one for concatenated keys and values, as in GPT-2's cross-attention.
     FusedMemory {
-        /// To the queries.
+        /// Projection to queries.
         query: Linear,
-        /// To keys and values.
+        /// Projection to keys and values.
         key_value: Linear,
     },
 }
 
 impl QkvProjection {
-    /// Those of a layer from the named parameters below the path of `vb`, and their width `H · D`.
+    /// Loads the projections and the output projection below the path of `vb`.
     pub(crate) fn load(
         config: &MultiHeadAttentionConfig,
-        vb: &impl ParameterSource,
-    ) -> Result<(Self, usize)> {
-        let MultiHeadAttentionConfig { d_in, d_out, num_heads, qkv_bias, .. } = *config;
+        vb: impl ParameterSource,
+    ) -> Result<(Self, Linear)> {
+        let MultiHeadAttentionConfig { d_in, d_out, num_heads, qkv_bias, out_proj_bias, .. } = *config;
         let width = match config.head_width {
             HeadWidth::Narrow => d_out,
             HeadWidth::Wide => d_out * num_heads,
         };
         divided_width(width, num_heads)?;
-        let projection = match config.projection {
-            ProjectionLayout::Separate => {
-                let layer = |name: &str| Linear::load(d_in, width, qkv_bias, vb.below(name));
-                Self::Separate { query: layer("W_query")?, key: layer("W_key")?, value: layer("W_value")? }
-            }
-            ProjectionLayout::Fused => {
-                let names = ["in_proj_weight", "in_proj_bias"];
-                Self::Fused(Linear::load_named(d_in, 3 * width, names, qkv_bias, vb.clone())?)
-            }
-        };
-        Ok((projection, width))
+        if let Some([query, key, value, output]) = config.projection.separate() {
+            let layer = |name: &str| Linear::load(d_in, width, qkv_bias, vb.below(name));
+            let projection = Self::Separate { query: layer(query)?, key: layer(key)?, value: layer(value)? };
+            return Ok((projection, Linear::load(width, d_out, out_proj_bias, vb.below(output))?));
+        }
+        if config.projection == ProjectionLayout::Gpt2 {
+            let c_attn = Linear::load_conv1d(d_in, 3 * width, qkv_bias, vb.below("c_attn"))?;
+            let c_proj = Linear::load_conv1d(width, d_out, out_proj_bias, vb.below("c_proj"))?;
+            return Ok((Self::Fused(c_attn), c_proj));
+        }
+        let names = ["in_proj_weight", "in_proj_bias"];
+        let in_proj = Linear::load_named(d_in, 3 * width, names, qkv_bias, vb.clone())?;
+        Ok((Self::Fused(in_proj), Linear::load(width, d_out, out_proj_bias, vb.below("out_proj"))?))
     }
 
-    /// Queries, keys and values of `x`, as the layers give them: all three side by side in one tensor, queries and then keys and
-    /// values in two, or each in its own, `(B, T, …)`.
+    /// Rejects an input `(B, T, d_in)` of another shape.
+    pub(crate) fn expect_input(&self, x: &Tensor) -> Result<()> {
+        let (Self::Separate { query, .. } | Self::FusedMemory { query, .. } | Self::Fused(query)) = self;
+        expect_shape("an input", "B, T", query.in_features(), x)
+    }
+
+    /// Projects `x` to queries, keys and values, `(B, T, …)`.
+    ///
+    /// The result has one tensor for a fused projection. Otherwise it has the queries, followed by
+    /// concatenated keys and values or by two separate tensors.
     pub(crate) fn of_itself(&self, x: &Tensor) -> Result<Vec<Tensor>> {
         match self {
             Self::Fused(layer) => Ok(vec![layer.forward(x)?]),
@@ -126,7 +184,7 @@ impl QkvProjection {
         }
     }
 
-    /// Queries of `x`, and keys and values that [`QkvProjection::memory`] gave, in two or three tensors.
+    /// Projects `x` to queries and combines them with keys and values from [`QkvProjection::memory`].
     pub(crate) fn over(&self, x: &Tensor, memory: &[Tensor]) -> Result<Vec<Tensor>> {
         let queries = match self {
             Self::Separate { query, .. } | Self::FusedMemory { query, .. } => query.forward(x)?,
@@ -135,8 +193,10 @@ impl QkvProjection {
         Ok([&[queries], memory].concat())
     }
 
-    /// Keys and values of `memory`, side by side in one tensor or each in its own, `(B, S, …)`.
+    /// Projects `memory` to keys and values, `(B, S, …)`, concatenated in one tensor or separate.
     pub(crate) fn memory(&self, memory: &Tensor) -> Result<Vec<Tensor>> {
+        let (Self::Separate { key, .. } | Self::FusedMemory { key_value: key, .. } | Self::Fused(key)) = self;
+        expect_shape("a memory", "B, S", key.in_features(), memory)?;
         match self {
             Self::Separate { key, value, .. } => Ok(vec![key.forward(memory)?, value.forward(memory)?]),
             Self::FusedMemory { key_value, .. } => Ok(vec![key_value.forward(memory)?]),
@@ -147,7 +207,7 @@ impl QkvProjection {
         }
     }
 
-    /// Width of queries, of keys and of values, `H · D`.
+    /// Checks the widths of the projections and returns `H · D`.
     pub(crate) fn width(&self) -> Result<usize> {
         match self {
             Self::Separate { query, key, value } => {
@@ -187,6 +247,13 @@ pub(crate) fn divided_width(width: usize, num_heads: usize) -> Result<usize> {
         return Err(AttentionError::HeadsDoNotDivideWidth { num_heads, width }.into());
     }
     Ok(width / num_heads)
+}
+
+fn expect_shape(what: &'static str, axes: &'static str, width: usize, x: &Tensor) -> Result<()> {
+    match x.dims() {
+        [_, _, found] if *found == width => Ok(()),
+        found => Err(AttentionError::InputShape { what, axes, width, found: found.to_vec() }.into()),
+    }
 }
 
 pub(crate) fn expect_width(what: &'static str, expected: usize, found: usize) -> Result<()> {

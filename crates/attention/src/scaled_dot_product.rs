@@ -1,10 +1,11 @@
-//! `softmax(scale · Q Kᵀ + mask) V`: the one place that chooses how attention is computed.
+//! `softmax(scale · Q Kᵀ + mask) V`, and the choice of its implementation.
 //!
 //! ```text
-//! KvMemory::attention      over a cache on a CPU, whatever type it holds
-//! heads_attention          without a cache: on a CPU with the bits of the above; in training, with dropout and a way back, on any device
-//! prefix_attention_on_gpu  on an NVIDIA GPU, if every query sees the first keys
-//! attention_reference      everything else: for observers, in other types; the others are tested against it
+//! KvMemory::attention      over a KV cache on a CPU, in f32, f16 and q8
+//! heads_attention          without a cache, on a CPU: bit-identical to KvMemory::attention;
+//!                          in training, on any device: with dropout and gradients
+//! prefix_attention_on_gpu  on an NVIDIA GPU, if every query sees a prefix of the keys
+//! attention_reference      all other cases, such as observers and other dtypes; the tests' reference
 //! ```
 
 use std::ops::Range;
@@ -12,7 +13,7 @@ use std::ops::Range;
 use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2_kernels::{
     AttentionStage, HeadsAttention, WIDEST_SINGLE_QUERY, attention_reference, has_cpu_kernels,
-    heads_attention, heads_of, prefix_attention_on_gpu,
+    heads_attention, heads_of, is_without_gradients, prefix_attention_on_gpu,
 };
 
 use crate::error::expect_sizes;
@@ -25,8 +26,9 @@ const HEAD_DIM: usize = 1;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// How the scores are formed: scale, and dropout on the weights. Scores and softmax are computed in f32 at least, whatever the
-/// type of queries and keys.
+/// Scaled dot-product attention: the scale of the scores, and dropout on the weights.
+///
+/// Scores and softmax are computed in f32 or f64, independent of the dtype of queries and keys.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -37,35 +39,37 @@ const TOKEN_DIM: usize = 2;
 /// let attention = ScaledDotProduct::new(4);
 /// assert_eq!(attention.scale, 0.5);
 /// let context = attention.forward(&q, &q, &v, &AttentionMask::Causal, &[], &mut Pass::inference())?;
-/// // The second token of the first head: the mean of the first two values.
+/// // The second token of the first head gets the mean of the first two values.
 /// assert_eq!(context.get(0)?.get(0)?.get(1)?.to_vec1::<f32>()?, [2., 3., 4., 5.]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledDotProduct {
-    /// Factor on `Q Kᵀ`, usually `1 / sqrt(D)`: with unit-variance queries and keys the products have variance `D`,
-    /// and the factor brings it back to 1 ("Attention Is All You Need", arXiv:1706.03762, section 3.2.1).
+    /// Factor of `Q Kᵀ`, usually `1 / sqrt(D)`.
+    ///
+    /// With queries and keys of unit variance, the products have variance `D`, and the factor restores a
+    /// variance of 1 ("Attention Is All You Need", arXiv:1706.03762, section 3.2.1).
     pub scale: f64,
-    /// Dropout rate on the attention weights, in training.
+    /// Dropout rate of the attention weights in training.
     pub dropout: f64,
 }
 
 impl ScaledDotProduct {
-    /// The usual form for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
+    /// Creates the usual form for heads of width `head_dim`: scale `1 / sqrt(head_dim)`, no dropout.
     pub fn new(head_dim: usize) -> Self {
         Self { scale: 1.0 / (head_dim as f64).sqrt(), dropout: 0.0 }
     }
 
-    /// Attention of queries over keys and values.
+    /// Computes attention of queries over keys and values.
     ///
-    /// Shows [`SiteKind::AttnScores`] and [`SiteKind::Pattern`] to the observer of the pass.
+    /// The pass's observer can see [`SiteKind::AttnScores`] and [`SiteKind::Pattern`].
     ///
     /// # Shapes
-    /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. `past_lengths` has the
-    /// tokens that each row held before these queries, or is empty without a cache.
+    /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. `past_lengths`
+    /// has the number of tokens before these queries for each row, or is empty without a cache.
     ///
     /// # Errors
-    /// When the shapes do not fit together, or a size is 0: a softmax over no keys is not defined.
+    /// If the shapes do not match, or a size is 0: a softmax over no keys is undefined.
     pub fn forward(
         &self,
         q: &Tensor,
@@ -80,7 +84,7 @@ impl ScaledDotProduct {
         let rows = RowKeys::of_rows(past_lengths, query_len, k.dim(TOKEN_DIM)?);
         let visible = mask.visible(query_len, k.dim(TOKEN_DIM)?, &rows)?;
         if past_lengths.is_empty() && self.has_kernel(&[q, k, v], &visible, pass) {
-            // Each `(B, T, H · D)`, the heads side by side.
+            // Each is `(B, T, H · D)`, with the heads concatenated.
             let side_by_side = |x: &Tensor| x.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM);
             let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
             let context = heads_attention(&[&q, &k, &v], self.of_heads(num_heads, visible, mask, pass)?)?;
@@ -103,15 +107,17 @@ impl ScaledDotProduct {
         attention_reference([q, k, v], &attention, Some(show))
     }
 
-    /// Attention of the queries of new tokens over a cache, which gains their keys and values first.
+    /// Appends the keys and values of new tokens to a cache and computes attention over the cache.
     ///
-    /// Shows [`SiteKind::AttnScores`] and [`SiteKind::Pattern`] to the observer of the pass.
+    /// The pass's observer can see [`SiteKind::AttnScores`] and [`SiteKind::Pattern`].
     ///
     /// # Shapes
     /// `q`, and the new `keys` and `values` `(B, H, T, D)`; returns `(B, H, T, D)`.
     ///
     /// # Errors
-    /// When the shapes are not those of the cache, a size is 0, a row has no room, or the pass is in training; the cache is then unchanged.
+    /// If the shapes do not match the cache, a size is 0, a row would exceed its capacity, the pass is in
+    /// training, or an input tracks gradients outside
+    /// [`without_gradients`](candle_gpt2_kernels::without_gradients). The cache is then unchanged.
     pub fn forward_cached(
         &self,
         q: &Tensor,
@@ -123,6 +129,7 @@ impl ScaledDotProduct {
         if pass.is_training() {
             return Err(AttentionError::CacheInTraining.into());
         }
+        expect_constant(q.track_op() || keys.track_op() || values.track_op())?;
         expect_some([q, keys, values])?;
         if matches!(mask, AttentionMask::CausalRows(_)) {
             return Err(AttentionError::PackedWithCache.into());
@@ -133,7 +140,7 @@ impl ScaledDotProduct {
         or_restored(context, &past_lengths, cache)
     }
 
-    /// Attention over a cache that holds the tokens of the queries too, after `past_lengths` others in each row.
+    /// Attention over a cache that includes the queries' tokens after `past_lengths` others in each row.
     fn over_cache(
         &self,
         q: &Tensor,
@@ -155,7 +162,7 @@ impl ScaledDotProduct {
         {
             return memory.attention(q, &cache.slots(), self.scale, &seen);
         }
-        // The kernel for one query reads nothing after a row's own tokens, so rows of other lengths are not copied for it.
+        // The single-query kernel reads nothing after a row's own tokens, so ragged rows need no copy.
         if query_len == 1
             && head_dim <= WIDEST_SINGLE_QUERY
             && let Some([keys, values]) = cache.views()?
@@ -167,8 +174,9 @@ impl ScaledDotProduct {
         self.forward(q, &keys, &values, mask, past_lengths, pass)
     }
 
-    /// What the heads say, side by side, from queries, keys and values as [`heads_attention`] takes them; with a cache, from
-    /// those of the new tokens.
+    /// Concatenated outputs of the heads, from projections in the form that [`heads_attention`] accepts.
+    ///
+    /// With a cache, the projections are those of the new tokens.
     ///
     /// # Shapes
     /// Returns `(B, T, H · D)`.
@@ -201,8 +209,9 @@ impl ScaledDotProduct {
         context.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM)
     }
 
-    /// The same of rows of different lengths, `(1, T_1 + … + T_B, n · H · D)`, each over its own row of the cache. Neighbours of one
-    /// length are computed together.
+    /// Like [`Self::attend`], for packed rows `(1, T_1 + … + T_B, n · H · D)`, each over its cache row.
+    ///
+    /// Consecutive rows of equal length are computed together.
     pub(crate) fn attend_rows(
         &self,
         projections: &[Tensor],
@@ -257,7 +266,7 @@ impl ScaledDotProduct {
         Ok(contexts)
     }
 
-    /// The description that kernels take.
+    /// Parameters for the attention functions of `candle-gpt2-kernels`.
     fn of_heads(
         &self,
         heads: usize,
@@ -269,7 +278,9 @@ impl ScaledDotProduct {
         Ok(HeadsAttention { heads, scale: self.scale, visible, added, dropout })
     }
 
-    /// Whether [`heads_attention`] can serve tensors without a cache: they have one type, and no observer wants the weights.
+    /// Whether [`heads_attention`] supports these tensors, without a cache.
+    ///
+    /// They must have one dtype, and no observer may want the weights.
     fn has_kernel(&self, tensors: &[&Tensor], visible: &[Range<usize>], pass: &Pass) -> bool {
         let dtype = tensors[0].dtype();
         let serves = |x: &&Tensor| x.dtype() == dtype && (has_cpu_kernels(x) || pass.is_training());
@@ -278,7 +289,7 @@ impl ScaledDotProduct {
         has_scale && sees && !shows_weights(pass) && tensors.iter().all(serves)
     }
 
-    /// What the kernels of a GPU give, if they are there for it.
+    /// Attention on an NVIDIA GPU, or `None` if its kernels do not apply.
     fn on_gpu(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -298,14 +309,22 @@ impl ScaledDotProduct {
         }
     }
 
-    /// Whether no weight is dropped and none is observed.
+    /// Whether no weight is dropped and no weight is observed.
     fn is_fused(&self, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
         !is_dropped && !shows_weights(pass)
     }
 }
 
-/// Refuses queries, keys and values `(B, H, …, D)` of which there are none.
+/// Rejects a cache if gradients would have to pass through it.
+pub(crate) fn expect_constant(tracks_gradients: bool) -> Result<()> {
+    if tracks_gradients && !is_without_gradients() {
+        return Err(AttentionError::CacheWithGradients.into());
+    }
+    Ok(())
+}
+
+/// Rejects empty queries, keys and values, `(B, H, …, D)`.
 fn expect_some([q, k, v]: [&Tensor; 3]) -> Result<()> {
     let (batch, num_heads, query_len, head_dim) = q.dims4()?;
     let (_, _, key_len, _) = k.dims4()?;
@@ -320,12 +339,12 @@ fn expect_some([q, k, v]: [&Tensor; 3]) -> Result<()> {
     ])
 }
 
-/// Whether the observer wants what the fused kernels do not return.
+/// Whether the observer wants intermediates that the fused kernels do not return.
 fn shows_weights(pass: &Pass) -> bool {
     pass.wants(SiteKind::AttnScores) || pass.wants(SiteKind::Pattern)
 }
 
-/// The result; after an error the cache holds no more tokens than before.
+/// Returns the result; after an error, truncates the cache to its previous lengths.
 fn or_restored<T>(result: Result<T>, past_lengths: &[usize], cache: &mut KvCache) -> Result<T> {
     if result.is_err() {
         for (row, kept) in past_lengths.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Places in a model where an intermediate can be seen and replaced, by the names that TransformerLens gave them.
+//! Hook points: intermediates of a model that can be observed and replaced.
 //!
-//! Shapes are TransformerLens' as well: `(B, T, …)`, heads before their width. Source of names and definitions: TransformerLens 4.3.0.
-//! What else a place may be called, and lists of names, `candle-gpt2-interpret` reads.
+//! Names, definitions and shapes follow TransformerLens 4.3.0: `(B, T, …)`, with the heads before their
+//! width. `candle-gpt2-interpret` parses other spellings and lists of names.
 
 use std::fmt::{Display, Formatter};
 
-/// A place in a model where an intermediate can be seen.
+/// Hook point of a model, where an intermediate can be observed.
 ///
 /// ```
 /// use candle_gpt2_attention::{Site, SiteKind};
@@ -16,17 +16,20 @@ use std::fmt::{Display, Formatter};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[doc(alias("hook name", "get_act_name"))]
 pub struct Site {
-    /// Index of the block, counted from 0; `None` outside the blocks.
+    /// Index of the block, starting at 0; `None` outside the blocks.
     pub layer: Option<usize>,
-    /// What is seen there.
+    /// Kind of the intermediate.
     pub kind: SiteKind,
 }
 
-/// Declares the kinds, each with its two names: ours, and TransformerLens'.
+/// Declares the kinds with two names each: one for this project and one for TransformerLens.
 macro_rules! site_kinds {
     ($($(#[$doc:meta])* $kind:ident: $name:literal, $hook:literal;)*) => {
-        /// What can be seen, in the order of computation. `B` batch, `T` tokens of the pass, `S` keys, `H` heads, `D` width of a head, `C`
-        /// width of the model. A [`Site`] is one of these in a block or outside of the blocks.
+        /// Kinds of hook points, in the order of computation.
+        ///
+        /// In the shapes, `B` is the batch size, `T` the tokens of the pass, `S` the keys, `H` the heads, `D`
+        /// the width of a head, and `C` the hidden size. A [`Site`] is one of these kinds in a block or
+        /// outside the blocks.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum SiteKind {
             $($(#[$doc])* $kind),*
@@ -36,14 +39,14 @@ macro_rules! site_kinds {
             /// All kinds, in the order of computation.
             pub const ALL: [Self; [$(Self::$kind),*].len()] = [$(Self::$kind),*];
 
-            /// Our name, which is TransformerLens' without `hook_`.
+            /// Name in this project, mostly TransformerLens' name without `hook_`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name),*
                 }
             }
 
-            /// TransformerLens' name, below `blocks.N.` if the kind is inside the blocks.
+            /// Name in TransformerLens, below `blocks.N.` for kinds inside the blocks.
             pub fn hook(self) -> &'static str {
                 match self {
                     $(Self::$kind => $hook),*
@@ -58,55 +61,59 @@ site_kinds! {
     Embed: "embed", "hook_embed";
     /// Position embeddings, `(B, T, C)`; before the blocks.
     PosEmbed: "pos_embed", "hook_pos_embed";
-    /// Input of a block, `(B, T, C)`; of the first one the sum of both embeddings.
+    /// Input of a block, `(B, T, C)`; for the first block, the sum of both embeddings.
     ResidPre: "resid_pre", "hook_resid_pre";
     /// `sqrt(variance + ε)` of the first layer norm, `(B, T, 1)`.
     Ln1Scale: "ln1.scale", "ln1.hook_scale";
-    /// Its input less the mean, over the scale, `(B, T, C)`; before weight and bias.
+    /// Normalized input of the first layer norm, `(B, T, C)`: `(x - mean) / scale`, before weight and bias.
     Ln1Normalized: "ln1.normalized", "ln1.hook_normalized";
     /// Queries, `(B, T, H, D)`.
     Q: "q", "attn.hook_q";
-    /// Keys of the pass' own tokens, `(B, T, H, D)`.
+    /// Keys of the new tokens in the pass, `(B, T, H, D)`.
     K: "k", "attn.hook_k";
-    /// Values of the pass' own tokens, `(B, T, H, D)`.
+    /// Values of the new tokens in the pass, `(B, T, H, D)`.
     V: "v", "attn.hook_v";
     /// Scaled products of queries and keys, `(B, H, T, S)`; minus infinity where the mask hides a key.
     AttnScores: "attn_scores", "attn.hook_attn_scores";
     /// Attention weights, `(B, H, T, S)`: the softmax of the scores, before dropout.
     Pattern: "pattern", "attn.hook_pattern";
-    /// Sums of values by attention weights, `(B, T, H, D)`.
+    /// Sums of the values weighted by attention, `(B, T, H, D)`.
     Z: "z", "attn.hook_z";
-    /// What each head adds, `(B, T, H, C)`, without the output projection's bias. It is `H` times as large as the rest.
+    /// Output of each head, `(B, T, H, C)`, without the output projection's bias.
+    ///
+    /// It is `H` times as large as the residual stream.
     Result: "result", "attn.hook_result";
-    /// What attention adds, `(B, T, C)`, before dropout.
+    /// Output of attention, `(B, T, C)`, before dropout.
     AttnOut: "attn_out", "hook_attn_out";
-    /// Between attention and MLP, `(B, T, C)`; after cross-attention, if a pass attends to encoder hidden states. Cross-attention has
-    /// no places of its own.
+    /// Residual stream between attention and MLP, `(B, T, C)`.
+    ///
+    /// If a pass attends to encoder hidden states, this is after cross-attention, which has no hook points of
+    /// its own.
     ResidMid: "resid_mid", "hook_resid_mid";
-    /// As [`SiteKind::Ln1Scale`], of the second layer norm.
+    /// Scale of the second layer norm, see [`SiteKind::Ln1Scale`].
     Ln2Scale: "ln2.scale", "ln2.hook_scale";
-    /// As [`SiteKind::Ln1Normalized`], of the second layer norm.
+    /// Normalized input of the second layer norm, see [`SiteKind::Ln1Normalized`].
     Ln2Normalized: "ln2.normalized", "ln2.hook_normalized";
     /// Input of the activation function, `(B, T, n_inner)`.
     MlpPre: "mlp_pre", "mlp.hook_pre";
-    /// Its output, `(B, T, n_inner)`.
+    /// Output of the activation function, `(B, T, n_inner)`.
     MlpPost: "mlp_post", "mlp.hook_post";
-    /// What the MLP adds, `(B, T, C)`, before dropout.
+    /// Output of the MLP, `(B, T, C)`, before dropout.
     MlpOut: "mlp_out", "hook_mlp_out";
     /// Output of a block, `(B, T, C)`.
     ResidPost: "resid_post", "hook_resid_post";
-    /// As [`SiteKind::Ln1Scale`], of the final layer norm; after the blocks.
+    /// Scale of the final layer norm, see [`SiteKind::Ln1Scale`]; after the blocks.
     LnFinalScale: "ln_final.scale", "ln_final.hook_scale";
-    /// As [`SiteKind::Ln1Normalized`], of the final layer norm; after the blocks.
+    /// Normalized input of the final layer norm, see [`SiteKind::Ln1Normalized`]; after the blocks.
     LnFinalNormalized: "ln_final.normalized", "ln_final.hook_normalized";
     /// Output of the final layer norm, `(B, T, C)`; after the blocks.
     FinalNorm: "final_norm", "unembed.hook_in";
-    /// Logits of the tokens that they are wanted of, `(B, T, V)`; after the blocks.
+    /// Logits of the requested tokens, `(B, T, V)`; after the blocks.
     Logits: "logits", "unembed.hook_out";
 }
 
 impl SiteKind {
-    /// Whether every block has one.
+    /// Whether every block has this hook point.
     pub fn is_in_blocks(self) -> bool {
         !matches!(
             self,
@@ -119,7 +126,7 @@ impl SiteKind {
         )
     }
 
-    /// Whether it is the residual stream or what is added to it.
+    /// Whether the value is the residual stream or a term added to it.
     pub fn is_residual(self) -> bool {
         matches!(
             self,
@@ -133,12 +140,12 @@ impl SiteKind {
         )
     }
 
-    /// The axis of the tokens of the pass: of queries, if there are keys too.
+    /// Axis of the pass's tokens, or of the queries if there are keys too.
     pub fn token_axis(self) -> usize {
         if matches!(self, Self::AttnScores | Self::Pattern) { 2 } else { 1 }
     }
 
-    /// The axis of the heads, if there is one.
+    /// Axis of the heads, if there is one.
     pub fn head_axis(self) -> Option<usize> {
         match self {
             Self::AttnScores | Self::Pattern => Some(1),
@@ -149,17 +156,17 @@ impl SiteKind {
 }
 
 impl Site {
-    /// A place outside the blocks.
+    /// Hook point outside the blocks.
     pub const fn outside(kind: SiteKind) -> Self {
         Self { layer: None, kind }
     }
 
-    /// A place in a block.
+    /// Hook point in block `layer`.
     pub const fn in_block(layer: usize, kind: SiteKind) -> Self {
         Self { layer: Some(layer), kind }
     }
 
-    /// Every place of a model of so many blocks, in the order of computation.
+    /// All hook points of a model with `n_layer` blocks, in the order of computation.
     pub fn all(n_layer: usize) -> Vec<Self> {
         let inside = || SiteKind::ALL.into_iter().filter(|kind| kind.is_in_blocks());
         let outside = |is_after: bool| {
@@ -171,7 +178,7 @@ impl Site {
     }
 }
 
-/// TransformerLens' name.
+/// Formats the name in TransformerLens.
 impl Display for Site {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self.layer {

@@ -1,15 +1,16 @@
-//! Attention step by step, as chapter 3 of "Build a Large Language Model (From Scratch)" (Raschka, 2024) develops it.
+//! Attention step by step, following chapter 3 of "Build a Large Language Model (From Scratch)".
 //!
-//! 1. [`simple_self_attention`]: dot products, softmax, weighted sums; nothing to train (§3.3).
-//! 2. [`SelfAttention`]: queries, keys and values by trainable projections (§3.4).
+//! 1. [`simple_self_attention`]: dot products, softmax and weighted sums, without parameters (§3.3).
+//! 2. [`SelfAttention`]: queries, keys and values from trainable projections (§3.4).
 //! 3. [`mask_by_renormalizing`] and [`mask_with_negative_infinity`]: two ways to hide the future, with equal
 //!    results (§3.5.1).
-//! 4. [`CausalAttention`]: the masked layer, on batches and with dropout (§3.5.3).
-//! 5. [`StackedHeads`]: several of them side by side (§3.6.1). What follows (§3.6.2) is
+//! 4. [`CausalAttention`]: the masked layer, for batches and with dropout (§3.5.3).
+//! 5. [`StackedHeads`]: several such layers, with concatenated outputs (§3.6.1). The next step (§3.6.2) is
 //!    [`MultiHeadAttention`](crate::MultiHeadAttention).
 //!
-//! These are for reading: each computes what it says, in the plainest form. One slip of the book's code is not copied:
-//! its `SelfAttention_v2` takes the softmax over `dim=1`, which is the last axis only as long as there is no batch.
+//! The source is Raschka's book (2024). This code is meant to be read, so each step uses the plainest form.
+//! It does not copy one mistake of the book: `SelfAttention_v2` takes the softmax over `dim=1`, which is the
+//! last axis only without a batch.
 
 use candle_core::{D, Result, Tensor};
 use candle_gpt2_kernels::{Linear, ParameterSource};
@@ -17,18 +18,18 @@ use candle_nn::ops::softmax;
 
 use crate::{AttentionMask, Pass, ScaledDotProduct};
 
-/// Attention without weights: what each step gives. Given by [`simple_self_attention`].
+/// Intermediate results of [`simple_self_attention`], which has no trainable weights.
 #[derive(Debug, Clone)]
 pub struct SimpleSelfAttention {
     /// Dot products of every token with every other, `(T, T)`.
     pub scores: Tensor,
     /// Softmax of each row of the scores, `(T, T)`.
     pub weights: Tensor,
-    /// Sums of the inputs weighted by each row, `(T, d)`.
+    /// Weighted sums of the inputs, `(T, d)`.
     pub context: Tensor,
 }
 
-/// Attention without trainable weights (§3.3): every token looks at every other by their dot product.
+/// Computes attention without trainable weights (§3.3): dot products between all tokens.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -45,7 +46,7 @@ pub struct SimpleSelfAttention {
 /// `inputs` `(T, d)`.
 ///
 /// # Errors
-/// When `inputs` is not a matrix.
+/// If `inputs` is not a matrix.
 pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
     let scores = inputs.matmul(&inputs.t()?)?; // (T, T)
     let weights = softmax(&scores, D::Minus1)?;
@@ -53,7 +54,9 @@ pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
     Ok(SimpleSelfAttention { scores, weights, context })
 }
 
-/// The dot product of two vectors: the sum of their elementwise products, and a measure of how alike they point.
+/// Computes the dot product of two vectors, which measures how well their directions agree.
+///
+/// The dot product is the sum of the elementwise products.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -68,13 +71,14 @@ pub fn simple_self_attention(inputs: &Tensor) -> Result<SimpleSelfAttention> {
 /// `a` and `b` `(d)`; returns a scalar.
 ///
 /// # Errors
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn dot_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     (a * b)?.sum_all()
 }
 
-/// Divides values by their sum (§3.3.1): the first idea for making weights of scores. Negative scores break it,
-/// which is why softmax is used.
+/// Divides values by their sum (§3.3.1), the first idea for turning scores into weights.
+///
+/// Negative scores break it, which is the reason to use softmax.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -86,16 +90,18 @@ pub fn dot_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Shapes
-/// `scores` `(…, T)`; returns the same.
+/// `scores` `(…, T)`; returns the same shape.
 ///
 /// # Errors
-/// When candle cannot compute it.
+/// If candle does not support the dtype.
 pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
     scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)
 }
 
-/// `exp(x) / Σ exp(x)` as it is written (§3.3.1). It overflows if a score passes about 88 in f32; the softmax
-/// that everything else uses subtracts the largest score first.
+/// Computes `exp(x) / Σ exp(x)` without subtracting the maximum (§3.3.1).
+///
+/// In f32, it overflows if a score exceeds about 88. All other code uses a softmax that subtracts the largest
+/// score first.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -108,22 +114,24 @@ pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Shapes
-/// `scores` `(…, T)`; returns the same.
+/// `scores` `(…, T)`; returns the same shape.
 ///
 /// # Errors
-/// When candle cannot compute it.
+/// If candle does not support the dtype.
 pub fn softmax_naive(scores: &Tensor) -> Result<Tensor> {
     normalize_by_sum(&scores.exp()?)
 }
 
-/// Hides the future after the softmax (§3.5.1, first way): zeros above the diagonal, then each row divided by its
-/// sum. [`mask_with_negative_infinity`] gives the same in one step less.
+/// Hides the future after the softmax (§3.5.1, first way).
+///
+/// It zeroes the weights above the diagonal, then divides each row by its sum.
+/// [`mask_with_negative_infinity`] gives the same result in one fewer step.
 ///
 /// # Shapes
-/// `weights` `(…, T, T)`; returns the same.
+/// `weights` `(…, T, T)`; returns the same shape.
 ///
 /// # Errors
-/// When the last two axes differ.
+/// If the last two axes differ.
 pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
     let tokens = weights.dim(D::Minus1)?;
     let lower = Tensor::tril2(tokens, weights.dtype(), weights.device())?;
@@ -146,10 +154,10 @@ pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Shapes
-/// `scores` `(…, T, T)`; returns the same.
+/// `scores` `(…, T, T)`; returns the same shape.
 ///
 /// # Errors
-/// When the last two axes differ.
+/// If the last two axes differ.
 pub fn mask_with_negative_infinity(scores: &Tensor) -> Result<Tensor> {
     let tokens = scores.dim(D::Minus1)?;
     let visible =
@@ -167,7 +175,7 @@ pub fn mask_with_negative_infinity(scores: &Tensor) -> Result<Tensor> {
 /// let matrix = Tensor::eye(2, DType::F32, &Device::Cpu)?;
 /// let layer = SelfAttention::from_matrices(&matrix, &matrix, &matrix)?;
 /// let x = Tensor::new(&[[1f32, 0.], [1., 0.], [1., 0.]], &Device::Cpu)?;
-/// // Three tokens alike: each looks at all of them evenly, and their mean is what each of them was.
+/// // With three equal tokens, all weights are equal, and the mean of the tokens is the token itself.
 /// assert!(layer.weights(&x)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|w| (w - 1. / 3.).abs() < 1e-6));
 /// assert_eq!(layer.forward(&x)?.dims(), [3, 2]);
 /// # Ok::<(), candle_core::Error>(())
@@ -180,38 +188,39 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// From matrices that multiply the input from the right, `x W`: the book's `SelfAttention_v1`.
+    /// Creates a layer from matrices for `x W`: the book's `SelfAttention_v1`.
     ///
     /// # Shapes
-    /// Each `(d_in, d_out)`.
+    /// Each matrix is `(d_in, d_out)`.
     ///
     /// # Errors
-    /// When they are not matrices.
+    /// If they are not matrices.
     pub fn from_matrices(query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Self> {
-        // nn.Linear keeps the transpose: that is the answer to exercise 3.1.
+        // nn.Linear stores the transpose, which answers exercise 3.1.
         let layer = |matrix: &Tensor| Linear::new(matrix.t()?, None);
         Ok(Self { query: layer(query)?, key: layer(key)?, value: layer(value)? })
     }
 
-    /// From linear layers: the book's `SelfAttention_v2`.
+    /// Creates a layer from linear layers: the book's `SelfAttention_v2`.
     pub fn from_linear(query: Linear, key: Linear, value: Linear) -> Self {
         Self { query, key, value }
     }
 
-    /// From the parameters `W_query.weight`, `W_key.weight` and `W_value.weight` below the path of `vb`.
+    /// Loads `W_query.weight`, `W_key.weight` and `W_value.weight` below the path of `vb`.
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape.
+    /// If a parameter is missing or has the wrong shape.
     pub fn load(d_in: usize, d_out: usize, vb: impl ParameterSource) -> Result<Self> {
         let layer = |name: &str| Linear::load(d_in, d_out, false, vb.below(name));
         Ok(Self::from_linear(layer("W_query")?, layer("W_key")?, layer("W_value")?))
     }
 
-    /// The projections as matrices for `x W`, in the order query, key, value: with
-    /// [`SelfAttention::from_matrices`], exercise 3.1's transfer from `v2` to `v1`.
+    /// Returns the projections as matrices for `x W`, in the order query, key, value.
+    ///
+    /// With [`SelfAttention::from_matrices`], this is exercise 3.1's transfer from `v2` to `v1`.
     ///
     /// # Errors
-    /// When candle cannot transpose them.
+    /// If candle cannot transpose them.
     pub fn matrices(&self) -> Result<[Tensor; 3]> {
         let matrix = |layer: &Linear| layer.weight().to_tensor()?.t()?.contiguous();
         Ok([matrix(&self.query)?, matrix(&self.key)?, matrix(&self.value)?])
@@ -223,7 +232,7 @@ impl SelfAttention {
     /// `x` `(…, T, d_in)`; returns `(…, T, T)`.
     ///
     /// # Errors
-    /// When the width of `x` differs.
+    /// If the width of `x` does not match.
     pub fn scores(&self, x: &Tensor) -> Result<Tensor> {
         self.query.forward(x)?.matmul(&self.key.forward(x)?.t()?)
     }
@@ -234,7 +243,7 @@ impl SelfAttention {
     /// `x` `(…, T, d_in)`; returns `(…, T, T)`.
     ///
     /// # Errors
-    /// When the width of `x` differs.
+    /// If the width of `x` does not match.
     pub fn weights(&self, x: &Tensor) -> Result<Tensor> {
         softmax(&(self.scores(x)? * self.scale())?, D::Minus1)
     }
@@ -245,7 +254,7 @@ impl SelfAttention {
     /// `x` `(…, T, d_in)`; returns `(…, T, d_out)`.
     ///
     /// # Errors
-    /// When the width of `x` differs.
+    /// If the width of `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.weights(x)?.matmul(&self.value.forward(x)?)
     }
@@ -255,7 +264,7 @@ impl SelfAttention {
     }
 }
 
-/// Self-attention that hides the future, on batches and with dropout on its weights (§3.5.3).
+/// Causal self-attention on batches, with dropout on the weights (§3.5.3).
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -265,7 +274,7 @@ impl SelfAttention {
 /// let layer = CausalAttention::new(SelfAttention::from_matrices(&matrix, &matrix, &matrix)?, 0.0);
 /// let x = Tensor::new(&[[[1f32, 5.], [3., 2.], [4., 6.]]], &Device::Cpu)?;
 /// let context = layer.forward(&x, &mut Pass::inference())?.to_vec3::<f32>()?;
-/// assert_eq!(context[0][0], [1., 5.], "the first token sees itself alone");
+/// assert_eq!(context[0][0], [1., 5.], "the first token sees only itself");
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -275,18 +284,18 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// A layer over the given projections; `dropout` is a rate, used in training.
+    /// Creates a layer from projections and a dropout rate for training.
     pub fn new(attention: SelfAttention, dropout: f64) -> Self {
         Self { attention, dropout }
     }
 
-    /// Context vectors of a batch.
+    /// Computes the context vectors of a batch.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         let scores = (self.attention.scores(x)? * self.attention.scale())?; // (B, T, T)
         let weights = softmax(&mask_with_negative_infinity(&scores)?, D::Minus1)?;
@@ -294,41 +303,43 @@ impl CausalAttention {
     }
 }
 
-/// Several heads side by side, each a [`CausalAttention`] of its own: the book's `MultiHeadAttentionWrapper`.
+/// Several heads with concatenated outputs: the book's `MultiHeadAttentionWrapper`.
 ///
-/// [`MultiHeadAttention`](crate::MultiHeadAttention) computes the same in one product for all heads: stack the heads'
-/// projections as the rows of one.
+/// Each head is a separate [`CausalAttention`]. [`MultiHeadAttention`](crate::MultiHeadAttention) computes
+/// the same with one product for all heads, whose weight stacks the rows of the heads' projections.
 #[derive(Debug, Clone)]
 pub struct StackedHeads {
     heads: Vec<CausalAttention>,
 }
 
 impl StackedHeads {
-    /// The layer from its heads.
+    /// Creates a layer from its heads.
     pub fn new(heads: Vec<CausalAttention>) -> Self {
         Self { heads }
     }
 
-    /// The heads' context vectors, concatenated.
+    /// Computes the context vectors of the heads, concatenated.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, H · d_out)`.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn forward(&self, x: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         let contexts = self.heads.iter().map(|head| head.forward(x, pass)).collect::<Result<Vec<_>>>()?;
         Tensor::cat(&contexts, D::Minus1)
     }
 }
 
-/// Attention of one query vector over keys and values (§3.4.1): the step from a dot product to a context vector.
+/// Computes attention of one query vector over keys and values (§3.4.1).
+///
+/// This is the step from a dot product to a context vector.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use candle_gpt2_attention::steps::attend_one;
 ///
-/// let query = Tensor::new(&[0f32, 0.], &Device::Cpu)?; // is like no key more than like another
+/// let query = Tensor::new(&[0f32, 0.], &Device::Cpu)?; // equally similar to every key
 /// let keys = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.], [7., 8.]], &Device::Cpu)?;
 /// let values = Tensor::new(&[[1f32, 0., 0.], [3., 0., 2.], [0., 4., 2.], [0., 4., 4.]], &Device::Cpu)?;
 /// assert_eq!(attend_one(&query, &keys, &values)?.to_vec1::<f32>()?, [1., 2., 2.]);
@@ -339,7 +350,7 @@ impl StackedHeads {
 /// `query` `(d)`, `keys` `(T, d)`, `values` `(T, d_v)`; returns `(d_v)`.
 ///
 /// # Errors
-/// When the shapes do not fit.
+/// If the shapes do not match.
 pub fn attend_one(query: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
     let in_batch = |x: &Tensor| x.unsqueeze(0)?.unsqueeze(0);
     let (q, k, v) = (in_batch(&query.unsqueeze(0)?)?, in_batch(keys)?, in_batch(values)?); // (1, 1, T, d)

@@ -1,7 +1,7 @@
 //! The original Transformer's encoder and decoder: post-layer-norm blocks with cross-attention.
 //!
 //! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3). Each part of a block computes
-//! `LayerNorm(x + part(x))`; GPT-2 differs by normalising before the part. Parameter names and numbers are those of
+//! `LayerNorm(x + part(x))`; GPT-2 instead normalizes before the part. Parameter names and results match
 //! PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` (`norm_first=False`).
 //!
 //! ```
@@ -32,7 +32,7 @@ use crate::{
     AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
 };
 
-/// PyTorch's default for the norms' epsilon.
+/// PyTorch's default epsilon of layer norms.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 /// Sizes and options of a block.
@@ -42,11 +42,11 @@ pub struct BlockConfig {
     pub d_model: usize,
     /// Number of attention heads.
     pub num_heads: usize,
-    /// Inner width of the feed-forward part.
+    /// Inner width of the feed-forward network.
     pub d_feed_forward: usize,
-    /// Activation of the feed-forward part: ReLU in the paper, GELU in later models.
+    /// Activation of the feed-forward network: ReLU in the paper, GELU in later models.
     pub activation: Activation,
-    /// Dropout rate of every part, in training.
+    /// Dropout rate of every part in training.
     pub dropout: f64,
 }
 
@@ -72,7 +72,7 @@ impl BlockConfig {
     }
 }
 
-/// A block of the encoder: self-attention, then feed-forward. [`EncoderDecoder`] stacks them.
+/// Encoder block: self-attention, then feed-forward; [`EncoderDecoder`] stacks them.
 #[derive(Debug, Clone)]
 pub struct EncoderLayer {
     self_attn: MultiHeadAttention,
@@ -83,10 +83,10 @@ pub struct EncoderLayer {
 }
 
 impl EncoderLayer {
-    /// The block from its parameters (`self_attn.…`, `linear1.…`, `linear2.…`, `norm1.…`, `norm2.…`).
+    /// Loads a block from `self_attn.…`, `linear1.…`, `linear2.…`, `norm1.…` and `norm2.…`.
     ///
     /// # Errors
-    /// When the heads do not divide the width, or a parameter is missing or has another shape.
+    /// If the number of heads does not divide the width, or a parameter is missing or has the wrong shape.
     pub fn load(config: &BlockConfig, vb: impl ParameterSource) -> Result<Self> {
         Ok(Self {
             self_attn: config.attention(vb.below("self_attn"))?,
@@ -100,17 +100,18 @@ impl EncoderLayer {
     /// Runs the block.
     ///
     /// # Shapes
-    /// `x` `(B, T, d_model)`; returns the same.
+    /// `x` `(B, T, d_model)`; returns the same shape.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask, pass: &mut Pass) -> Result<Tensor> {
         let x = self.norm1.forward(&self.self_attn.add_to(x, x, mask, None, self.dropout, pass)?)?;
         self.norm2.forward(&self.feed_forward.add_to(&x, &x, self.dropout, pass)?)
     }
 }
 
-/// A block of the decoder: masked self-attention, attention over the encoder's output, feed-forward.
+/// Decoder block: masked self-attention, cross-attention to the encoder's output, then feed-forward.
+///
 /// [`EncoderDecoder`] stacks them.
 #[derive(Debug, Clone)]
 pub struct DecoderLayer {
@@ -124,11 +125,13 @@ pub struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    /// The block from its parameters (`self_attn.…`, `multihead_attn.…`, `linear1.…`, `linear2.…`, `norm1.…` to
-    /// `norm3.…`).
+    /// Loads a block from its parameters.
+    ///
+    /// Their names are `self_attn.…`, `multihead_attn.…`, `linear1.…`, `linear2.…`, and `norm1.…` to
+    /// `norm3.…`.
     ///
     /// # Errors
-    /// When the heads do not divide the width, or a parameter is missing or has another shape.
+    /// If the number of heads does not divide the width, or a parameter is missing or has the wrong shape.
     pub fn load(config: &BlockConfig, vb: impl ParameterSource) -> Result<Self> {
         Ok(Self {
             self_attn: config.attention(vb.below("self_attn"))?,
@@ -141,13 +144,13 @@ impl DecoderLayer {
         })
     }
 
-    /// Runs the block: causal over `x`, every token of `memory` visible.
+    /// Runs the block: causal attention over `x`, full attention over `memory`.
     ///
     /// # Shapes
     /// `x` `(B, T, d_model)`, `memory` `(B, S, d_model)`; returns `(B, T, d_model)`.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn forward(&self, x: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         let attended = self.self_attn.add_to(x, x, &AttentionMask::Causal, None, self.dropout, pass)?;
         let x = self.norm1.forward(&attended)?;
@@ -158,7 +161,9 @@ impl DecoderLayer {
     }
 }
 
-/// A stack of encoder blocks and a stack of decoder blocks over its output; the stacks may differ in height.
+/// Stack of encoder blocks, and a stack of decoder blocks that attends to its output.
+///
+/// The stacks may have different depths.
 #[derive(Debug, Clone)]
 pub struct EncoderDecoder {
     encoder: Vec<EncoderLayer>,
@@ -166,10 +171,10 @@ pub struct EncoderDecoder {
 }
 
 impl EncoderDecoder {
-    /// The stacks from their parameters (`encoder.layers.{i}.…`, `decoder.layers.{i}.…`).
+    /// Loads both stacks from `encoder.layers.{i}.…` and `decoder.layers.{i}.…`.
     ///
     /// # Errors
-    /// When the heads do not divide the width, or a parameter is missing or has another shape.
+    /// If the number of heads does not divide the width, or a parameter is missing or has the wrong shape.
     pub fn load(
         config: &BlockConfig,
         encoder_layers: usize,
@@ -190,10 +195,10 @@ impl EncoderDecoder {
     /// Runs the encoder.
     ///
     /// # Shapes
-    /// `source` `(B, S, d_model)`, embedded and with positions; returns the same.
+    /// `source` `(B, S, d_model)`, embedded and with positions; returns the same shape.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn encode(&self, source: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         self.encoder
             .iter()
@@ -207,31 +212,31 @@ impl EncoderDecoder {
     /// `(B, T, d_model)`.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// If the shapes do not match.
     pub fn decode(&self, target: &Tensor, memory: &Tensor, pass: &mut Pass) -> Result<Tensor> {
         self.decoder.iter().try_fold(target.clone(), |x, layer| layer.forward(&x, memory, pass))
     }
 }
 
-/// The output head: a linear layer to the vocabulary, then softmax.
+/// Output head: a linear layer to the vocabulary, then softmax.
 #[derive(Debug, Clone)]
 pub struct OutputHead {
     linear: Linear,
 }
 
 impl OutputHead {
-    /// The head from its layer, `(d_model, vocabulary)`.
+    /// Creates a head from its layer, `(d_model, vocabulary)`.
     pub fn new(linear: Linear) -> Self {
         Self { linear }
     }
 
-    /// Probabilities of the next token at every position.
+    /// Computes the probabilities of the next token at every position.
     ///
     /// # Shapes
     /// `x` `(B, T, d_model)`; returns `(B, T, vocabulary)`; each row sums to 1.
     ///
     /// # Errors
-    /// When the width of `x` differs.
+    /// If the width of `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         softmax(&self.linear.forward(x)?, D::Minus1)
     }

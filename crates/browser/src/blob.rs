@@ -1,4 +1,4 @@
-//! A file of the browser, of which parts are read as they are needed.
+//! Browser files that are read in parts on demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -9,16 +9,20 @@ use js_sys::{Reflect, Uint8Array};
 use wasm_bindgen::{JsCast, JsValue};
 use web_sys::{Blob, FileReaderSync};
 
-/// Bytes that are read at once: each piece is copied once more by the browser.
+/// Number of bytes read at a time; the browser copies each piece once more.
 const PIECE: usize = 16 << 20;
 
 thread_local! {
-    /// The files that are open. Objects of JavaScript stay on their thread; what reads them holds a number.
+    /// Open files by number.
+    ///
+    /// JavaScript objects stay on their thread, so readers hold a number instead.
     static OPEN: RefCell<HashMap<u64, Blob>> = RefCell::default();
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A file that the user gave, by its number; it is open as long as this lives. Only workers can read it.
+/// A file from the user, by its number, which stays open until this value is dropped.
+///
+/// Only workers can read it.
 #[derive(Debug)]
 pub(crate) struct BlobFile {
     number: u64,
@@ -26,7 +30,11 @@ pub(crate) struct BlobFile {
 }
 
 impl BlobFile {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes of files are whole")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "file sizes are non-negative integers"
+    )]
     pub(crate) fn new(blob: Blob) -> Self {
         let number = NEXT.replace(NEXT.get() + 1);
         let bytes = blob.size() as u64;
@@ -34,11 +42,13 @@ impl BlobFile {
         Self { number, bytes }
     }
 
-    /// The bytes from `start` to `end`, which are those of a file and so are exact in JavaScript's numbers.
+    /// Reads the bytes from `start` to `end`.
+    ///
+    /// Offsets into a file are exact as JavaScript numbers.
     fn piece(&self, start: u64, end: u64) -> Result<Uint8Array, JsValue> {
         let has_reader = Reflect::has(&js_sys::global(), &"FileReaderSync".into()).unwrap_or(false);
         if !has_reader {
-            let what = "files are read in parts in web workers alone; give the bytes, by add_bytes";
+            let what = "only web workers can read files in parts; use add_bytes instead";
             return Err(js_sys::Error::new(what).into());
         }
         let blob = OPEN.with_borrow(|open| open.get(&self.number).cloned()).ok_or(JsValue::NULL)?;
@@ -73,9 +83,9 @@ impl Drop for BlobFile {
     }
 }
 
-/// What the browser says, such as that the file was changed since it was chosen.
+/// Converts the browser's error, for example if the file changed after it was chosen.
 fn unreadable(error: JsValue) -> io::Error {
     let message = error.dyn_ref::<js_sys::Error>().map(js_sys::Error::message);
-    let told = message.map(String::from).filter(|message| !message.is_empty());
-    io::Error::other(told.unwrap_or_else(|| "the browser cannot read the file".to_owned()))
+    let message = message.map(String::from).filter(|message| !message.is_empty());
+    io::Error::other(message.unwrap_or_else(|| "the browser cannot read the file".to_owned()))
 }

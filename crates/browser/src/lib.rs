@@ -2,10 +2,10 @@
 
 #[cfg(target_arch = "wasm32")]
 mod blob;
-mod room;
+mod memory;
 mod session;
 #[cfg(target_arch = "wasm32")]
 mod wasm;
 
-pub use room::{check_room, memory};
-pub use session::{Session, Writing};
+pub use memory::{check_memory, memory};
+pub use session::{Activation, CompletionStream, Session};

@@ -1,21 +1,22 @@
-//! A loaded model with everything that a page asks of it, by the paths and bodies of the server.
+//! A loaded model that answers a page's requests, with the paths and bodies of the server.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::DType;
-use candle_gpt2::LogitsFor;
+use candle_core::{DType, Tensor};
+use candle_gpt2::{LogitsFor, Site};
 use candle_gpt2_api::{
-    ApiError, ApiOptions, Call, Endpoint, Limits, ServedModel, Session as Works, SetupError, Work, find_route,
+    ApiError, ApiOptions, Call, Endpoint, Limits, ServedModel, Session as ApiSession, SetupError, Work,
+    find_route,
 };
 use candle_gpt2_compression::{Compressed, CompressionError, Compressor, TokenSize};
 use candle_gpt2_engine::{CallId, EngineError, LoadedModel, Reporter};
 use candle_gpt2_generation::SchedulerOptions;
-use candle_gpt2_interpret::{Chain, Dictionary, Run, Transcoders};
-use candle_gpt2_look::{LookError, given_dictionary};
+use candle_gpt2_interpret::{Chain, Dictionary, Run, Transcoders, named_sites};
+use candle_gpt2_look::{LookError, dictionary_from_bytes};
 
-/// What a page asks for.
+/// Endpoints for pages.
 const ENDPOINTS: [Endpoint; 12] = [
     Endpoint::Models,
     Endpoint::Props,
@@ -30,34 +31,45 @@ const ENDPOINTS: [Endpoint; 12] = [
     Endpoint::LookFeature,
     Endpoint::LookGraph,
 ];
-/// Tokens of a prompt that are computed in a step: a page can stop between two steps.
+/// Number of prompt tokens prefilled in a step; a page can stop between two steps.
 const CHUNK_TOKENS: usize = 64;
-/// All texts are one user's, and reuse what was computed for one another.
-const REUSE: u64 = 0;
+/// Key for prefix reuse, shared by all texts because they belong to one user.
+const REUSE_KEY: u64 = 0;
 
-/// A model in memory that is asked by paths and bodies.
+/// A model in memory that answers requests by path and body.
 pub struct Session {
     loaded: LoadedModel,
-    works: Rc<RefCell<Works>>,
-    /// The text that was begun last.
-    writing: Cell<Option<CallId>>,
+    api: Rc<RefCell<ApiSession>>,
+    /// Completion that was started last.
+    current: Cell<Option<CallId>>,
     transcoders: Arc<OnceLock<Vec<Dictionary>>>,
 }
 
-/// A text in the making.
-pub struct Writing {
-    works: Rc<RefCell<Works>>,
-    /// `None` when everything was told.
+/// Values of one hook point, from [`Session::activations`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Activation {
+    /// TransformerLens' name of the hook point.
+    pub hook: String,
+    /// TransformerLens' shape without the batch axis.
+    pub shape: Vec<usize>,
+    /// Values in row-major order; masked attention scores are minus infinity.
+    pub values: Vec<f32>,
+}
+
+/// A completion in progress.
+pub struct CompletionStream {
+    api: Rc<RefCell<ApiSession>>,
+    /// `None` after the end.
     call: Option<CallId>,
 }
 
 impl Session {
-    /// A model under its name; `now` tells the seconds since 1970.
+    /// Creates a session for a model with this name; `now` returns the seconds since 1970.
     ///
     /// # Errors
-    /// When the checkpoint's `generation_config.json` cannot be used, or there is no memory for keys and values.
+    /// If the checkpoint's `generation_config.json` is invalid, or memory for keys and values runs out.
     pub fn new(loaded: LoadedModel, name: &str, now: fn() -> u64) -> Result<Self, SetupError> {
-        // Nothing that is there to keep a server from harm.
+        // Limits that protect a server are not needed here.
         let limits = Limits { ends_at_context: true, ..Limits::NONE };
         let options = ApiOptions {
             name: name.to_owned(),
@@ -72,84 +84,88 @@ impl Session {
         let kv_tokens = loaded.config().n_positions;
         let scheduler = SchedulerOptions { max_texts: 1, kv_tokens, chunk_tokens: CHUNK_TOKENS };
         let scheduler = loaded.scheduler(scheduler).map_err(EngineError::from)?;
-        let works = Rc::new(RefCell::new(Works::new(loaded.clone(), served, scheduler)));
-        Ok(Self { loaded, works, writing: Cell::new(None), transcoders })
+        let api = Rc::new(RefCell::new(ApiSession::new(loaded.clone(), served, scheduler)));
+        Ok(Self { loaded, api, current: Cell::new(None), transcoders })
     }
 
-    /// Gives it transcoders of its MLPs, one for each layer, from then on: the `cfg.json` and the tensors of each, as SAELens has them.
+    /// Sets transcoders of the MLPs, one for each layer, for all later requests.
+    ///
+    /// Each pair in `files` is the text of a `cfg.json` and the bytes of its tensors, in SAELens' format.
     ///
     /// # Errors
-    /// When one is damaged, or they are of another model.
+    /// If a file is damaged, or the transcoders are for another model.
     pub fn set_transcoders(&self, files: Vec<(String, Vec<u8>)>) -> Result<(), LookError> {
-        let read = |(config, weights): (String, Vec<u8>)| given_dictionary("transcoders", &config, weights);
+        let read =
+            |(config, weights): (String, Vec<u8>)| dictionary_from_bytes("transcoders", &config, weights);
         let dictionaries = files.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let of_files = |error| LookError::File { path: "transcoders".into(), error };
         let transcoders = Transcoders::of_dictionaries(dictionaries.clone()).map_err(of_files)?;
         transcoders.check_model(self.loaded.config()).map_err(of_files)?;
-        // Those that are there already stay.
+        // Transcoders that were set before stay.
         _ = self.transcoders.set(dictionaries);
         Ok(())
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn loaded(&self) -> &LoadedModel {
         &self.loaded
     }
 
-    /// The name that it was given.
+    /// Returns the model's name.
     pub fn name(&self) -> String {
-        self.works.borrow().served().name().to_owned()
+        self.api.borrow().served().name().to_owned()
     }
 
-    /// The answer to a request: JSON.
+    /// Answers a request in JSON.
     ///
     /// # Errors
-    /// 404 for a path that is none of these; otherwise as the server answers.
+    /// 404 for an unknown path; otherwise the errors of the server.
     pub fn ask(&self, path: &str, body: &[u8]) -> Result<String, ApiError> {
         let work = self.read(path, body)?;
         if matches!(&work, Work::Texts(call) if call.stream) {
-            let message = "stream: a text that comes piece by piece is started, not asked for";
+            let message = "stream: expected false; use `start` for a streamed completion";
             return Err(ApiError::invalid(message).with_param("stream"));
         }
-        let reply = self.works.borrow_mut().answer(work, || true)?;
+        let reply = self.api.borrow_mut().answer(work, || true)?;
         Ok(reply.map(|reply| reply.json).unwrap_or_default())
     }
 
-    /// Begins a text that comes piece by piece: `v1/completions` with `stream`. One text is made at a time: this ends the one
-    /// before.
+    /// Starts a streamed completion: `v1/completions` with `stream`.
+    ///
+    /// Only one completion runs at a time, so this cancels the previous one.
     ///
     /// # Errors
-    /// As [`Session::ask`].
-    pub fn start(&self, path: &str, body: &[u8]) -> Result<Writing, ApiError> {
+    /// Errors of [`Session::ask`].
+    pub fn start(&self, path: &str, body: &[u8]) -> Result<CompletionStream, ApiError> {
         if path != "v1/completions" {
             return Err(no_such_path(path));
         }
         let Work::Texts(call @ Call { stream: true, .. }) = self.read(path, body)? else {
-            let message = "stream: expected true; an answer as a whole is asked for, not started";
+            let message = "stream: expected true; use `ask` for a completion that is not streamed";
             return Err(ApiError::invalid(message).with_param("stream"));
         };
-        let mut works = self.works.borrow_mut();
-        if let Some(before) = self.writing.take() {
-            works.end(before);
+        let mut api = self.api.borrow_mut();
+        if let Some(before) = self.current.take() {
+            api.end(before);
         }
-        let call = works.begin(call)?;
-        self.writing.set(Some(call));
-        Ok(Writing { works: Rc::clone(&self.works), call: Some(call) })
+        let call = api.begin(call)?;
+        self.current.set(Some(call));
+        Ok(CompletionStream { api: Rc::clone(&self.api), call: Some(call) })
     }
 
-    /// The text of tokens, with the names of special ones.
+    /// Returns the text of tokens, with the names of special ones.
     ///
     /// # Errors
-    /// When one is outside the vocabulary.
+    /// If a token is outside the vocabulary.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ApiError> {
         ids.iter().try_for_each(|id| self.check_token(*id))?;
         self.loaded.vocabulary().decode(ids, false).map_err(|error| ApiError::invalid(error.to_string()))
     }
 
-    /// The logits after each token, `(T, V)`, those of a token one after the other.
+    /// Returns the logits after each token, `(T, V)`, flattened token by token.
     ///
     /// # Errors
-    /// When there are no tokens or more than the context holds, or one is outside the vocabulary.
+    /// If there are no tokens or too many for the context, or one is outside the vocabulary.
     pub fn logits(&self, ids: &[u32]) -> Result<Vec<f32>, ApiError> {
         let run = Run::new(self.loaded.model(), ids).map_err(|error| ApiError::invalid(error.to_string()))?;
         let logits = run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()));
@@ -157,10 +173,31 @@ impl Session {
         numbers.map_err(ApiError::failed)
     }
 
-    /// Bytes compressed by this model, as `gpt2 compress` writes them.
+    /// Returns the activations at the hook points that a comma-separated list of names selects.
+    ///
+    /// Names may contain `*`, as in `gpt2 cache --sites`. Nothing after the last hook point is computed.
     ///
     /// # Errors
-    /// When the model cannot compress, or `reporter` interrupts it.
+    /// If a name is unknown, there are no tokens or too many for the context, or one is outside the
+    /// vocabulary.
+    pub fn activations(&self, ids: &[u32], hooks: &str) -> Result<Vec<Activation>, ApiError> {
+        let sites = named_sites(hooks, self.loaded.config().n_layer)
+            .map_err(|error| ApiError::invalid(error.to_string()).with_param("hooks"))?;
+        let run = Run::new(self.loaded.model(), ids).map_err(|error| ApiError::invalid(error.to_string()))?;
+        let record = run.record(sites).map_err(ApiError::failed)?;
+        let activation = |(site, value): (&Site, &Tensor)| -> candle_core::Result<Activation> {
+            let value = value.squeeze(0)?.to_dtype(DType::F32)?;
+            let shape = value.dims().to_vec();
+            Ok(Activation { hook: site.to_string(), shape, values: value.flatten_all()?.to_vec1()? })
+        };
+        let found = record.values.iter().map(activation).collect::<candle_core::Result<_>>();
+        found.map_err(ApiError::failed)
+    }
+
+    /// Compresses bytes with this model, in the format of `gpt2 compress`.
+    ///
+    /// # Errors
+    /// If the model cannot compress, or `reporter` interrupts it.
     pub fn compress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
         let mut compressed = Vec::new();
         let length = Some(bytes.len() as u64);
@@ -168,20 +205,20 @@ impl Session {
         Ok(compressed)
     }
 
-    /// The bytes that were compressed.
+    /// Decompresses bytes that this model compressed.
     ///
     /// # Errors
-    /// When they were not by this model, or are damaged, or `reporter` interrupts it.
+    /// If another model compressed them, they are damaged, or `reporter` interrupts it.
     pub fn decompress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
         let mut restored = Vec::new();
         Compressed::open(bytes)?.decompress(&self.loaded, &mut restored, reporter)?;
         Ok(restored)
     }
 
-    /// The tokens of some bytes, with the bits that each costs.
+    /// Returns the tokens of some bytes, with the cost of each in bits.
     ///
     /// # Errors
-    /// As [`Session::compress`].
+    /// Errors of [`Session::compress`].
     pub fn token_sizes(
         &self,
         bytes: &[u8],
@@ -206,37 +243,37 @@ impl Session {
         let with_slash = format!("/{path}");
         let route = |method| find_route(method, &with_slash).ok().map(|(route, _)| route.endpoint);
         let endpoint = route("POST").or_else(|| route("GET")).filter(|endpoint| ENDPOINTS.contains(endpoint));
-        let served = Arc::clone(self.works.borrow().served());
-        served.read(endpoint.ok_or_else(|| no_such_path(path))?, body, Some(REUSE))
+        let served = Arc::clone(self.api.borrow().served());
+        served.read(endpoint.ok_or_else(|| no_such_path(path))?, body, Some(REUSE_KEY))
     }
 }
 
-impl Writing {
-    /// One step: the JSON chunks that it brought, which may be none; `None` when the text has ended.
+impl CompletionStream {
+    /// Runs one step and returns its JSON chunks, possibly none; `None` after the end.
     ///
     /// # Errors
-    /// When another text was begun, or the text cannot continue. It has then ended.
+    /// If another completion was started or this one cannot continue; it has then ended.
     pub fn step(&mut self) -> Result<Option<Vec<String>>, ApiError> {
         let Some(call) = self.call.take() else { return Ok(None) };
-        let mut works = self.works.borrow_mut();
-        if !works.has(call) {
-            return Err(ApiError::new(409, "another text was begun, which ended this one"));
+        let mut api = self.api.borrow_mut();
+        if !api.has(call) {
+            return Err(ApiError::new(409, "another completion was started, which canceled this one"));
         }
-        let chunks = works.step(call)?;
+        let chunks = api.step(call)?;
         self.call = chunks.is_some().then_some(call);
         Ok(chunks)
     }
 }
 
-/// What is not read to its end is not made either.
-impl Drop for Writing {
+/// Cancels a completion that was not read to its end.
+impl Drop for CompletionStream {
     fn drop(&mut self) {
         if let Some(call) = self.call {
-            self.works.borrow_mut().end(call);
+            self.api.borrow_mut().end(call);
         }
     }
 }
 
 fn no_such_path(path: &str) -> ApiError {
-    ApiError::new(404, format!("there is nothing at this path: {path}"))
+    ApiError::new(404, format!("path not found: {path}"))
 }

@@ -1,7 +1,9 @@
-//! What JavaScript sees. Errors are `Error` objects with the engine's sentence, and with `status` and `param` if a request is at
-//! fault.
+//! JavaScript API of the engine.
+//!
+//! Errors are `Error` objects with the engine's message. Errors about a request also have `status` and
+//! `param`.
 
-#![expect(unreachable_pub, reason = "JavaScript reaches it")]
+#![expect(unreachable_pub, reason = "exported to JavaScript")]
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,21 +15,21 @@ use candle_gpt2_engine::{
     DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit, fingerprint,
 };
 use candle_gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions, WeightsError};
-use js_sys::{Date, Error, Float32Array, Function, Reflect, Uint8Array};
+use js_sys::{Array, Date, Error, Float32Array, Function, Object, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use web_sys::Blob;
 
 use crate::blob::BlobFile;
-use crate::{Session, Writing as Text, check_room, memory};
+use crate::{Activation, CompletionStream, Session, check_memory, memory};
 
 type Result<T> = std::result::Result<T, JsValue>;
 
 thread_local! {
-    /// What a panic said. The module cannot continue after one, but for telling this.
+    /// Message of the last panic, the only thing that the module can still report after one.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs when the module is loaded.
+/// Installs the panic hook when the module is loaded.
 #[wasm_bindgen(start)]
 fn start() {
     std::panic::set_hook(Box::new(|panic| {
@@ -35,19 +37,21 @@ fn start() {
     }));
 }
 
-/// What the last panic said, after a call has thrown a `WebAssembly.RuntimeError`: the module has to be loaded anew.
+/// Returns the message of the last panic, after a call threw `WebAssembly.RuntimeError`.
+///
+/// The module must then be loaded again.
 #[wasm_bindgen]
 pub fn last_panic() -> Option<String> {
     LAST_PANIC.with(|last| last.borrow().clone())
 }
 
-/// The version of the engine.
+/// Returns the version of the engine.
 #[wasm_bindgen]
 pub fn version() -> String {
     env!("CARGO_PKG_VERSION").to_owned()
 }
 
-/// The files of a checkpoint, by their names.
+/// Files of a checkpoint, by name.
 #[wasm_bindgen]
 pub struct Files {
     name: String,
@@ -56,7 +60,7 @@ pub struct Files {
 
 #[wasm_bindgen]
 impl Files {
-    /// No files yet; `name` is what the model and messages call it.
+    /// Creates an empty set of files; `name` becomes the model's name, also in messages.
     #[wasm_bindgen(constructor)]
     pub fn new(name: String) -> Self {
         Self { files: GivenFiles::new(&name), name }
@@ -67,7 +71,7 @@ impl Files {
         self.add(|files| files.with_bytes(file, bytes));
     }
 
-    /// Adds a file that is read in parts as it is needed; in a worker only.
+    /// Adds a file that is read in parts on demand, which works only in a worker.
     pub fn add_file(&mut self, file: &str, blob: Blob) {
         self.add(|files| files.with_file(file, Arc::new(BlobFile::new(blob))));
     }
@@ -78,49 +82,53 @@ impl Files {
     }
 }
 
-/// A checkpoint that is opened, before its weights are read.
+/// An open checkpoint, before its weights are loaded.
 #[wasm_bindgen]
 pub struct Checkpoint {
     name: String,
-    /// `None` when it was loaded, so that what was read of it can go.
+    /// `None` after loading, so that the memory of the files can be freed.
     opened: Option<Opened>,
 }
 
 #[wasm_bindgen]
 impl Checkpoint {
-    /// Opens a checkpoint, and uses up its files.
+    /// Opens a checkpoint and consumes its files.
     #[wasm_bindgen(constructor)]
     pub fn new(files: Files) -> Result<Self> {
-        let opened = Opened::open_given(files.files, &OpenOptions::default(), &|_| ()).map_err(told)?;
+        let opened = Opened::open_given(files.files, &OpenOptions::default(), &|_| ()).map_err(js_error)?;
         Ok(Self { name: files.name, opened: Some(opened) })
     }
 
-    /// What it is: the JSON of `gpt2 inspect --json`.
+    /// Returns a description of the checkpoint: the JSON of `gpt2 inspect --json`.
     pub fn inspect(&self) -> Result<String> {
-        let found = Inspection::of_checkpoint(self.opened()?, false, &Silent).map_err(told)?;
-        serde_json::to_string(&found).map_err(told)
+        let found = Inspection::of_checkpoint(self.opened()?, false, &Silent).map_err(js_error)?;
+        serde_json::to_string(&found).map_err(js_error)
     }
 
-    /// Why its tokens cannot be told as text, if its tokenizer is missing or damaged.
+    /// Returns the error of a missing or damaged tokenizer, without which tokens have no text.
     pub fn tokenizer_fault(&self) -> Result<Option<String>> {
         Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
             WeightsError::NoTokenizer { .. } => {
-                "there is no tokenizer: choose tokenizer.json, vocab.json and merges.txt, spiece.model or vocab.txt from where the checkpoint comes from"
+                "no tokenizer found; add tokenizer.json, vocab.json and merges.txt, spiece.model or \
+                 vocab.txt from the source of the checkpoint"
                     .to_owned()
             }
             error => error.to_string(),
         }))
     }
 
-    /// Bytes of memory that its model needs, with weights in this type (as stored without one; "f32", "f16", "q8", "q6",
-    /// "q5" or "q4") and keys and values in that ("f32", "f16" or "q8").
+    /// Returns the memory that the model needs, in bytes.
+    ///
+    /// `dtype` is the weight type: "f32", "f16", "q8", "q6", "q5" or "q4", by default as stored. `kv_dtype`
+    /// is the type of keys and values: "f32", "f16" or "q8".
     pub fn memory(&self, dtype: Option<String>, kv_dtype: Option<String>) -> Result<f64> {
         let options = options(dtype, kv_dtype)?;
-        Ok(memory(self.opened()?, &options).map_err(told)? as f64)
+        Ok(memory(self.opened()?, &options).map_err(js_error)? as f64)
     }
 
-    /// Reads the weights, in these types, and uses the checkpoint up. `progress` is called with the bytes that are done and those that
-    /// there are, and ends the loading if it throws.
+    /// Loads the weights in these types and consumes the checkpoint.
+    ///
+    /// `progress` is called with the number of bytes loaded and the total. If it throws, loading stops.
     pub fn load(
         &mut self,
         dtype: Option<String>,
@@ -130,11 +138,12 @@ impl Checkpoint {
         >,
     ) -> Result<Model> {
         let options = options(dtype, kv_dtype)?;
-        check_room(self.opened()?, &options).map_err(told)?;
+        check_memory(self.opened()?, &options).map_err(js_error)?;
         let checkpoint = self.opened.take().ok_or_else(used_up)?;
-        let loaded =
-            Hearer::while_working(progress, |hearer| options.open_with(checkpoint, hearer)?.load(hearer));
-        let session = Session::new(loaded.map_err(told)?, &self.name, now).map_err(told)?;
+        let loaded = JsReporter::while_working(progress, |reporter| {
+            options.open_with(checkpoint, reporter)?.load(reporter)
+        });
+        let session = Session::new(loaded.map_err(js_error)?, &self.name, now).map_err(js_error)?;
         Ok(Model { session })
     }
 
@@ -144,12 +153,12 @@ impl Checkpoint {
 }
 
 fn used_up() -> JsValue {
-    told("this checkpoint is used up: its model was loaded; open its files again")
+    js_error("this checkpoint was consumed when its model was loaded; open its files again")
 }
 
 fn options(dtype: Option<String>, kv_dtype: Option<String>) -> Result<ModelOptions> {
-    let dtype = dtype.map(|dtype| dtype.parse()).transpose().map_err(told)?;
-    let kv_dtype = kv_dtype.map(|dtype| dtype.parse()).transpose().map_err(told)?;
+    let dtype = dtype.map(|dtype| dtype.parse()).transpose().map_err(js_error)?;
+    let kv_dtype = kv_dtype.map(|dtype| dtype.parse()).transpose().map_err(js_error)?;
     Ok(ModelOptions { dtype, kv_dtype, device: DeviceChoice::Cpu, ..ModelOptions::default() })
 }
 
@@ -161,52 +170,76 @@ pub struct Model {
 
 #[wasm_bindgen]
 impl Model {
-    /// Its name.
+    /// Name of the model.
     #[wasm_bindgen(getter)]
     pub fn name(&self) -> String {
         self.session.name()
     }
 
-    /// Its configuration: the keys of a `config.json`.
+    /// Returns the configuration, with the keys of a `config.json`.
     pub fn config(&self) -> String {
         self.session.loaded().config().to_json().to_string()
     }
 
-    /// The tokens of a text.
+    /// Returns the tokens of a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.session.loaded().vocabulary().encode(text).map_err(told)
+        self.session.loaded().vocabulary().encode(text).map_err(js_error)
     }
 
-    /// The text of tokens, with the names of special ones.
+    /// Returns the text of tokens, with the names of special ones.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.session.decode(ids).map_err(refused)
+        self.session.decode(ids).map_err(request_error)
     }
 
-    /// The logits after each token, `(T, V)`, those of a token one after the other.
+    /// Returns the logits after each token, `(T, V)`, flattened token by token.
     pub fn logits(&self, ids: &[u32]) -> Result<Float32Array> {
-        let logits = self.session.logits(ids).map_err(refused)?;
+        let logits = self.session.logits(ids).map_err(request_error)?;
         Ok(Float32Array::from(logits.as_slice()))
     }
 
-    /// The SHA-256 of the logits after each token of a fixed prompt, as `gpt2 verify --fingerprint` prints it.
-    pub fn fingerprint(&self) -> Result<String> {
-        fingerprint(self.session.loaded().model(), &Silent).map_err(told)
+    /// Returns the activations at hook points, by TransformerLens' names.
+    ///
+    /// `hooks` is a comma-separated list of names, which may contain `*`. Shapes have no batch axis, and
+    /// masked attention scores are minus infinity.
+    #[wasm_bindgen(unchecked_return_type = "Record<string, { shape: number[]; data: Float32Array }>")]
+    pub fn activations(&self, ids: &[u32], hooks: &str) -> Result<Object> {
+        let found = Object::new();
+        for Activation { hook, shape, values } in
+            self.session.activations(ids, hooks).map_err(request_error)?
+        {
+            let shape: Array = shape.iter().map(|size| JsValue::from(*size as f64)).collect();
+            let value = Object::new();
+            Reflect::set(&value, &"shape".into(), &shape)?;
+            Reflect::set(&value, &"data".into(), &Float32Array::from(values.as_slice()))?;
+            Reflect::set(&found, &hook.into(), &value)?;
+        }
+        Ok(found)
     }
 
-    /// Gives it transcoders of its MLPs, for `look/features`, `look/feature` and `look/graph`: of each layer, from the first, the text of
-    /// `cfg.json` and the bytes of `sae_weights.safetensors`, as SAELens has them.
+    /// Returns the SHA-256 of the logits after each token of a fixed prompt.
+    ///
+    /// `gpt2 verify --fingerprint` prints the same value.
+    pub fn fingerprint(&self) -> Result<String> {
+        fingerprint(self.session.loaded().model(), &Silent).map_err(js_error)
+    }
+
+    /// Sets transcoders of the MLPs, for `look/features`, `look/feature` and `look/graph`.
+    ///
+    /// For each layer, starting with the first, `configs` has the text of `cfg.json` and `weights` the bytes
+    /// of `sae_weights.safetensors`, in SAELens' format.
     pub fn set_transcoders(&self, configs: Vec<String>, weights: Vec<Uint8Array>) -> Result<()> {
         let files = configs.into_iter().zip(weights.iter().map(Uint8Array::to_vec)).collect();
-        self.session.set_transcoders(files).map_err(told)
+        self.session.set_transcoders(files).map_err(js_error)
     }
 
-    /// The answer to a request, as the server gives it, in JSON.
+    /// Answers a request like the server, in JSON.
     pub fn ask(&self, path: &str, body: Option<String>) -> Result<String> {
-        self.session.ask(path, body.unwrap_or_default().as_bytes()).map_err(refused)
+        self.session.ask(path, body.unwrap_or_default().as_bytes()).map_err(request_error)
     }
 
-    /// Bytes compressed by this model, as `gpt2 compress` writes them. `progress` is called with the bytes that are done and those that
-    /// there are, and ends it if it throws.
+    /// Compresses bytes with this model, in the format of `gpt2 compress`.
+    ///
+    /// `progress` is called with the number of bytes done and the total. If it throws, compression stops.
     pub fn compress(
         &self,
         bytes: &[u8],
@@ -214,10 +247,14 @@ impl Model {
             Function,
         >,
     ) -> Result<Vec<u8>> {
-        Hearer::while_working(progress, |hearer| self.session.compress(bytes, hearer)).map_err(told)
+        JsReporter::while_working(progress, |reporter| self.session.compress(bytes, reporter))
+            .map_err(js_error)
     }
 
-    /// The bytes that were compressed by this model, in the precision that [`compressed_header`] tells; `progress` as of `compress`.
+    /// Decompresses bytes that this model compressed.
+    ///
+    /// The model must have the precision that [`compressed_header`] returns. `progress` works as in
+    /// `compress`.
     pub fn decompress(
         &self,
         bytes: &[u8],
@@ -225,59 +262,66 @@ impl Model {
             Function,
         >,
     ) -> Result<Vec<u8>> {
-        Hearer::while_working(progress, |hearer| self.session.decompress(bytes, hearer)).map_err(told)
+        JsReporter::while_working(progress, |reporter| self.session.decompress(bytes, reporter))
+            .map_err(js_error)
     }
 
-    /// The tokens of some bytes with what each costs, in JSON: `id`, `bytes`, `bits`.
+    /// Returns the tokens of some bytes and the cost of each, in JSON: `id`, `bytes`, `bits`.
     pub fn token_sizes(&self, bytes: &[u8]) -> Result<String> {
-        let sizes = self.session.token_sizes(bytes, &Silent).map_err(told)?;
-        serde_json::to_string(&sizes).map_err(told)
+        let sizes = self.session.token_sizes(bytes, &Silent).map_err(js_error)?;
+        serde_json::to_string(&sizes).map_err(js_error)
     }
 
-    /// Begins a text that comes piece by piece: `v1/completions` with `stream`. It ends the one before.
+    /// Starts a streamed completion: `v1/completions` with `stream`.
+    ///
+    /// This cancels the previous completion.
     pub fn start(&self, path: &str, body: &str) -> Result<Writing> {
-        let text = self.session.start(path, body.as_bytes()).map_err(refused)?;
+        let text = self.session.start(path, body.as_bytes()).map_err(request_error)?;
         Ok(Writing { text })
     }
 }
 
-/// What compressed bytes say of themselves, in JSON: `dtype` and `kv_dtype` that the model must be loaded with, its `name`.
+/// Returns the header of compressed bytes as JSON: `dtype`, `kv_dtype` and `name`.
+///
+/// The model must be loaded with this `dtype` and `kv_dtype`.
 #[wasm_bindgen]
 pub fn compressed_header(bytes: &[u8]) -> Result<String> {
-    let compressed = Compressed::open(bytes).map_err(told)?;
+    let compressed = Compressed::open(bytes).map_err(js_error)?;
     let Header { dtype, kv_dtype, name, .. } = compressed.header();
     let header = serde_json::json!({"dtype": dtype.name(), "kv_dtype": kv_dtype.name(), "name": name});
     Ok(header.to_string())
 }
 
-/// A text in the making.
+/// A completion in progress.
 #[wasm_bindgen]
 pub struct Writing {
-    text: Text,
+    text: CompletionStream,
 }
 
 #[wasm_bindgen]
 impl Writing {
-    /// The JSON chunks of the next step, which may be none; `undefined` at the end.
+    /// Runs the next step and returns its JSON chunks, possibly none; `undefined` at the end.
     pub fn next(&mut self) -> Result<Option<Vec<String>>> {
-        self.text.step().map_err(refused)
+        self.text.step().map_err(request_error)
     }
 }
 
 thread_local! {
-    /// Receives the progress of a long call. Functions of JavaScript stay on their thread; reporters may be called on any.
+    /// Callback for the progress of a long call.
+    ///
+    /// JavaScript functions stay on their thread, but reporters may be called on any thread.
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 
-/// Tells [`PROGRESS`].
+/// A reporter that calls [`PROGRESS`].
 #[derive(Clone, Default)]
-struct Hearer {
+struct JsReporter {
     done: Arc<AtomicU64>,
     total: u64,
     has_thrown: Arc<AtomicBool>,
 }
 
-impl Hearer {
+impl JsReporter {
     fn while_working<T>(progress: Option<Function>, work: impl FnOnce(&Self) -> T) -> T {
         PROGRESS.set(progress);
         let done = work(&Self::default());
@@ -286,7 +330,7 @@ impl Hearer {
     }
 }
 
-impl Reporter for Hearer {
+impl Reporter for JsReporter {
     fn start(&self, _: &str, total: u64, _: Unit) -> Box<dyn Progress> {
         Box::new(Self { total, ..self.clone() })
     }
@@ -298,7 +342,7 @@ impl Reporter for Hearer {
     }
 }
 
-impl Progress for Hearer {
+impl Progress for JsReporter {
     fn advance(&self, by: u64) {
         let done = self.done.fetch_add(by, Ordering::Relaxed) + by;
         let progress = PROGRESS.with_borrow(Clone::clone);
@@ -317,18 +361,19 @@ fn now() -> u64 {
     (Date::now() / 1000.0) as u64
 }
 
-/// An error with its sentence.
-fn told(error: impl ToString) -> JsValue {
+/// Creates a JavaScript error with this message.
+fn js_error(error: impl ToString) -> JsValue {
     Error::new(&error.to_string()).into()
 }
 
-/// The same of a request, with the status that gives its kind and the field that is at fault. Callers here own the model, so they
-/// see the internal cause too.
-fn refused(error: ApiError) -> JsValue {
-    let object = error.cause().map_or_else(|| told(&error), told);
+/// Creates a JavaScript error for a failed request, with its status and its invalid parameter.
+///
+/// Callers own the model here, so the error has the internal cause if there is one.
+fn request_error(error: ApiError) -> JsValue {
+    let object = error.cause().map_or_else(|| js_error(&error), js_error);
     let param = error.param().map_or(JsValue::UNDEFINED, JsValue::from_str);
     for (key, value) in [("status", error.status().into()), ("param", param)] {
-        // An object of our own takes both.
+        // Setting a key of an object created here cannot fail.
         _ = Reflect::set(&object, &key.into(), &value);
     }
     object

@@ -1,4 +1,6 @@
-//! The program's arguments: what every command takes, and the commands. Each command's own are next to it.
+//! Command-line arguments of the program: the subcommands and their common options.
+//!
+//! The arguments of a single command are next to its code.
 
 use clap::{Parser, Subcommand};
 
@@ -37,10 +39,10 @@ pub(crate) struct Arguments {
     /// Use only local files and the cache, never the network (also HF_HUB_OFFLINE=1)
     #[arg(long, global = true, display_order = 990)] // before --help
     pub(crate) offline: bool,
-    /// Number of threads that the command asks for.
+    /// Value of the command's `--threads`, which `parse.rs` fills in.
     #[arg(skip)]
     pub(crate) threads: Option<usize>,
-    /// What to do; without it the program says how to begin.
+    /// Command to run; without one, the program prints how to begin.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -53,7 +55,8 @@ pub(crate) enum Command {
     Score(Box<ScoreArguments>),
     /// Classify a text or each of its tokens, or pick the best of several choices
     Classify(Box<ClassifyArguments>),
-    /// Evaluate with named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
+    /// Evaluate with named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence
+    /// of two models
     Eval(Box<EvalArguments>),
     /// Serve a model over HTTP: OpenAI-compatible API, web page, metrics
     #[cfg(feature = "serve")]
@@ -62,7 +65,8 @@ pub(crate) enum Command {
     Look(Box<LookCommandArguments>),
     /// Write the activations of a run to a file: residual streams, attention patterns, neurons
     Cache(Box<CacheArguments>),
-    /// Print the tokens of a text, or encode files into token files to train on, in nanoGPT's or llm.c's format
+    /// Print the tokens of a text, or encode files into token files to train on, in nanoGPT's or llm.c's
+    /// format
     Tokenize(TokenizeArguments),
     /// Train a model from scratch, or train a checkpoint further
     Train(Box<TrainArguments>),
@@ -91,7 +95,7 @@ pub(crate) enum Command {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn every_argument_has_a_help_text_and_none_conflicts() {
+    fn arguments_have_help_texts_and_do_not_conflict() {
         crate::main_options::program().debug_assert();
     }
 }

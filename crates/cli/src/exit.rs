@@ -1,6 +1,8 @@
-//! How the program ends: exit code 0 for success, 2 for a wrong call or argument, 1 for a job that failed, 130 for one that
-//! Ctrl-C ended; and what an error says on the way out. The libraries' messages name
-//! options in backquotes, and the program prints its flags in their place; [`hint`] adds those that help.
+//! Exit codes and error messages.
+//!
+//! The program exits with 0 for success, 2 for a usage error, 1 for a failed job, and 130 after Ctrl-C.
+//! Library messages contain option names in backquotes. The program prints its flags in their place, and
+//! [`hint`] suggests flags that help.
 
 use std::io;
 
@@ -10,7 +12,7 @@ use candle_gpt2_engine::{EngineError, HubError};
 use candle_gpt2_evaluation::EvaluationError;
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_jobs::JobError;
-use candle_gpt2_kernels::DeviceError;
+use candle_gpt2_kernels::{DeviceError, message_with_causes};
 use candle_gpt2_look::LookError;
 #[cfg(feature = "serve")]
 use candle_gpt2_server::ServerError;
@@ -20,12 +22,12 @@ use candle_gpt2_weights::WeightsError;
 use crate::flags;
 use crate::interrupt::EXIT_INTERRUPTED;
 
-/// Usage error: an option, a value, or an input that does not fit the model.
+/// Exit code for a usage error: an invalid option or value, or an input that does not fit the model.
 pub(crate) const EXIT_USAGE: u8 = 2;
-/// The call is right and the job failed.
+/// Exit code for a job that failed although its arguments are valid.
 pub(crate) const EXIT_FAILURE: u8 = 1;
 
-/// A wrong call that the argument parser cannot see by itself.
+/// Usage error that the argument parser cannot detect by itself.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -37,7 +39,7 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// The exit code of a command that failed so.
+/// Returns the exit code for a failed command.
 pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let job = error.downcast_ref::<JobError>().is_some_and(JobError::is_interrupted);
     if job || error.downcast_ref().is_some_and(CompressionError::is_interrupted) {
@@ -64,34 +66,35 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
-/// Whether the reader of our output has seen enough (`gpt2 generate … | head`).
+/// Whether the reader closed the pipe early (`gpt2 generate … | head`).
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     io_errors.into_iter().any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The error with its causes, and the flags that help.
+/// Returns the error message with its causes and the flags that help.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     let names_options = matches!(
         error.downcast_ref(),
         Some(EngineError::Unfinished { .. } | EngineError::Generation(GenerationError::NoTokenLeft { .. }))
     ) || matches!(error.downcast_ref(), Some(GenerationError::NoTokenLeft { .. }));
-    let told = match code_of(error) == EXIT_USAGE || names_options {
-        true => flags::in_place_of_options(&format!("{error:#}")),
-        false => format!("{error:#}"),
+    let causes = message_with_causes(error.as_ref());
+    let text = match code_of(error) == EXIT_USAGE || names_options {
+        true => flags::with_flags(&causes),
+        false => causes,
     };
-    if told.contains("CUDA_ERROR_OUT_OF_MEMORY") {
+    if text.contains("CUDA_ERROR_OUT_OF_MEMORY") {
         return format!(
-            "not enough GPU memory; a smaller batch, shorter sequences or --dtype f16 needs less: {told}"
+            "not enough GPU memory; use a smaller batch, shorter sequences or --dtype f16: {text}"
         );
     }
     match hint(error) {
-        Some(hint) => format!("{told} ({hint})"),
-        None => told,
+        Some(hint) => format!("{text} ({hint})"),
+        None => text,
     }
 }
 
-/// The flags of the program that help with an error of a library.
+/// Returns the flags that help with a library error.
 fn hint(error: &anyhow::Error) -> Option<&'static str> {
     let engine = error.downcast_ref::<EngineError>().and_then(of_engine);
     let generation = || error.downcast_ref::<GenerationError>().and_then(of_generation);
@@ -174,7 +177,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
 fn of_compression(error: &CompressionError) -> Option<&'static str> {
     match error {
         CompressionError::Engine(error) => of_engine(error),
-        CompressionError::OtherModel { .. } => Some("--model"),
+        CompressionError::ModelMismatch { .. } => Some("--model"),
         _ => None,
     }
 }
@@ -190,32 +193,34 @@ fn of_generation(error: &GenerationError) -> Option<&'static str> {
 fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it uses the checkpoint's dtype, bf16 as f32"),
-        WeightsError::NotOnGpu { .. } => Some("a --dtype of small integers needs --device cpu"),
+        WeightsError::NotOnGpu { .. } => Some("a quantized --dtype needs --device cpu"),
         WeightsError::NotFound { path } => Some(of_missing(&path.to_string_lossy())),
         WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
         WeightsError::NoTokenizer { .. } => Some(match flags::has("ids") {
             true => "--tokenizer FILE, or --ids in place of text",
             false => "--tokenizer FILE",
         }),
-        WeightsError::OtherHead { found: HeadKind::LanguageModel, .. } => {
+        WeightsError::UnsupportedHead { found: HeadKind::LanguageModel, .. } => {
             Some("`gpt2 train --task classify`")
         }
-        WeightsError::OtherHead { .. } => Some("`gpt2 classify`"),
+        WeightsError::UnsupportedHead { .. } => Some("`gpt2 classify`"),
         _ => None,
     }
 }
 
-/// What to write in place of a model's name that is no file; some programs have addresses and tags in names of the Hub.
+/// Returns advice for a model name that is not a file.
+///
+/// Other programs use addresses and tags in Hub names.
 fn of_missing(name: &str) -> &'static str {
     if name.contains("hf.co/") || name.contains("huggingface.co/") {
         return "a model on the Hub is named owner/name, without the address";
     }
     match name.rsplit_once(':') {
-        // One letter is a drive.
+        // A single letter before the colon is a Windows drive.
         Some((before, tag)) if before.len() > 1 && !tag.contains(['/', '\\']) => {
             "names have no tags: gpt2, or owner/name on the Hub"
         }
-        _ => "the name gpt2 downloads GPT-2, built-in is the model inside the program",
+        _ => "gpt2 downloads GPT-2, built-in selects the bundled model",
     }
 }
 
@@ -257,27 +262,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allocation_that_fails_says_what_to_do() {
-        let told = message(&anyhow!("DriverError(CUDA_ERROR_OUT_OF_MEMORY)"));
-        assert!(told.starts_with("not enough GPU memory"));
+    fn gpu_out_of_memory_is_explained() {
+        let text = message(&anyhow!("DriverError(CUDA_ERROR_OUT_OF_MEMORY)"));
+        assert!(text.starts_with("not enough GPU memory"));
         assert_eq!(message(&anyhow!("DriverError(CUDA_ERROR_ASSERT)")), "DriverError(CUDA_ERROR_ASSERT)");
     }
 
     #[test]
-    fn names_of_models_as_other_programs_have_them() {
+    fn wrapped_error_is_reported_once() {
+        let error = candle_core::Error::from(candle_gpt2::ModelError::NoTokens);
+        assert_eq!(message(&anyhow!(GenerationError::from(error))), "the model needs at least one token");
+    }
+
+    #[test]
+    fn model_names_from_other_programs_get_hints() {
         for (name, expected) in [
             ("gpt2:124m", "(names have no tags: gpt2, or owner/name on the Hub)"),
-            ("./12:30/none", "(the name gpt2 downloads GPT-2, built-in is the model inside the program)"),
+            ("./12:30/none", "(gpt2 downloads GPT-2, built-in selects the bundled model)"),
             ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the address)"),
-            ("C:\\gpt2", "(the name gpt2 downloads GPT-2, built-in is the model inside the program)"),
+            ("C:\\gpt2", "(gpt2 downloads GPT-2, built-in selects the bundled model)"),
         ] {
-            let told = message(&anyhow!(WeightsError::NotFound { path: name.into() }));
-            assert!(told.ends_with(expected), "{told}");
+            let text = message(&anyhow!(WeightsError::NotFound { path: name.into() }));
+            assert!(text.ends_with(expected), "{text}");
         }
     }
 
     #[test]
-    fn errors_of_the_libraries_get_the_flags_that_help() {
+    fn library_errors_get_flag_hints_and_exit_codes() {
         let long = || GenerationError::PromptTooLong { tokens: 9, n_positions: 8 };
         for error in [anyhow!(long()), anyhow!(EngineError::Generation(long()))] {
             assert!(message(&error).ends_with(" (--keep-last)"), "{}", message(&error));

@@ -1,31 +1,33 @@
-//! Options of the libraries as flags of the program: their messages contain `` `top_k` ``, and users see `--top-k`.
+//! Maps the library's option names to the program's flags.
+//!
+//! Library messages contain `` `top_k` ``, where users expect `--top-k`.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use clap::Command;
 
-/// The flags of the command that this process runs, by the names of their options.
+/// Flags of the running command, keyed by option name.
 static FLAGS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
 
-/// From now on messages name the flags of this command.
+/// Makes messages name the flags of this command from now on.
 pub(crate) fn remember(command: &Command) {
-    // The first one is the command that runs.
+    // Only the first call has an effect, because a process runs one command.
     let _ = FLAGS.set(flags_of(command));
 }
 
-/// The message with flags in place of options.
-pub(crate) fn in_place_of_options(message: &str) -> String {
+/// Replaces option names in a message with flags.
+pub(crate) fn with_flags(message: &str) -> String {
     FLAGS.get().map_or_else(|| message.to_owned(), |flags| replaced(message, flags))
 }
 
-/// Whether the command has the option.
+/// Whether the running command has the option.
 pub(crate) fn has(option: &str) -> bool {
     FLAGS.get().is_some_and(|flags| flags.contains_key(option))
 }
 
 fn flags_of(command: &Command) -> BTreeMap<String, String> {
-    // An option has the name of its flag, or that of its field where the two differ.
+    // An option is keyed by its argument id, and by its flag with underscores in case they differ.
     let flags = |option: &clap::Arg| {
         let flag = option.get_long()?.to_owned();
         Some([(option.get_id().to_string(), flag.clone()), (flag.replace('-', "_"), flag)])
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_the_command_become_flags() {
+    fn option_names_in_messages_become_flags() {
         let command = Command::new("generate")
             .arg(Arg::new("top_k").long("top-k"))
             .arg(Arg::new("stop_strings").long("stop"));

@@ -1,4 +1,4 @@
-//! The tokens of a command: from an argument, a file or standard input, as text or as ids.
+//! Token input of a command: from an argument, a file or standard input, as text or as ids.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, stdin};
@@ -13,10 +13,10 @@ use clap::Args;
 use crate::exit::UsageError;
 use crate::output;
 
-/// A text argument that stands for standard input.
+/// Text argument that means standard input.
 pub(crate) const STANDARD_INPUT: &str = "-";
 
-/// The tokens to work on, given in one of these ways.
+/// Input tokens, supplied in one of these ways.
 #[derive(Debug, Default, Args)]
 #[group(id = "input", multiple = false)]
 pub(crate) struct InputArguments {
@@ -29,12 +29,13 @@ pub(crate) struct InputArguments {
     /// Token ids in place of text, separated by commas; no tokenizer is needed then
     #[arg(long, value_name = "ID,ID,…")]
     pub(crate) ids: Option<Ids>,
-    /// Prompt; read from standard input, final newline included, if it is - or if none of it, --prompt, --prompt-file and --ids is given
+    /// Prompt; read from standard input, final newline included, if it is - or if none of it, --prompt,
+    /// --prompt-file and --ids is given
     #[arg(value_name = "TEXT")]
     pub(crate) text: Option<String>,
 }
 
-/// A list of token ids in one argument.
+/// List of token ids in a single argument.
 #[derive(Debug, Clone)]
 pub(crate) struct Ids(pub(crate) Vec<u32>);
 
@@ -51,42 +52,42 @@ impl FromStr for Ids {
     }
 }
 
-/// The input of a command as it is given.
-pub(crate) enum Given {
+/// Input as supplied by the user.
+pub(crate) enum RawInput {
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// The input of a command.
+/// Tokenized input of a command.
 pub(crate) struct Input {
-    /// The text, if the input is one.
+    /// Input text, if the input is not a list of ids.
     pub(crate) text: Option<String>,
-    /// Its tokens, or the given ones.
+    /// Tokens of the text, or the supplied ids.
     pub(crate) ids: Vec<u32>,
 }
 
 impl InputArguments {
-    /// Whether the input is given, so that standard input is not read.
+    /// Whether the command line names an input, including `-` for standard input.
     pub(crate) fn is_given(&self) -> bool {
         let Self { prompt, prompt_file, ids, text } = self;
         prompt.is_some() || prompt_file.is_some() || ids.is_some() || text.is_some()
     }
 
-    /// Reads the input.
-    pub(crate) fn read(&self, vocabulary: &Vocabulary) -> Result<Given> {
+    /// Reads the input as text or ids.
+    pub(crate) fn read(&self, vocabulary: &Vocabulary) -> Result<RawInput> {
         if let Some(Ids(ids)) = &self.ids {
-            return Ok(Given::Ids(ids.clone()));
+            return Ok(RawInput::Ids(ids.clone()));
         }
-        // A text is not waited for where it cannot be read.
+        // Check for a tokenizer first, to avoid waiting for text that cannot be encoded.
         vocabulary.required_tokenizer()?;
-        Ok(Given::Text(self.text()?))
+        Ok(RawInput::Text(self.text()?))
     }
 
-    /// Reads the input and turns it into tokens.
+    /// Reads and tokenizes the input.
     pub(crate) fn tokenized(&self, vocabulary: &Vocabulary) -> Result<Input> {
         Ok(match self.read(vocabulary)? {
-            Given::Ids(ids) => Input { text: None, ids },
-            Given::Text(text) => {
+            RawInput::Ids(ids) => Input { text: None, ids },
+            RawInput::Text(text) => {
                 let ids = vocabulary.encode(&text)?;
                 vocabulary.lost_note(&text).iter().for_each(|note| output::print_note(note));
                 Input { text: Some(text), ids }
@@ -94,7 +95,7 @@ impl InputArguments {
         })
     }
 
-    /// The text of the input, which is one.
+    /// Reads an input that is not a list of ids.
     pub(crate) fn text(&self) -> Result<String> {
         let is_standard_input = self.text.as_deref() == Some(STANDARD_INPUT);
         if let Some(text) = self.text.as_ref().or(self.prompt.as_ref())
@@ -115,24 +116,24 @@ impl InputArguments {
     }
 }
 
-/// The text of a file.
+/// Reads a text file.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     text_of(&path.display().to_string(), read_file(path)?)
 }
 
-/// The bytes of a file of text.
+/// Reads the bytes of a text file.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let name = path.display().to_string();
     read_bytes(&name, File::open(path).with_context(|| name.clone())?)
 }
 
 fn read_bytes(name: &str, source: impl Read) -> Result<Vec<u8>> {
-    /// Largest text: far more than any context holds.
+    /// Maximum size of a text, far more than any context holds.
     const MAX_TEXT_BYTES: u64 = 256 << 20;
     read_to_limit(source, MAX_TEXT_BYTES).with_context(|| name.to_owned())
 }
 
-/// The text without the byte order mark that some editors put in front of it.
+/// Decodes UTF-8 without the byte order mark that some editors prepend.
 fn text_of(name: &str, mut bytes: Vec<u8>) -> Result<String> {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if bytes.starts_with(MARK) {

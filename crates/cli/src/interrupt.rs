@@ -1,5 +1,7 @@
-//! Ctrl-C: while texts are generated interactively it ends the text, and outside a text the program; in a job that saves what it
-//! has done, the first one ends the job, and the second the program.
+//! Ctrl-C handling.
+//!
+//! In interactive generation, Ctrl-C ends the current completion, or the program if there is none. In a job
+//! that saves its progress, the first Ctrl-C ends the job and the second ends the program.
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +10,13 @@ use anyhow::{Context, Result};
 
 use crate::output;
 
-/// How a program that an interrupt ended is seen by a shell: 128 and the number of the signal.
+/// Exit code after an interrupt, as shells report it: 128 plus the signal number.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
 static IS_GENERATING: AtomicBool = AtomicBool::new(false);
 static IS_REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes Ctrl-C end texts from here on.
+/// Installs a handler that ends the current completion, or the program if there is none.
 pub(crate) fn end_texts() -> Result<()> {
     ctrlc::set_handler(|| {
         if !IS_GENERATING.load(Ordering::SeqCst) {
@@ -22,17 +24,19 @@ pub(crate) fn end_texts() -> Result<()> {
         }
         IS_REQUESTED.store(true, Ordering::SeqCst);
     })
-    .context("Ctrl-C cannot be handled")
+    .context("cannot handle Ctrl-C")
 }
 
-/// Makes Ctrl-C end the job, which asks [`is_requested`], and once more the program.
+/// Installs a handler that ends the job, which polls [`is_requested`].
+///
+/// A second Ctrl-C ends the program.
 pub(crate) fn end_job() -> Result<()> {
-    end_job_after("\nending, with what is done saved; Ctrl-C again ends at once")
+    end_job_after("\nstopping and saving progress; press Ctrl-C again to quit immediately")
 }
 
-/// The same for a job whose result appears whole or not at all.
+/// Same as [`end_job`], for a job that writes its complete result or nothing.
 pub(crate) fn end_job_without_result() -> Result<()> {
-    end_job_after("\nending; no output is written")
+    end_job_after("\nstopping; no output is written")
 }
 
 fn end_job_after(status: &'static str) -> Result<()> {
@@ -42,10 +46,10 @@ fn end_job_after(status: &'static str) -> Result<()> {
         }
         output::print_status(status);
     })
-    .context("Ctrl-C cannot be handled")
+    .context("cannot handle Ctrl-C")
 }
 
-/// Runs what Ctrl-C ends; it asks [`is_requested`].
+/// Runs `work`, which polls [`is_requested`] so that Ctrl-C can end it.
 pub(crate) fn while_generating<T>(work: impl FnOnce() -> T) -> T {
     IS_REQUESTED.store(false, Ordering::SeqCst);
     IS_GENERATING.store(true, Ordering::SeqCst);
@@ -54,7 +58,7 @@ pub(crate) fn while_generating<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether Ctrl-C was pressed since the text, or the job, began.
+/// Whether Ctrl-C was pressed since the completion or the job began.
 pub(crate) fn is_requested() -> bool {
     IS_REQUESTED.load(Ordering::SeqCst)
 }

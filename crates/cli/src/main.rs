@@ -22,24 +22,26 @@ use arguments::{Arguments, Command};
 use candle_gpt2_engine::{HubOptions, Network, process};
 use main_options::program;
 
-/// musl's own allocator has one lock for all threads.
+/// Allocator for musl builds, because musl's own has a single lock for all threads.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whether errors of libraries and failed allocations show a backtrace: for this program only if it is `full`.
+/// Environment variable that adds backtraces to library errors and failed allocations.
+///
+/// This program shows them only if the value is `full`.
 const BACKTRACE: &str = "RUST_BACKTRACE";
 
 fn main() -> ExitCode {
-    #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
-    // SAFETY: the program has one thread here.
+    #[expect(unsafe_code, reason = "a process-wide setting, changed before a second thread exists")]
+    // SAFETY: the program is still single-threaded here.
     unsafe {
-        // Where memory is used up, a backtrace can name nothing, and hides what happened.
+        // When memory runs out, a backtrace cannot resolve any names, and it buries the actual error.
         if std::env::var_os(BACKTRACE).is_none_or(|chosen| chosen != "full") {
             std::env::set_var(BACKTRACE, "0");
         }
     }
-    if worker::is_asked_for() {
+    if worker::is_worker() {
         return worker::run();
     }
     commands::completions::answer(program);
@@ -47,13 +49,14 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
-    // SAFETY: the program has one thread here.
+    #[expect(unsafe_code, reason = "a process-wide setting, changed before a second thread exists")]
+    // SAFETY: the program is still single-threaded here.
     unsafe {
         process::set_threads(threads);
     }
     #[expect(unsafe_code, reason = "recorded steps depend on the rest of the program")]
-    // SAFETY: this program uses GPUs through models and caches, which call `using`, or on the one thread that decodes.
+    // SAFETY: this program uses GPUs through models and caches, which call `using`, or on the single thread
+    // that decodes.
     unsafe {
         process::allow_recorded_steps();
     }
@@ -62,7 +65,7 @@ fn main() -> ExitCode {
     if offline {
         hub.network = Network::Offline;
     }
-    // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
+    // A panic is a bug in this program or in a library. It ends like any failed job, with its message.
     process::keep_panics();
     let chosen = |variable| std::env::var(variable).ok().filter(|choice| !choice.is_empty());
     let run = || {
@@ -76,7 +79,7 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(code) => code,
-        // The reader of our output has seen enough (`gpt2 generate … | head`).
+        // The reader closed the pipe early (`gpt2 generate … | head`).
         Err(error) if exit::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(&exit::message(&error));

@@ -1,10 +1,14 @@
-//! Which options a command's help lists first: the few that most people use. All others follow under headings of their own.
+//! Options that a command's help lists first.
+//!
+//! These are the few that most users need. All others follow under their own headings.
 
 use clap::{Arg, Command, CommandFactory};
 
 use crate::arguments::Arguments;
 
-/// The flags that come first in the help of a command, in this order. A command that is not here has few, or is one of `look`'s.
+/// Flags that come first in a command's help, in this order.
+///
+/// Commands without an entry have few options. The entry for `look` also applies to its subcommands.
 const MAIN: [(&str, &[&str]); 12] = [
     ("generate", &["model", "max-new-tokens", "temperature", "top-p", "seed"]),
     ("score", &["model", "choice", "top", "stride", "json"]),
@@ -20,23 +24,23 @@ const MAIN: [(&str, &[&str]); 12] = [
     ("bench", &["model", "dtype", "threads", "json"]),
 ];
 
-/// The heading of options that have none of their own and are not among the main ones.
+/// Heading for options that are not main options and have no heading of their own.
 const OTHERS: &str = "More options";
 
-/// The whole program as clap knows it.
+/// Returns clap's definition of the whole program.
 pub(crate) fn program() -> Command {
     MAIN.iter().fold(Arguments::command(), |program, (name, main)| match program.find_subcommand(name) {
         Some(_) => program.mut_subcommand(name, |command| with_first(command, main)),
-        None => program, // `serve` can be left out of a build
+        None => program, // a build can omit `serve`
     })
 }
 
-/// The command with its main options first, and the commands below it.
+/// Puts the main options of a command and its subcommands first.
 fn with_first(command: Command, main: &[&str]) -> Command {
     let placed = |option: Arg| {
         let flag = option.get_long().unwrap_or_default();
         match main.iter().position(|name| *name == flag) {
-            Some(place) => option.help_heading(None::<&str>).display_order(place),
+            Some(index) => option.help_heading(None::<&str>).display_order(index),
             None if option.is_positional() || option.get_help_heading().is_some() => option,
             None => option.help_heading(OTHERS),
         }
@@ -48,7 +52,7 @@ fn with_first(command: Command, main: &[&str]) -> Command {
 mod tests {
     use super::*;
 
-    /// A flag that no longer exists would come first in no help.
+    /// Checks that every main option exists; a stale name would have no effect.
     #[test]
     fn every_main_option_exists() {
         fn flags(command: &Command) -> Vec<&str> {
@@ -67,10 +71,11 @@ mod tests {
     #[test]
     fn main_options_come_first() {
         let help = program().find_subcommand_mut("generate").unwrap().render_long_help().to_string();
-        let places: Vec<_> = ["--model", "--max-new-tokens", "--temperature", "--top-p", "--seed", "--ids"]
-            .iter()
-            .map(|flag| help.find(&format!("{flag} <")).unwrap())
-            .collect();
-        assert!(places.is_sorted(), "{places:?}");
+        let positions: Vec<_> =
+            ["--model", "--max-new-tokens", "--temperature", "--top-p", "--seed", "--ids"]
+                .iter()
+                .map(|flag| help.find(&format!("{flag} <")).unwrap())
+                .collect();
+        assert!(positions.is_sorted(), "{positions:?}");
     }
 }

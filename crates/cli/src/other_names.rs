@@ -1,29 +1,30 @@
-//! Names that users of llama.cpp, transformers, vLLM and Ollama bring along, and what to use here.
+//! Advice for users who bring option names from llama.cpp, transformers, vLLM and Ollama.
 
 use candle_gpt2_kernels::KvDType;
 use candle_gpt2_weights::{WeightDType, WrittenDType};
 use clap::Command;
 
-/// Names of one thing elsewhere, and the sentence about it here.
+/// Names that other programs use, with the advice for this program.
 ///
-/// Backquotes hold an option (`--top-k`) or another command with one (`gpt2 serve --port`). A row is for the commands that have
-/// all options which it names alone, and, if it lists commands, for those only; the first row that fits counts.
+/// In the advice, backquotes hold an option (`--top-k`) or another command with one (`gpt2 serve --port`). A
+/// row applies to a command that has every option named without a command. If the row lists commands, it
+/// applies only to those. The first matching row wins.
 struct Row {
     names: &'static [&'static str],
     commands: &'static [&'static str],
-    here: &'static str,
+    advice: &'static str,
 }
 
-const fn row(names: &'static [&'static str], here: &'static str) -> Row {
-    Row { names, commands: &[], here }
+const fn row(names: &'static [&'static str], advice: &'static str) -> Row {
+    Row { names, commands: &[], advice }
 }
 
 const fn row_of(
     commands: &'static [&'static str],
     names: &'static [&'static str],
-    here: &'static str,
+    advice: &'static str,
 ) -> Row {
-    Row { names, commands, here }
+    Row { names, commands, advice }
 }
 
 const NEW_TOKENS: &[&str] = &[
@@ -82,7 +83,7 @@ const GPU: &[&str] = &[
     "-tp",
     "-dev",
 ];
-/// What a server leaves to its requests.
+/// Options that each request sets, not the server.
 const OF_A_REQUEST: &[&str] = &[
     "-n",
     "--n-predict",
@@ -109,19 +110,19 @@ const OF_A_REQUEST: &[&str] = &[
 ];
 
 const TRAINED: &str = "use `--init` with a checkpoint to train further, or `--config` to train from scratch";
-const CONVERTED: &str = "give the checkpoint and what to write as two arguments";
+const CONVERTED: &str = "pass the checkpoint and the output as two arguments";
 
 const OPTIONS: &[Row] = &[
-    // What a request sets.
+    // Settings of requests, and built-in features of the server.
     row_of(&["serve"], OF_A_REQUEST, "each request sets this in its body; /openapi.json lists the fields"),
     row_of(
         &["serve"],
         &["--num-beams", "--beam-width", "--use-beam-search"],
-        "the server does not search with beams; use `gpt2 generate --num-beams`",
+        "the server has no beam search; use `gpt2 generate --num-beams`",
     ),
-    row_of(&["serve"], &["--metrics", "--props"], "leave it out: /metrics is always there, and /props"),
-    row_of(&["serve"], &["--slots"], "leave it out: /metrics counts requests that run and wait"),
-    row_of(&["serve"], &["--embedding", "--embeddings"], "leave it out: /v1/embeddings is always there"),
+    row_of(&["serve"], &["--metrics", "--props"], "leave it out: /metrics and /props are always available"),
+    row_of(&["serve"], &["--slots"], "leave it out: /metrics counts running and waiting requests"),
+    row_of(&["serve"], &["--embedding", "--embeddings"], "leave it out: /v1/embeddings is always available"),
     row_of(
         &["serve"],
         &["-cb", "--cont-batching"],
@@ -145,7 +146,7 @@ const OPTIONS: &[Row] = &[
     ),
     row(&["--timeout", "-to"], "use `--queue-timeout`, `--max-time` or `--write-timeout`"),
     row(&["--timeout"], "use `--max-time`"),
-    // Sampling and searching.
+    // Sampling and search.
     row(&["--temp"], "use `--temperature`"),
     row(&["--do-sample", "--sample"], "sampling is the default; `--greedy` turns it off"),
     row(&["--no-do-sample", "--no-sample"], "use `--greedy`"),
@@ -172,7 +173,7 @@ const OPTIONS: &[Row] = &[
     ),
     row(
         &["-i", "-cnv", "--conversation", "--chat"],
-        "use `--interactive`; GPT-2 continues texts and has not learned to chat",
+        "use `--interactive`; GPT-2 continues text and was not trained to chat",
     ),
     row_of(
         &["generate"],
@@ -182,7 +183,7 @@ const OPTIONS: &[Row] = &[
     row_of(
         &["generate"],
         &["-sys", "--system-prompt", "-sysf", "--system-prompt-file"],
-        "begin the prompt with it: GPT-2 knows no system prompt",
+        "begin the prompt with it: GPT-2 has no system prompt",
     ),
     row(&["-md", "--model-draft", "--draft-model", "--speculative-model"], "use `--assistant-model`"),
     row(&["--draft", "--draft-max", "--num-speculative-tokens"], "use `--num-assistant-tokens`"),
@@ -191,7 +192,7 @@ const OPTIONS: &[Row] = &[
     row(&["--grammar-file"], "use `--grammar`"),
     row(&["-j", "--guided-json", "--json-schema-file"], "use `--json-schema`"),
     row(&["--guided-regex"], "use `--regex`"),
-    // Inputs and outputs.
+    // Input and output.
     row(&["--text", "--input", "--inputs", "--query"], "use `--prompt`, or give the text as an argument"),
     row_of(&["tokenize"], &["-p", "--prompt", "--text", "--input"], "give the text as an argument"),
     row_of(&["eval"], &["-f", "--file"], "use `--data`"),
@@ -199,12 +200,12 @@ const OPTIONS: &[Row] = &[
     row_of(
         &["generate"],
         &["-e", "--escape", "--no-escape"],
-        "leave it out: a prompt is taken as it is; `--prompt-file` takes one with line breaks",
+        "leave it out: the prompt is used verbatim; `--prompt-file` reads one with line breaks",
     ),
     row_of(
         &["generate"],
         &["--no-display-prompt", "--color", "--simple-io", "--log-disable", "--no-perf"],
-        "leave it out: piped output has the completion alone",
+        "leave it out: piped output contains only the completion",
     ),
     row_of(&["generate"], &["--samplers", "--sampler-seq"], "leave it out: the order of samplers is fixed"),
     row(
@@ -216,12 +217,12 @@ const OPTIONS: &[Row] = &[
     row_of(
         &["bench"],
         &["-p", "--n-prompt", "-n", "--n-gen"],
-        "leave it out: the lengths are fixed, so that results compare",
+        "leave it out: the lengths are fixed, so results are comparable",
     ),
     row_of(
         &["generate"],
         &["-v", "--verbose", "--verbose-prompt"],
-        "use `--json`, which prints token ids, why the text ended, and the speed",
+        "use `--json`, which prints token ids, the stop reason and the speed",
     ),
     row(&["--input-file", "--prompts"], "use `--prompts-file`"),
     row(&["-o", "--output", "--output-dir", "--save-dir", "--outfile"], "use `--out`"),
@@ -244,8 +245,8 @@ const OPTIONS: &[Row] = &[
         &["--override-kv"],
         "leave it out: the checkpoint's configuration is used, and `gpt2 inspect` shows it",
     ),
-    row(&["--trust-remote-code"], "leave it out: no code of a checkpoint is run"),
-    // Where and how it runs.
+    row(&["--trust-remote-code"], "leave it out: checkpoint code never runs"),
+    // Device, dtype and performance.
     row(GPU, "use `--device cuda`, which puts the whole model on one GPU"),
     row(&["--cpu", "--no-cuda", "--no-gpu"], "use `--device cpu`"),
     row(&["--device", "--cpu", "--no-cuda", "--no-gpu"], "leave it out: this command runs on the CPU"),
@@ -276,7 +277,7 @@ const OPTIONS: &[Row] = &[
     row_of(
         &["generate"],
         &["-b", "-ub", "--n-batch", "--ubatch-size"],
-        "leave it out: the program splits a prompt as it fits; `--batch-size` counts the prompts of `--prompts-file`",
+        "leave it out: the program chooses the prefill chunks; `--batch-size` counts the prompts of `--prompts-file`",
     ),
     row(&["-b", "--batch", "--n-batch"], "use `--batch-size`"),
     // The server.
@@ -331,7 +332,7 @@ const OF_A_MODEL: &str = "use `gpt2 generate --model`, with the model and then t
 /// Commands of other programs.
 const COMMANDS: &[Row] = &[
     row(&["run"], OF_A_MODEL),
-    row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues texts and has not learned to chat"),
+    row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues text and was not trained to chat"),
     row(&["complete", "predict"], "use `gpt2 generate`"),
     row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
     row(&["list", "ls", "env"], "`gpt2 doctor` shows the machine and the downloaded models"),
@@ -349,19 +350,19 @@ const COMMANDS: &[Row] = &[
     row(&["encode"], "use `gpt2 tokenize`"),
 ];
 
-/// What to use here for a name of another program's, in this command. The name is one that this command does not know.
+/// Returns advice for another program's name that `command` does not know.
 pub(crate) fn advice(name: &str, command: &Command) -> Option<&'static str> {
-    rows_of(name).find(|row| row.fits(command)).map(|row| row.here)
+    rows_of(name).find(|row| row.fits(command)).map(|row| row.advice)
 }
 
-/// What to do about an argument that this command does not know: an option by its name elsewhere, or a word.
+/// Returns advice for an unknown argument: an option of another program, or a word.
 pub(crate) fn advice_on_argument(name: &str, command: &Command) -> Vec<String> {
     let of_name = advice(name, command).map(str::to_owned);
     let is_text = command.get_positionals().any(|positional| positional.get_id() == "text");
     match (name.starts_with('-'), of_name, command.find_subcommand("generate")) {
         (_, Some(advice), _) => vec![advice],
         (true, None, Some(_)) if name == "-v" => vec!["use `--version`".to_owned()],
-        // Options without a command, as llama.cpp's programs have them.
+        // Options without a command, as in llama.cpp's programs.
         (true, None, Some(generate)) if knows(generate, name) || contains(name) => {
             let advice = advice(name, generate).filter(|_| !knows(generate, name)).map(str::to_owned);
             let first = "name a command before its options: use `gpt2 generate` to continue a prompt";
@@ -376,7 +377,7 @@ pub(crate) fn advice_on_argument(name: &str, command: &Command) -> Vec<String> {
     }
 }
 
-/// What to do about a word in place of a command: one of another program, a text, or a model.
+/// Returns advice for a word that is not a command: another program's command, a text or a model.
 pub(crate) fn advice_on_command(name: &str, command: &Command) -> Vec<String> {
     if let Some(advice) = advice(name, command) {
         return vec![advice.to_owned()];
@@ -392,7 +393,7 @@ pub(crate) fn advice_on_command(name: &str, command: &Command) -> Vec<String> {
     is_program.then(|| advice.to_owned()).into_iter().collect()
 }
 
-/// What to do about a value that an option, such as `--dtype <TYPE>`, does not take.
+/// Returns advice for a value that an option, such as `--dtype <TYPE>`, does not accept.
 pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> Option<String> {
     let option = option.split(' ').next().unwrap_or_default();
     if option == "--max-new-tokens" && value.starts_with('-') {
@@ -403,22 +404,22 @@ pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> O
         return Some("`--seed $RANDOM` gives another result each time".to_owned());
     }
     let names: Vec<&str> = match option {
-        "--kv-dtype" => KvDType::NAMES.map(|(name, _)| name).to_vec(),
-        "--dtype" if command.get_name() == "convert" => WrittenDType::ALL.map(WrittenDType::name).to_vec(),
-        "--dtype" | "--base-dtype" => WeightDType::ALL.map(WeightDType::name).to_vec(),
+        "--kv-dtype" => KvDType::all().map(KvDType::name).collect(),
+        "--dtype" if command.get_name() == "convert" => WrittenDType::all().map(WrittenDType::name).collect(),
+        "--dtype" | "--base-dtype" => WeightDType::all().map(WeightDType::name).collect(),
         _ => Vec::new(),
     };
     let letters =
         |name: &str| name.to_lowercase().replace("float", "f").replace("fp", "f").replace("int", "q");
     let value = letters(value);
-    // `q8_0` is one of `q8`'s kind, and the other way round; `q4_k_m` is nearer to `q4_k` than to `q4_0`.
+    // `q8_0` matches `q8` and vice versa. `q4_k_m` is closer to `q4_k` than to `q4_0`.
     let kind = value.split('_').next().unwrap_or_default();
     let is_of_kind = |name: &&&str| kind.len() > 1 && name.starts_with(kind);
     let near = names.iter().find(|name| value.starts_with(**name)).or_else(|| names.iter().find(is_of_kind));
     near.map(|name| format!("did you mean {name}?"))
 }
 
-/// Whether other programs have the name, whatever is to be used here.
+/// Whether another program uses the name, with or without advice for a given command.
 pub(crate) fn contains(name: &str) -> bool {
     rows_of(name).next().is_some()
 }
@@ -432,16 +433,16 @@ fn rows_of(name: &str) -> impl Iterator<Item = &'static Row> {
 impl Row {
     fn fits(&self, command: &Command) -> bool {
         let is_listed = self.commands.is_empty() || self.commands.contains(&command.get_name());
-        is_listed && options_of(self.here).all(|option| has(command, option))
+        is_listed && options_of(self.advice).all(|option| has(command, option))
     }
 }
 
-/// The options of the command itself that a sentence names.
+/// Options in the advice that belong to the current command.
 fn options_of(sentence: &str) -> impl Iterator<Item = &str> {
     quoted(sentence).filter(|quoted| quoted.starts_with("--")).filter_map(|quoted| quoted.split(' ').next())
 }
 
-/// What backquotes hold.
+/// Texts inside backquotes.
 fn quoted(sentence: &str) -> impl Iterator<Item = &str> {
     sentence.split('`').skip(1).step_by(2)
 }
@@ -451,7 +452,7 @@ fn has(command: &Command, option: &str) -> bool {
     command.get_arguments().any(|known| known.get_long() == Some(long))
 }
 
-/// Whether the command has an option of this name, long or short.
+/// Whether the command has a long or short option with this name.
 fn knows(command: &Command, name: &str) -> bool {
     let short = name.strip_prefix('-').and_then(|name| name.parse::<char>().ok());
     has(command, name) || command.get_arguments().any(|known| short.is_some() && known.get_short() == short)
@@ -468,11 +469,11 @@ pub(crate) mod tests {
         program
     }
 
-    /// The names of every command that does something, as they are typed.
+    /// Words that select each command except `help`, as users type them.
     pub(crate) fn paths(command: &Command) -> Vec<Vec<String>> {
-        let below = command.get_subcommands().filter(|command| command.get_name() != "help");
+        let subcommands = command.get_subcommands().filter(|command| command.get_name() != "help");
         let mut found = Vec::new();
-        for command in below {
+        for command in subcommands {
             let name = command.get_name().to_owned();
             let paths = paths(command);
             found.push(vec![name.clone()]);
@@ -487,46 +488,47 @@ pub(crate) mod tests {
         paths(program).into_iter().filter_map(find).collect()
     }
 
-    /// All names of options in the table.
+    /// All option names in the table.
     pub(crate) fn options() -> Vec<&'static str> {
         OPTIONS.iter().flat_map(|row| row.names).copied().collect()
     }
 
     #[test]
-    fn what_is_to_be_used_exists() {
+    fn advice_names_existing_commands_and_options() {
         let program = program();
-        // Without some features there are fewer options; the rows are those of a program with all.
-        let is_whole = cfg!(all(feature = "serve", feature = "grammar"));
+        // Some features add options, and the rows assume a build with all features.
+        let has_all_features = cfg!(all(feature = "serve", feature = "grammar"));
         for row in OPTIONS.iter().chain(COMMANDS) {
-            for called in
-                quoted(row.here).filter_map(|quoted| quoted.strip_prefix("gpt2 ")).filter(|_| is_whole)
+            for call in quoted(row.advice)
+                .filter_map(|quoted| quoted.strip_prefix("gpt2 "))
+                .filter(|_| has_all_features)
             {
-                let mut words = called.split(' ');
+                let mut words = call.split(' ');
                 let command = words.next().and_then(|name| program.find_subcommand(name));
-                let command = command.unwrap_or_else(|| panic!("there is no `{called}`: {}", row.here));
-                assert!(words.all(|option| has(command, option)), "there is no `{called}`: {}", row.here);
+                let command = command.unwrap_or_else(|| panic!("`{call}` does not exist: {}", row.advice));
+                assert!(words.all(|option| has(command, option)), "`{call}` does not exist: {}", row.advice);
             }
-            for command in row.commands.iter().filter(|_| is_whole) {
+            for command in row.commands.iter().filter(|_| has_all_features) {
                 let command =
                     program.find_subcommand(command).unwrap_or_else(|| panic!("no command {command}"));
                 assert!(
                     row.fits(command),
-                    "not all options are there in `{}`: {}",
+                    "an option is missing in `{}`: {}",
                     command.get_name(),
-                    row.here
+                    row.advice
                 );
             }
             assert!(
-                quoted(row.here).all(|quoted| quoted.starts_with("--") || quoted.starts_with("gpt2 ")),
+                quoted(row.advice).all(|quoted| quoted.starts_with("--") || quoted.starts_with("gpt2 ")),
                 "{}",
-                row.here
+                row.advice
             );
         }
     }
 
-    /// Every row is said somewhere, of each of its names.
+    /// Checks that every row is the advice for each of its names in at least one command.
     #[test]
-    fn no_row_is_hidden() {
+    fn no_row_is_shadowed() {
         if cfg!(not(all(feature = "serve", feature = "grammar"))) {
             return;
         }
@@ -534,12 +536,12 @@ pub(crate) mod tests {
         let commands = commands(&program);
         for row in OPTIONS {
             for name in row.names {
-                let is_said =
-                    |command: &&&Command| !knows(command, name) && advice(name, command) == Some(row.here);
+                let is_advised =
+                    |command: &&&Command| !knows(command, name) && advice(name, command) == Some(row.advice);
                 assert!(
-                    commands.iter().any(|command| is_said(&command)),
+                    commands.iter().any(|command| is_advised(&command)),
                     "`{name}` never gets: {}",
-                    row.here
+                    row.advice
                 );
             }
         }
@@ -547,7 +549,7 @@ pub(crate) mod tests {
             for name in row.names {
                 assert_eq!(
                     (program.find_subcommand(name).is_none(), advice(name, &program)),
-                    (true, Some(row.here)),
+                    (true, Some(row.advice)),
                     "{name}"
                 );
             }

@@ -1,4 +1,4 @@
-//! From the arguments that the program was called with to [`Arguments`], or to a help text or a usage error on the way out.
+//! Parses the command line into [`Arguments`], or prints a help text or a usage error.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -12,10 +12,14 @@ use crate::exit::{self, EXIT_FAILURE, EXIT_USAGE};
 use crate::main_options::program;
 use crate::{flags, other_names, output};
 
-/// Stands for a space at which clap must not break a line: those of example commands, which are to be copied.
+/// Placeholder for a space at which clap must not break a line.
+///
+/// It keeps example commands in one piece, so that users can copy them.
 const KEPT_SPACE: char = '\u{e000}';
 
-/// The arguments of this process; otherwise what was to be said instead has been printed, and this is the exit code.
+/// Parses the arguments of this process.
+///
+/// For a help request or a usage error, prints the text and returns the exit code.
 pub(crate) fn arguments() -> Result<Arguments, ExitCode> {
     let given: Vec<OsString> = std::env::args_os().collect();
     parsed(&given).map_err(|error| print(&error))
@@ -35,7 +39,7 @@ fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
     Ok(arguments)
 }
 
-/// The threads of the command that is called.
+/// Returns the thread count of the selected command.
 fn threads(matches: &ArgMatches) -> Option<u16> {
     match matches.subcommand() {
         Some((_, matches)) => threads(matches),
@@ -43,7 +47,7 @@ fn threads(matches: &ArgMatches) -> Option<u16> {
     }
 }
 
-/// Prints a help text on standard output or an error on standard error, and says how the program ends.
+/// Prints a help text on standard output or an error on standard error, and returns the exit code.
 fn print(error: &Error) -> ExitCode {
     let text = shown(&error.render());
     if error.use_stderr() {
@@ -60,7 +64,7 @@ fn print(error: &Error) -> ExitCode {
     }
 }
 
-/// The command with examples that can be copied, and all commands below it: clap breaks none of their lines.
+/// Protects the examples of a command and its subcommands from clap's line breaks.
 fn with_whole_examples(command: Command) -> Command {
     let kept = |line: &str| match line.starts_with(' ') {
         true => in_columns(line).replace(' ', &KEPT_SPACE.to_string()),
@@ -75,8 +79,10 @@ fn with_whole_examples(command: Command) -> Command {
     command.mut_subcommands(with_whole_examples)
 }
 
-/// The command whose `-h` fits a screen: the options without a heading, each in a line or two, and the first examples of `lines`.
-/// `--help` has all.
+/// Adds a `-h` help text that fits a screen.
+///
+/// It shows the options without a heading, each in a line or two, and the first examples of `lines`. `--help`
+/// shows everything.
 fn with_short_help(command: Command, lines: &[String]) -> Command {
     let most = if command.has_subcommands() { 1 } else { 3 };
     let is_long = command.get_arguments().any(|argument| argument.get_help_heading().is_some());
@@ -100,41 +106,44 @@ fn with_short_help(command: Command, lines: &[String]) -> Command {
     command.after_help(after.join("\n"))
 }
 
-/// A help text up to its first colon, semicolon or parenthesis.
+/// Shortens a help text to the part before its first colon, semicolon or parenthesis.
 fn in_short(help: &str) -> &str {
     let end = [": ", "; ", " ("].iter().filter_map(|mark| help.find(mark)).min();
     end.map_or(help, |end| &help[..end])
 }
 
-/// An example that fits a terminal of 80 columns: a longer command continues in the next line, at an option or the next command.
+/// Breaks an example into lines of at most 80 columns.
+///
+/// A long command continues on the next line, at an option or at the next command after `&&` or `|`.
 fn in_columns(example: &str) -> String {
     const COLUMNS: usize = 80;
-    const GOES_ON: &str = " \\";
+    const CONTINUATION: &str = " \\";
     let (mut lines, mut rest) = (Vec::new(), example.to_owned());
     while rest.chars().count() > COLUMNS {
         let mut is_quoted = false;
-        let fits = |(place, _): &(usize, char)| rest[..*place].chars().count() + GOES_ON.len() <= COLUMNS;
-        let breaks = rest.char_indices().take_while(fits).filter(|(place, character)| {
+        let fits =
+            |(index, _): &(usize, char)| rest[..*index].chars().count() + CONTINUATION.len() <= COLUMNS;
+        let breaks = rest.char_indices().take_while(fits).filter(|(index, character)| {
             is_quoted ^= matches!(character, '"' | '\'');
-            let word = rest[*place..].strip_prefix(' ').unwrap_or_default();
+            let word = rest[*index..].strip_prefix(' ').unwrap_or_default();
             let is_start = ["-", "&& ", "| "].iter().any(|start| word.starts_with(start));
-            !is_quoted && is_start && !rest[..*place].trim().is_empty()
+            !is_quoted && is_start && !rest[..*index].trim().is_empty()
         });
-        let Some((place, _)) = breaks.last() else { break };
-        let next = format!("     {}", &rest[place..]);
-        lines.push(rest[..place].to_owned() + GOES_ON);
+        let Some((index, _)) = breaks.last() else { break };
+        let next = format!("     {}", &rest[index..]);
+        lines.push(rest[..index].to_owned() + CONTINUATION);
         rest = next;
     }
     lines.push(rest);
     lines.join("\n")
 }
 
-/// A text of clap's with its escape codes, as it is to be seen.
+/// Renders clap's text with escape codes and restores the protected spaces.
 fn shown(text: &StyledStr) -> String {
     text.ansi().to_string().replace(KEPT_SPACE, " ")
 }
 
-/// A word such as `-ngl` or `-hf`, which is one option elsewhere and would be read as several of one letter.
+/// Finds a word such as `-ngl` or `-hf`, which clap would read as several one-letter options.
 fn foreign_cluster(words: &[&str]) -> Option<String> {
     let is_foreign = |word: &&&str| word.len() > 2 && !word.starts_with("--") && other_names::contains(word);
     let options = words.iter().take_while(|word| **word != "--");
@@ -146,8 +155,10 @@ fn with_context(mut error: Error, kind: ContextKind, text: String) -> Error {
     error
 }
 
-/// The error with what to do: the option or the value that was meant, by the names of other programs, or by nearly this name.
-/// clap's own choice has no limit of distance.
+/// Adds advice to a parse error: the option or value that the user probably meant.
+///
+/// Candidates are names from other programs, and then similar names. clap's own suggestions may be
+/// arbitrarily far from the input.
 fn with_advice(mut error: Error, given: &[OsString]) -> Error {
     let mut program = program();
     program.build();
@@ -161,9 +172,9 @@ fn with_advice(mut error: Error, given: &[OsString]) -> Error {
         ErrorKind::UnknownArgument => {
             let Some(name) = text(ContextKind::InvalidArg) else { return error };
             error.remove(ContextKind::SuggestedArg);
-            // That an option be given as a text.
+            // Remove clap's tip to pass the option as a value.
             error.remove(ContextKind::Suggested);
-            // Its usage line names the option that clap would suggest.
+            // clap's usage line names the option that it would suggest.
             error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
             let similar = similar_option(&name, command).map(|near| (ContextKind::SuggestedArg, near));
             (other_names::advice_on_argument(&name, command), similar)
@@ -198,7 +209,7 @@ fn with_advice(mut error: Error, given: &[OsString]) -> Error {
     error
 }
 
-/// The command that the words call.
+/// Returns the command that the words select.
 fn called<'a>(program: &'a Command, words: &[&str]) -> &'a Command {
     let mut command = program;
     for word in words {
@@ -210,14 +221,16 @@ fn called<'a>(program: &'a Command, words: &[&str]) -> &'a Command {
     command
 }
 
-/// The option of the command with nearly this name, which is none that other programs give another meaning.
+/// Finds an option of the command with a similar name.
+///
+/// Names that other programs use get no suggestion, unless they differ only in underscores.
 fn similar_option(name: &str, command: &Command) -> Option<String> {
     let longs = command.get_opts().filter_map(|option| option.get_long()).map(|long| format!("--{long}"));
     let near = nearest(name, longs)?;
     (near == name.replace('_', "-") || !other_names::contains(name)).then_some(near)
 }
 
-/// The known name that differs in at most a third of its letters.
+/// Returns the closest known name if it differs in at most a third of the letters.
 fn nearest(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
     let name = name.replace('_', "-");
     let letters = |name: &str| name.trim_start_matches('-').chars().count();
@@ -230,18 +243,18 @@ fn nearest(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What is said of a call that is wrong, or of one that asks for help.
+    /// Returns the error or help text for a command line.
     fn message_of(words: &str) -> String {
-        let given: Vec<OsString> =
+        let arguments: Vec<OsString> =
             std::iter::once("gpt2").chain(words.split_whitespace()).map(Into::into).collect();
-        parsed(&given)
+        parsed(&arguments)
             .err()
             .map(|error| error.render().to_string().replace(KEPT_SPACE, " "))
             .unwrap_or_default()
     }
 
     #[test]
-    fn names_of_other_programs_get_what_to_use_here() {
+    fn names_from_other_programs_get_tips() {
         for (words, expected) in [
             ("generate x --n-predict 5", "use `--max-new-tokens`"),
             ("generate x --n_predict=5", "use `--max-new-tokens`"),
@@ -266,7 +279,7 @@ mod tests {
             ("--n-predict 5 generate x", "use `--max-new-tokens`"),
             ("generate x -hf owner/name", "use `--model`"),
             ("generate x -m y -mg 0", "`--device cuda`"),
-            ("generate x --no-display-prompt", "piped output has the completion alone"),
+            ("generate x --no-display-prompt", "piped output contains only the completion"),
             ("generate x -e", "`--prompt-file`"),
             ("generate x --override-kv a=b", "`gpt2 inspect`"),
             ("generate x --lora-scaled y:0.5", "use `--adapter DIR=WEIGHT`"),
@@ -281,9 +294,9 @@ mod tests {
             ("generate x -sys y", "begin the prompt"),
             ("generate x --keep 5", "use `--keep-head`"),
             ("generate x --repeat-last-n 64", "`--repetition-penalty` counts all tokens"),
-            ("serve --metrics", "/metrics is always there"),
-            ("serve --slots", "/metrics counts requests"),
-            ("serve --embedding", "/v1/embeddings is always there"),
+            ("serve --metrics", "/metrics and /props are always available"),
+            ("serve --slots", "/metrics counts running"),
+            ("serve --embedding", "/v1/embeddings is always available"),
             ("serve -cb", "always processed together"),
             ("serve --no-webui", "use `--no-page`"),
             ("serve -b 512", "use `--prefill-chunk`"),
@@ -301,7 +314,7 @@ mod tests {
             ("convert a b --dtype q8", "did you mean q8_0?"),
             ("generate x --seed -1", "`--seed $RANDOM`"),
             ("generate x --no-warmup", "leave it out"),
-            ("generate x --color", "piped output has the completion alone"),
+            ("generate x --color", "piped output contains only the completion"),
             ("bench --no-warmup", "every measurement begins with a warm-up"),
             ("generate x --samplers top_k", "the order of samplers is fixed"),
             ("generate x --rope-scaling yarn", "learned positions"),
@@ -317,14 +330,14 @@ mod tests {
             ("ps", "no model stays loaded"),
             ("model.gguf", "`gpt2 generate --model`"),
         ] {
-            let told = message_of(words);
-            assert!(told.contains(expected) && told.contains("tip: "), "{words}: {told}");
-            assert!(!told.contains("a similar") && !told.contains("exists"), "{words}: {told}");
+            let message = message_of(words);
+            assert!(message.contains(expected) && message.contains("tip: "), "{words}: {message}");
+            assert!(!message.contains("a similar") && !message.contains("exists"), "{words}: {message}");
         }
     }
 
     #[test]
-    fn only_near_names_are_suggested() {
+    fn only_similar_names_are_suggested() {
         for (words, expected) in [
             ("generate x --temperatur 1", "a similar argument exists: '--temperature'"),
             ("generate x --max_new_tokens 1", "a similar argument exists: '--max-new-tokens'"),
@@ -335,19 +348,22 @@ mod tests {
             assert!(message_of(words).contains(expected), "{words}: {}", message_of(words));
         }
         for words in ["generate x --colour", "generate x --strum", "dance", "look dance", "--colour"] {
-            let told = message_of(words);
-            assert!(told.starts_with("error: un") && !told.contains("a similar"), "{words}: {told}");
+            let message = message_of(words);
+            assert!(message.starts_with("error: un") && !message.contains("a similar"), "{words}: {message}");
         }
         assert!(!message_of("--colour").contains("tip: "), "{}", message_of("--colour"));
         for words in ["generate x --dtype q2", "generate x --kv-dtype q4_0", "generate x --seed a"] {
-            let told = message_of(words);
-            assert!(told.starts_with("error: invalid") && !told.contains("tip: "), "{words}: {told}");
+            let message = message_of(words);
+            assert!(
+                message.starts_with("error: invalid") && !message.contains("tip: "),
+                "{words}: {message}"
+            );
         }
     }
 
-    /// Whatever of the table is given to whatever command: it gets what is to be used there, or nothing.
+    /// Checks that no command mistakes a name from the table for a typo of its own options.
     #[test]
-    fn names_of_other_programs_are_not_taken_for_similar_ones() {
+    fn names_from_other_programs_are_not_treated_as_typos() {
         let mut program = program();
         program.build();
         for path in other_names::tests::paths(&program) {
@@ -359,9 +375,9 @@ mod tests {
         }
     }
 
-    /// Lines are filled up to the width and never longer; no example is longer than 80 columns.
+    /// Checks that lines fill the width without exceeding it, and that examples fit in 80 columns.
     #[test]
-    fn help_fills_the_width_that_there_is() {
+    fn help_fills_the_terminal_width() {
         for width in [60, 80] {
             let mut program = with_whole_examples(program()).term_width(width);
             program.build();
@@ -395,7 +411,7 @@ mod tests {
         }
     }
 
-    /// The first word of `next`, if that line continues the sentence of `line`.
+    /// Returns the first word of `next` if that line continues the sentence of `line`.
     fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
         let indent = |line: &str| line.chars().take_while(|c| *c == ' ').count();
         let column = indent(next);
@@ -412,19 +428,19 @@ mod tests {
     }
 
     #[test]
-    fn examples_keep_their_spaces_and_other_lines_are_wrapped() {
+    fn examples_in_help_keep_their_spacing() {
         let help = message_of("generate --help");
         let long = "\n  gpt2 generate \"The dog\" --model gpt2-large \\\n      --assistant-model distilgpt2    # the same text, sooner\n";
         assert!(help.contains(long), "{help}");
     }
 
-    /// A call with each short form is the call with the long one.
+    /// Checks that a call with a short option parses like the call with the long one.
     #[test]
-    fn short_forms_say_the_same() {
+    fn short_and_long_options_parse_alike() {
         let read = |words: &[&str]| {
-            let given: Vec<OsString> =
+            let words: Vec<OsString> =
                 std::iter::once("gpt2").chain(words.iter().copied()).map(Into::into).collect();
-            parsed(&given)
+            parsed(&words)
                 .map(|arguments| format!("{arguments:?}"))
                 .map_err(|error| error.render().to_string())
         };
@@ -445,7 +461,7 @@ mod tests {
             [('m', "model"), ('n', "max-new-tokens"), ('o', "out"), ('p', "prompt"), ('s', "seed")]
         );
         let words = |command: &'static str, option: &'static str| -> Vec<&'static str> {
-            let needed: &[&str] = match command {
+            let required: &[&str] = match command {
                 "train" => &["--data", "d", "--init", "i", "--out", "o"],
                 "cache" => &["--sites", "z", "--out", "o"],
                 "look features" => &["--sae", "s"],
@@ -455,7 +471,7 @@ mod tests {
                 "eval" => &["kl"],
                 _ => &[],
             };
-            [command.split(' ').collect(), needed.to_vec(), vec![option, "7"]].concat()
+            [command.split(' ').collect(), required.to_vec(), vec![option, "7"]].concat()
         };
         for ((short, long), commands) in &forms {
             for command in commands {

@@ -1,10 +1,10 @@
-//! Progress on standard error.
+//! Progress bars on standard error.
 
 pub(crate) use candle_gpt2_engine::Terminal;
 use candle_gpt2_engine::terminal::bar;
 use indicatif::ProgressBar;
 
-/// A bar that counts the steps of a training, of which some may be done.
+/// Creates a progress bar over training steps, of which `done` are complete.
 pub(crate) fn steps(total: u64, done: u64) -> ProgressBar {
     let bar = bar("training", total, "{pos}/{len} {wide_bar} {msg} {eta}");
     bar.set_position(done);

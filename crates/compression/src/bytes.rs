@@ -1,30 +1,33 @@
-//! Any bytes as tokens of a model, and back: valid UTF-8 by the tokenizer, everything else byte by byte.
+//! Conversion of arbitrary bytes to tokens and back.
 //!
-//! Special tokens are never met: `<|endoftext|>` in a text is what its characters are. What the tokenizer makes of a text is
-//! compared with the text, so one that changes it (by a normalizer, say) costs size and never a byte.
+//! Valid UTF-8 goes through the tokenizer, and everything else is encoded byte by byte. Special tokens are
+//! never produced: `<|endoftext|>` in a text is encoded as its characters.
+//!
+//! The tokenizer's output is compared with the text. A tokenizer that changes the text, for example with a
+//! normalizer, therefore costs compression but never loses a byte.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_weights::{Tokenizer, encode_piece};
 
 use crate::CompressionError;
 
-/// Values of a byte.
+/// Number of byte values.
 const BYTES: usize = 256;
 
-/// The tokens of bytes.
+/// Mapping between bytes and tokens.
 pub(crate) struct ByteTokens {
     tokenizer: Tokenizer,
-    /// What each id stands for.
+    /// Bytes of each token, by id.
     bytes: Vec<Vec<u8>>,
-    /// The token of each byte alone.
-    of_byte: Vec<u32>,
+    /// Token of each single byte.
+    byte_tokens: Vec<u32>,
 }
 
 impl ByteTokens {
-    /// Those of a model.
+    /// Creates the mapping for a model's vocabulary.
     ///
     /// # Errors
-    /// When it has no tokenizer, or one without a token for each byte.
+    /// If the model has no tokenizer, or if a byte has no token.
     pub(crate) fn new(vocabulary: &Vocabulary) -> Result<Self, CompressionError> {
         let mut tokenizer = Tokenizer::clone(vocabulary.required_tokenizer()?);
         tokenizer.set_encode_special_tokens(true);
@@ -32,29 +35,30 @@ impl ByteTokens {
         let is_token = |id: &u32| tokenizer.id_to_token(*id).is_some();
         let bytes_of = |id| if is_token(&id) { vocabulary.token_bytes(id) } else { Vec::new() };
         let bytes: Vec<Vec<u8>> = ids.map(bytes_of).collect();
-        let mut of_byte = vec![None; BYTES];
+        let mut byte_tokens = vec![None; BYTES];
         for (id, bytes) in (0..).zip(&bytes) {
             if let [byte] = bytes[..] {
-                of_byte[usize::from(byte)].get_or_insert(id);
+                byte_tokens[usize::from(byte)].get_or_insert(id);
             }
         }
-        let of_byte =
-            (0..=u8::MAX).zip(of_byte).map(|(byte, id)| id.ok_or(CompressionError::NoTokenOfByte { byte }));
-        let of_byte = of_byte.collect::<Result<_, _>>()?;
-        Ok(Self { tokenizer, bytes, of_byte })
+        let byte_tokens = (0..=u8::MAX)
+            .zip(byte_tokens)
+            .map(|(byte, id)| id.ok_or(CompressionError::MissingByteToken { byte }));
+        let byte_tokens = byte_tokens.collect::<Result<_, _>>()?;
+        Ok(Self { tokenizer, bytes, byte_tokens })
     }
 
-    /// The bytes of each id, none of those that are no tokens.
+    /// Returns the bytes of each id, empty for ids that are not tokens.
     pub(crate) fn all(&self) -> &[Vec<u8>] {
         &self.bytes
     }
 
-    /// The bytes of a token of the vocabulary.
+    /// Returns the bytes of a token in the vocabulary.
     pub(crate) fn bytes_of(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// The tokens that stand for these bytes.
+    /// Encodes bytes as tokens.
     pub(crate) fn encode(&self, bytes: &[u8]) -> Vec<u32> {
         let mut ids = Vec::new();
         for chunk in bytes.utf8_chunks() {
@@ -67,7 +71,7 @@ impl ByteTokens {
         ids
     }
 
-    /// The tokenizer's tokens of a text, if they stand for the very text.
+    /// Encodes a text with the tokenizer, if the tokens represent exactly this text.
     fn encode_text(&self, text: &str) -> Option<Vec<u32>> {
         let ids = encode_piece(&self.tokenizer, text).ok()?;
         let mut rest = text.as_bytes();
@@ -78,6 +82,6 @@ impl ByteTokens {
     }
 
     fn extend_by_bytes(&self, ids: &mut Vec<u32>, bytes: &[u8]) {
-        ids.extend(bytes.iter().map(|byte| self.of_byte[usize::from(*byte)]));
+        ids.extend(bytes.iter().map(|byte| self.byte_tokens[usize::from(*byte)]));
     }
 }

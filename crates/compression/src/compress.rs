@@ -1,4 +1,4 @@
-//! Bytes to a compressed file, a group of streams at a time.
+//! Compression of bytes to a file, one group of streams at a time.
 
 use std::io::{Read, Write};
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use crate::CompressionError;
 use crate::bytes::ByteTokens;
-use crate::checks::{check_wanted, weights_on_cpu};
+use crate::checks::{check_interrupted, weights_on_cpu};
 use crate::coder::{Encoder, Interval};
 use crate::container::{Coded, End, GROUP_BYTES, Group, Header, streams, write};
 use crate::frequencies::Frequencies;
 use crate::identity::{canary, digest};
 use crate::windows::{Windows, for_each_next, start};
 
-/// A model that compresses.
+/// Compressor that uses a language model.
 ///
 /// ```
 /// use candle_gpt2_compression::{Compressed, Compressor};
@@ -40,40 +40,40 @@ pub struct Compressor {
     header: Header,
 }
 
-/// The result of a compression.
-///
-/// Returned by [`Compressor::compress`].
+/// Result of a compression, returned by [`Compressor::compress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Bytes that were compressed.
+    /// Number of input bytes.
     pub bytes: u64,
-    /// Bytes of the compressed file.
+    /// Size of the compressed file in bytes.
     pub compressed_bytes: u64,
-    /// Bits of the compressed file for each byte; absent of nothing.
+    /// Bits of the compressed file per input byte; `None` if the input is empty.
     pub bits_per_byte: Option<f64>,
-    /// Tokens of the bytes.
+    /// Number of input tokens.
     pub tokens: u64,
-    /// Bits that the tokens cost by the model: what the coder and the format add to is not in it.
+    /// Information content of the tokens in bits, without the overhead of the coder and the format.
     pub model_bits: f64,
 }
 
-/// The cost of a token in bits. [`Compressor::token_sizes`] lists them.
+/// Cost of a token in bits, as listed by [`Compressor::token_sizes`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenSize {
-    /// The token.
+    /// Token id.
     pub id: u32,
-    /// The bytes that it stands for, perhaps a part of a character.
+    /// Bytes of the token, possibly a part of a character.
     pub bytes: Vec<u8>,
-    /// Bits that it costs: `-log2` of its probability.
+    /// Cost in bits: `-log2` of the token's probability.
     pub bits: f64,
 }
 
 impl Compressor {
-    /// Compresses with this model, in windows of `context` tokens, by default of the model's whole context. Error messages call the
-    /// model `name`.
+    /// Creates a compressor with windows of `context` tokens, by default the model's whole context.
+    ///
+    /// The file's header stores `name`, and error messages show it.
     ///
     /// # Errors
-    /// When the model is not on the CPU or has no tokens for bytes, or `context` is not from 2 to its positions.
+    /// If the model is not on the CPU, a byte has no token, or `context` is not between 2 and the model's
+    /// number of positions.
     pub fn new(loaded: &LoadedModel, name: &str, context: Option<usize>) -> Result<Self, CompressionError> {
         let dtype = weights_on_cpu(loaded)?;
         let windows = Windows::new(context, loaded.config())?;
@@ -90,11 +90,13 @@ impl Compressor {
         Ok(Self { loaded: loaded.clone(), tokens, header })
     }
 
-    /// Compresses everything that `input` has; `length` is how many bytes that is, if it is known. A group of a mebibyte is held
-    /// at a time.
+    /// Compresses all of `input` into `output`.
+    ///
+    /// `length` is the number of input bytes, if known. At most one group of 1 MiB is in memory at a time.
     ///
     /// # Errors
-    /// When the input cannot be read or the output cannot be written, the model's logits are not numbers, or `reporter` interrupts it.
+    /// If the input cannot be read, the output cannot be written, the logits are NaN or infinite, or
+    /// `reporter` interrupts the job.
     pub fn compress(
         &self,
         input: &mut dyn Read,
@@ -133,10 +135,10 @@ impl Compressor {
         Ok(summary)
     }
 
-    /// The tokens of some bytes as one stream, with what each costs.
+    /// Encodes bytes as one stream, and returns its tokens with their costs.
     ///
     /// # Errors
-    /// As [`Compressor::compress`].
+    /// See [`Compressor::compress`].
     ///
     /// ```
     /// use candle_gpt2_compression::Compressor;
@@ -164,7 +166,7 @@ impl Compressor {
         Ok(ids.into_iter().zip(intervals).map(size).collect())
     }
 
-    /// One stream.
+    /// Encodes one stream, or stores its bytes if coding does not make them smaller.
     fn code(
         &self,
         bytes: &[u8],
@@ -186,7 +188,7 @@ impl Compressor {
         })
     }
 
-    /// The shares of tokens.
+    /// Computes the interval of each token.
     fn intervals(
         &self,
         ids: &[u32],
@@ -196,16 +198,18 @@ impl Compressor {
         let model = self.loaded.model();
         let with_start: Vec<u32> =
             std::iter::once(start(model.config())).chain(ids.iter().copied()).collect();
-        let mut told = 0;
+        let mut reported = 0;
         let progress = |tokens: usize| {
-            let bytes =
-                ids[told..told + tokens].iter().map(|id| self.tokens.bytes_of(*id).len() as u64).sum();
+            let bytes = ids[reported..reported + tokens]
+                .iter()
+                .map(|id| self.tokens.bytes_of(*id).len() as u64)
+                .sum();
             bar.into_iter().for_each(|bar| bar.advance(bytes));
-            told += tokens;
-            check_wanted(reporter)
+            reported += tokens;
+            check_interrupted(reporter)
         };
-        for_each_next(model, self.header.windows, &with_start, progress, |place, logits| {
-            Ok(Frequencies::of(logits)?.of_token(with_start[place]))
+        for_each_next(model, self.header.windows, &with_start, progress, |index, logits| {
+            Ok(Frequencies::of(logits)?.of_token(with_start[index]))
         })
     }
 }

@@ -1,29 +1,31 @@
-//! The format of a compressed file, version 1.
+//! Format of a compressed file, version 1.
 //!
 //! ```text
 //! header   8f 67 32 7a           magic
-//!          version               1 byte; a reader refuses those that it does not know
-//!          profile               1 byte: the rules by which logits and shares are computed
-//!          dtype, kv dtype       names, each after its length in a byte
-//!          context, stride       of the windows, each a varint
-//!          digest                8 bytes of the model's
-//!          canary                u32: of the logits of a fixed prompt
-//!          name                  what the model was called, after its length in a byte
-//!          original length       varint: 0 if it was not known, otherwise one more
-//!          checksum              u32: CRC-32 of all before it
+//!          version               1 byte; a reader rejects unknown versions
+//!          profile               1 byte: version of the arithmetic for logits and frequencies
+//!          dtype, kv dtype       names, each after its length in 1 byte
+//!          context, stride       window sizes, each a varint
+//!          digest                8 bytes of the model's digest
+//!          canary                u32: checksum of the logits for a fixed prompt
+//!          name                  model name, after its length in 1 byte
+//!          original length       varint: 0 if unknown, otherwise the length plus 1
+//!          checksum              u32: CRC-32 of all bytes before it
 //! group    length                varint: original bytes of the group, at least 1
-//!          of each stream        varint: coded bytes, times two, and one more if they are stored as they are
-//!          of each stream        u32: CRC-32 of its original bytes
-//!          of each stream        its coded bytes
-//!          checksum              u32: CRC-32 of the group before it
+//!          for each stream       varint: 2 × number of coded bytes, plus 1 if they are stored verbatim
+//!          for each stream       u32: CRC-32 of its original bytes
+//!          for each stream       its coded bytes
+//!          checksum              u32: CRC-32 of the group's bytes before it
 //! end      0                     1 byte
 //!          original length       varint
 //!          checksum              u32: CRC-32 of all original bytes
 //! ```
 //!
-//! Integers of fixed size are little-endian; a varint has seven bits a byte, the lowest first, and the highest bit if more
-//! follow. A group of `n` bytes is cut into `max(1, n / 32768)` streams as equal as can be, each coded by itself. A reader holds one
-//! group at a time, and trusts no length before it is below the format's limits.
+//! Integers of fixed size are little-endian. A varint has seven bits per byte, lowest first. The highest bit
+//! is set if more bytes follow.
+//!
+//! A group of `n` bytes is split into `max(1, n / 32768)` streams of nearly equal length, which are coded
+//! independently. A reader holds one group at a time, and checks every length against the format's limits.
 
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
@@ -36,7 +38,7 @@ use crate::CompressionError;
 use crate::identity::DIGEST_BYTES;
 use crate::windows::Windows;
 
-/// The suffix of a compressed file's name.
+/// File name suffix of compressed files.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_compression::SUFFIX, ".gpt2z");
@@ -45,27 +47,25 @@ pub const SUFFIX: &str = ".gpt2z";
 
 const MAGIC: [u8; 4] = [0x8f, b'g', b'2', b'z'];
 const VERSION: u8 = 1;
-/// Of the arithmetic: it changes when any bit of a logit or a share does.
+/// Version of the arithmetic, which changes if any bit of a logit or a frequency changes.
 const PROFILE: u8 = 1;
-/// Original bytes for each stream, at least, if there are as many.
+/// Minimum number of original bytes per stream, unless the group is smaller.
 const STREAM_BYTES: usize = 32 << 10;
-/// Original bytes of a group.
+/// Maximum number of original bytes in a group.
 pub(crate) const GROUP_BYTES: usize = 32 * STREAM_BYTES;
-/// Bytes of a model's name that are kept.
+/// Maximum number of bytes in a stored model name.
 const MAX_NAME: usize = 64;
 
-/// The header of a compressed file.
-///
-/// Read by [`Compressed::open`](crate::Compressed::open).
+/// Header of a compressed file, read by [`Compressed::open`](crate::Compressed::open).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// The type that the weights must have.
+    /// Required dtype of the weights.
     pub dtype: WeightDType,
-    /// The type that keys and values must have.
+    /// Required dtype of keys and values.
     pub kv_dtype: KvDType,
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// Bytes of what is compressed, if they were known from the start.
+    /// Number of original bytes, if known when compression began.
     pub length: Option<u64>,
     pub(crate) windows: Windows,
     pub(crate) digest: [u8; DIGEST_BYTES],
@@ -73,9 +73,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// A name as a header keeps it: its last characters, if it is long.
+    /// Shortens a long name to its last characters, for the header.
     pub(crate) fn name_of(name: &str) -> String {
-        let first = name.char_indices().map(|(place, _)| place).find(|place| name.len() - place <= MAX_NAME);
+        let first =
+            name.char_indices().map(|(offset, _)| offset).find(|offset| name.len() - offset <= MAX_NAME);
         name[first.unwrap_or(name.len())..].to_owned()
     }
 
@@ -94,20 +95,25 @@ impl Header {
     }
 }
 
-/// A stream of a group, coded.
+/// Names the dtypes of a model for messages.
+pub(crate) fn dtypes(weights: &str, kv: &str) -> String {
+    format!("weights in {weights} and a KV cache in {kv}")
+}
+
+/// Coded stream of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Coded {
     pub(crate) bytes: Vec<u8>,
-    /// Whether these are the original bytes themselves.
+    /// Whether `bytes` are the original bytes themselves.
     pub(crate) is_stored: bool,
-    /// Of the original bytes.
+    /// CRC-32 of the original bytes.
     pub(crate) checksum: u32,
 }
 
-/// A group of streams.
+/// Group of streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Original bytes.
+    /// Number of original bytes.
     pub(crate) length: usize,
     pub(crate) streams: Vec<Coded>,
 }
@@ -126,17 +132,17 @@ impl Group {
     }
 }
 
-/// Where the streams of a group of `length` bytes are in it.
+/// Returns the byte ranges of the streams in a group of `length` bytes.
 pub(crate) fn streams(length: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let count = (length / STREAM_BYTES).max(1);
     let cut = move |stream: usize| length * stream / count;
     (0..count).map(move |stream| cut(stream)..cut(stream + 1))
 }
 
-/// What follows the last group.
+/// End of the file, which follows the last group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Original bytes of all groups.
+    /// Number of original bytes in all groups.
     pub(crate) length: u64,
     pub(crate) checksum: u32,
 }
@@ -150,7 +156,7 @@ impl End {
     }
 }
 
-/// A group, or what follows the last one.
+/// Group, or the end of the file.
 pub(crate) enum Part {
     Group(Group),
     End(End),
@@ -164,7 +170,7 @@ fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number.to_le_bytes()[0]);
 }
 
-/// A text of less than 256 bytes.
+/// Appends a text of less than 256 bytes, preceded by its length.
 fn push_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.push(text.len().to_le_bytes()[0]);
     bytes.extend(text.as_bytes());
@@ -174,11 +180,11 @@ fn push_checksum(bytes: &mut Vec<u8>) {
     bytes.extend(crc32fast::hash(bytes).to_le_bytes());
 }
 
-/// Reads the parts of a file, one after the other.
+/// Reader for the parts of a file, in order.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     input: R,
-    /// Of what was read since a part began.
+    /// Checksum of the bytes read since the part began.
     hasher: Hasher,
 }
 
@@ -187,9 +193,9 @@ impl<R: Read> Reader<R> {
         Self { input, hasher: Hasher::new() }
     }
 
-    /// The header, which is first.
+    /// Reads the header at the start of the file.
     pub(crate) fn header(&mut self) -> Result<Header, CompressionError> {
-        // A file that is shorter than this is none that was truncated: it may be anything.
+        // A file shorter than the magic number may be anything, so it is not reported as truncated.
         let magic = self.array().map_err(|error| match error {
             CompressionError::Truncated => CompressionError::NotCompressed,
             error => error,
@@ -202,36 +208,37 @@ impl<R: Read> Reader<R> {
             return Err(CompressionError::Version { found: version, known: VERSION });
         }
         let [profile] = self.array()?;
-        let damaged = CompressionError::Damaged { what: "its header is none" };
         let (dtype, kv_dtype) = (self.text()?, self.text()?);
         let windows = (self.varint()?, self.varint()?);
         let (digest, canary) = (self.array()?, self.u32()?);
         let (name, length) = (self.text()?, self.varint()?);
-        self.checksum("the checksum of its header differs")?;
-        // What is not known here, and yet is what was written, is a later program's.
+        self.checksum("the checksum of its header does not match")?;
+        // The checksum is right, so unknown values come from a later version of the program.
         if profile != PROFILE {
             return Err(CompressionError::Profile { found: profile, known: PROFILE });
         }
-        let (Ok(dtype), Ok(kv_dtype)) = (dtype.parse(), kv_dtype.parse()) else { return Err(damaged) };
+        let (Ok(dtype), Ok(kv_dtype)) = (dtype.parse(), kv_dtype.parse()) else {
+            return Err(CompressionError::UnknownDType { found: dtypes(&dtype, &kv_dtype) });
+        };
         let (Ok(context), Ok(stride)) = (usize::try_from(windows.0), usize::try_from(windows.1)) else {
-            return Err(damaged);
+            return Err(CompressionError::Damaged { what: "its header is invalid" });
         };
         let (windows, length) = (Windows { context, stride }, length.checked_sub(1));
         Ok(Header { dtype, kv_dtype, name, length, windows, digest, canary })
     }
 
-    /// What comes next; after the end nothing may.
+    /// Reads the next part. Bytes after the end are an error.
     pub(crate) fn part(&mut self) -> Result<Part, CompressionError> {
         self.hasher.reset();
         let damaged = |what| CompressionError::Damaged { what };
         let length = usize::try_from(self.varint()?).ok().filter(|length| *length <= GROUP_BYTES);
-        let length = length.ok_or(damaged("a group is longer than any"))?;
+        let length = length.ok_or(damaged("a group is longer than the limit"))?;
         if length == 0 {
             let end = End { length: self.varint()?, checksum: self.u32()? };
             return match self.array::<1>() {
                 Err(CompressionError::Truncated) => Ok(Part::End(end)),
                 Err(error) => Err(error),
-                Ok(_) => Err(damaged("there are bytes after its end")),
+                Ok(_) => Err(damaged("extra bytes after its end")),
             };
         }
         let lengths = streams(length).map(|range| range.len());
@@ -240,9 +247,9 @@ impl<R: Read> Reader<R> {
             let size = self.varint()?;
             let is_stored = size & 1 == 1;
             let coded = usize::try_from(size / 2).ok();
-            // What is not smaller than the original is stored.
+            // A stream that coding does not make smaller is stored.
             let coded = coded.filter(|coded| if is_stored { *coded == length } else { *coded < length });
-            sizes.push((coded.ok_or(damaged("a stream has an impossible size"))?, is_stored));
+            sizes.push((coded.ok_or(damaged("a stream has an invalid size"))?, is_stored));
         }
         let checksums = sizes.iter().map(|_| self.u32()).collect::<Result<Vec<_>, _>>()?;
         let mut streams = Vec::with_capacity(sizes.len());
@@ -251,7 +258,7 @@ impl<R: Read> Reader<R> {
             self.fill(&mut bytes)?;
             streams.push(Coded { bytes, is_stored, checksum });
         }
-        self.checksum("the checksum of a group differs")?;
+        self.checksum("the checksum of a group does not match")?;
         Ok(Part::Group(Group { length, streams }))
     }
 
@@ -287,7 +294,7 @@ impl<R: Read> Reader<R> {
                 return Ok(number);
             }
         }
-        Err(CompressionError::Damaged { what: "a number is larger than any" })
+        Err(CompressionError::Damaged { what: "a number is too large" })
     }
 
     fn text(&mut self) -> Result<String, CompressionError> {
@@ -303,7 +310,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Writes bytes of the format.
+/// Writes bytes, and returns their number.
 pub(crate) fn write(output: &mut dyn Write, bytes: &[u8]) -> Result<u64, CompressionError> {
     output.write_all(bytes).map_err(CompressionError::Write)?;
     Ok(bytes.len() as u64)

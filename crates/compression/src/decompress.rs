@@ -1,4 +1,4 @@
-//! A compressed file to bytes, a group of streams at a time.
+//! Decompression of a file to bytes, one group of streams at a time.
 
 use std::io::{Read, Write};
 
@@ -7,14 +7,16 @@ use candle_gpt2_generation::GenerationError;
 
 use crate::CompressionError;
 use crate::bytes::ByteTokens;
-use crate::checks::{check_wanted, weights_on_cpu};
+use crate::checks::{check_interrupted, weights_on_cpu};
 use crate::coder::{Decoder, Interval};
-use crate::container::{Coded, End, Header, Part, Reader, streams, write};
+use crate::container::{Coded, End, Header, Part, Reader, dtypes, streams, write};
 use crate::frequencies::Frequencies;
 use crate::identity::{canary, digest};
 use crate::windows::{Stream, find_all};
 
-/// A compressed file whose header is read: it says how the model must be loaded.
+/// Compressed file whose header has been read.
+///
+/// The header determines how the model must be loaded.
 ///
 /// ```
 /// use candle_gpt2_compression::{Compressed, Compressor};
@@ -43,24 +45,26 @@ impl<R: Read> Compressed<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// When it is none, or one of a later version, or the input cannot be read.
+    /// If the header is invalid or has a later version, or if the input cannot be read.
     pub fn open(input: R) -> Result<Self, CompressionError> {
         let mut reader = Reader::new(input);
         let header = reader.header()?;
         Ok(Self { reader, header })
     }
 
-    /// The file's header.
+    /// Returns the file's header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Writes the bytes that were compressed, group by group, each once its checksums are right; returns how many. After an error,
-    /// the output is an incomplete beginning: callers that want all or nothing write elsewhere first.
+    /// Writes the original bytes to `output`, and returns their number.
+    ///
+    /// Each group is written after its checksums have been verified. After an error, the output contains only
+    /// the beginning of the data. Callers that need all or nothing should write to a temporary location.
     ///
     /// # Errors
-    /// When the model is another one or computes other logits, the file is damaged or cannot be read, the output cannot be written,
-    /// or `reporter` interrupts it.
+    /// If the model is a different one or computes different logits, the file is damaged or cannot be read,
+    /// the output cannot be written, or `reporter` interrupts the job.
     pub fn decompress(
         mut self,
         loaded: &LoadedModel,
@@ -88,10 +92,10 @@ impl<R: Read> Compressed<R> {
                 }
                 Part::End(end) => {
                     if end != (End { length, checksum: checksum.finalize() }) {
-                        return Err(damaged("its length or its checksum differs from what was restored"));
+                        return Err(damaged("the restored bytes do not match its length or checksum"));
                     }
-                    if self.header.length.is_some_and(|told| told != length) {
-                        return Err(damaged("its header has another length"));
+                    if self.header.length.is_some_and(|stated| stated != length) {
+                        return Err(damaged("its header states a different length"));
                     }
                     output.flush().map_err(CompressionError::Write)?;
                     return Ok(length);
@@ -100,18 +104,17 @@ impl<R: Read> Compressed<R> {
         }
     }
 
-    /// Checks that the model is the one that compressed, and computes what it computed there; returns its tokens.
+    /// Checks the model and its arithmetic against the header, and returns its byte tokens.
     fn check_model(&self, loaded: &LoadedModel) -> Result<ByteTokens, CompressionError> {
         let Header { dtype: expected, kv_dtype, windows, name, .. } = &self.header;
-        let types = |weights: &str, kv: &str| format!("weights in {weights} and keys and values in {kv}");
         let (found, found_kv) = (weights_on_cpu(loaded)?, loaded.model().kv_dtype());
         if (found, found_kv) != (*expected, *kv_dtype) {
-            return Err(CompressionError::OtherTypes {
-                expected: types(expected.name(), kv_dtype.name()),
-                found: types(found.name(), found_kv.name()),
+            return Err(CompressionError::DTypeMismatch {
+                expected: dtypes(expected.name(), kv_dtype.name()),
+                found: dtypes(found.name(), found_kv.name()),
             });
         }
-        let other_model = || CompressionError::OtherModel { name: name.clone() };
+        let other_model = || CompressionError::ModelMismatch { name: name.clone() };
         if !windows.fit(loaded.config()) {
             return Err(other_model());
         }
@@ -120,12 +123,12 @@ impl<R: Read> Compressed<R> {
             return Err(other_model());
         }
         if canary(loaded.model(), *windows)? != self.header.canary {
-            return Err(CompressionError::OtherArithmetic);
+            return Err(CompressionError::ArithmeticMismatch);
         }
         Ok(tokens)
     }
 
-    /// The bytes of each stream of a group.
+    /// Decodes the bytes of each stream in a group.
     fn restore(
         &self,
         coded: &[Coded],
@@ -146,16 +149,16 @@ impl<R: Read> Compressed<R> {
         }
         find_all(loaded, self.header.windows, &mut open)?;
         let is_right = |(coded, restored): (&Coded, &Vec<u8>)| crc32fast::hash(restored) == coded.checksum;
-        // The group's own checksum was right: what is wrong are the tokens.
+        // The group's own checksum was right, so the decoded tokens are wrong.
         if coded.iter().zip(&restored).all(is_right) {
             Ok(restored)
         } else {
-            Err(CompressionError::OtherArithmetic)
+            Err(CompressionError::ArithmeticMismatch)
         }
     }
 }
 
-/// What restoring needs beside the streams.
+/// Context that all streams of a group share.
 struct Work<'a> {
     tokens: &'a ByteTokens,
     bar: Option<&'a dyn Progress>,
@@ -168,10 +171,10 @@ impl Work<'_> {
     }
 }
 
-/// A stream that is not restored to its end.
+/// Stream that is not fully decoded yet.
 struct OpenStream<'a> {
     decoder: Decoder<'a>,
-    /// Bytes that it has.
+    /// Number of original bytes.
     length: usize,
     restored: &'a mut Vec<u8>,
     work: &'a Work<'a>,
@@ -181,16 +184,17 @@ impl Stream for OpenStream<'_> {
     type Found = Interval;
 
     fn find(&self, logits: &[f32]) -> Result<(u32, Interval), GenerationError> {
-        Ok(Frequencies::of(logits)?.at(self.decoder.place()))
+        Ok(Frequencies::of(logits)?.at(self.decoder.position()))
     }
 
     fn take(&mut self, id: u32, found: Interval) -> Result<bool, CompressionError> {
-        check_wanted(self.work.reporter)?;
+        check_interrupted(self.work.reporter)?;
         self.decoder.take(found);
         let bytes = self.work.tokens.bytes_of(id);
-        // Rows of the vocabulary that are no tokens stand for nothing: only other logits than those that coded find them.
+        // Vocabulary rows that are not tokens have no bytes. Only logits that differ from the compressor's
+        // select them.
         if bytes.is_empty() || self.restored.len() + bytes.len() > self.length {
-            return Err(CompressionError::OtherArithmetic);
+            return Err(CompressionError::ArithmeticMismatch);
         }
         self.restored.extend(bytes);
         self.work.advance(bytes.len());

@@ -1,4 +1,6 @@
-//! Why bytes cannot be compressed, or a file not be restored: each message says what was found and what to do.
+//! Errors of compression and decompression.
+//!
+//! Each message contains what was found and what to do.
 
 use std::io;
 
@@ -6,12 +8,12 @@ use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
 
-/// A model that cannot compress, or a file that it cannot restore.
+/// Error of compression or decompression.
 ///
 /// ```
 /// use candle_gpt2_compression::{Compressed, CompressionError};
 ///
-/// let error = Compressed::open(&b"just a text"[..]).err().ok_or("it is one")?;
+/// let error = Compressed::open(&b"just a text"[..]).err().ok_or("no error")?;
 /// assert!(matches!(error, CompressionError::NotCompressed));
 /// assert!(!error.is_usage() && !error.is_interrupted());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -19,94 +21,102 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CompressionError {
-    /// The model.
+    /// Error of the engine, for example while running the model.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The context is none of the model's.
+    /// Context outside the model's range.
     #[error("`context`: expected from 2 to the model's {n_positions} positions, found {found}")]
     Context {
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
-        /// The context that was asked for.
+        /// Requested context.
         found: usize,
     },
-    /// The model is on a GPU.
-    #[error("compression needs the CPU, whose results are the same everywhere; found {device}")]
+    /// Model that is not on the CPU.
+    #[error("compression requires the CPU, whose results are the same everywhere; found {device}")]
     NotOnCpu {
-        /// The device's name.
+        /// Name of the device.
         device: String,
     },
-    /// The tokenizer cannot express every byte.
+    /// Tokenizer that cannot represent every byte.
     #[error(
-        "the tokenizer has no token for the byte {byte:#04x}; only a model with byte-level tokens, such as GPT-2's, can compress"
+        "the tokenizer has no token for byte {byte:#04x}; use a model with a byte-level tokenizer, such as GPT-2's"
     )]
-    NoTokenOfByte {
-        /// The first such byte.
+    MissingByteToken {
+        /// First byte without a token.
         byte: u8,
     },
-    /// The input cannot be read.
+    /// Input that cannot be read.
     #[error("cannot read")]
     Read(#[source] io::Error),
-    /// The output cannot be written.
+    /// Output that cannot be written.
     #[error("cannot write")]
     Write(#[source] io::Error),
-    /// The input does not begin as a compressed file.
+    /// Input that does not begin like a compressed file.
     #[error("not in gpt2z format: it was not written by `gpt2 compress`")]
     NotCompressed,
-    /// A later version of the format.
+    /// Unsupported version of the format.
     #[error(
-        "the file has version {found} of the format, and this program reads version {known}; use a newer program"
+        "the file has format version {found}, but this program reads version {known}; use a newer program"
     )]
     Version {
-        /// The file's version.
+        /// Version of the file.
         found: u8,
-        /// The one that is read here.
+        /// Version that this program reads.
         known: u8,
     },
-    /// Other rules of arithmetic than this program's.
+    /// Arithmetic profile that differs from this program's.
     #[error(
-        "the file was compressed with arithmetic profile {found}, and this program computes by profile {known}; use the program that compressed it"
+        "the file was compressed with arithmetic profile {found}, but this program uses profile {known}; use the version that compressed it"
     )]
     Profile {
-        /// The file's profile.
+        /// Profile of the file.
         found: u8,
-        /// The one that is computed here.
+        /// Profile of this program.
         known: u8,
     },
-    /// The file ends too early.
-    #[error("the file is truncated")]
-    Truncated,
-    /// The file is not what was written.
-    #[error("the file is damaged: {what}")]
-    Damaged {
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// The model holds weights or keys in other types.
+    /// Dtypes that this program does not have.
     #[error(
-        "the file was compressed with {expected}, and the model is loaded with {found}; load it as the file says"
+        "the file was compressed with {found}, which this program does not support; use the version that compressed it"
     )]
-    OtherTypes {
-        /// The types in the file.
-        expected: String,
-        /// Those of the model.
+    UnknownDType {
+        /// Dtypes in the file.
         found: String,
     },
-    /// The model is another one.
-    #[error("the file was compressed with another model, called `{name}`; decompress it with that one")]
-    OtherModel {
-        /// Its name, as it was given when the file was compressed.
+    /// File that ends too early.
+    #[error("the file is truncated")]
+    Truncated,
+    /// File whose content has changed.
+    #[error("the file is damaged: {what}")]
+    Damaged {
+        /// Description of the damage.
+        what: &'static str,
+    },
+    /// Model whose weights, keys or values have different dtypes from the file's.
+    #[error(
+        "the file was compressed with {expected}, but the model is loaded with {found}; load it with the file's dtypes"
+    )]
+    DTypeMismatch {
+        /// Dtypes in the file.
+        expected: String,
+        /// Dtypes of the model.
+        found: String,
+    },
+    /// Different model from the one that compressed the file.
+    #[error("the file was compressed with a different model, `{name}`; decompress it with that model")]
+    ModelMismatch {
+        /// Name of the model when the file was compressed.
         name: String,
     },
-    /// The model is the right one, and its logits are not those of the machine that compressed.
+    /// Right model, but its logits differ from those on the machine that compressed the file.
     #[error(
-        "this machine computes other logits than the one that compressed the file; decompress it there, or with another GPT2_INSTRUCTION_SET"
+        "this machine computes different logits from the one that compressed the file; decompress it there, or set another GPT2_INSTRUCTION_SET"
     )]
-    OtherArithmetic,
+    ArithmeticMismatch,
 }
 
 impl CompressionError {
-    /// Whether the request is at fault, and not a file, the model or the machine.
+    /// Whether the request is at fault, rather than a file, the model or the machine.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Engine(error) => error.is_usage(),
@@ -115,7 +125,7 @@ impl CompressionError {
         }
     }
 
-    /// Whether the job was interrupted, and nothing is wrong.
+    /// Whether the job was interrupted, which is not a failure.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Self::Engine(error) if error.is_interrupted())
     }

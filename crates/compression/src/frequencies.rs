@@ -1,57 +1,59 @@
-//! From logits to the shares of tokens, and from a place among the shares to its token.
+//! Conversion of logits to integer token frequencies, and lookup of a token by position.
 //!
-//! The exponentials of the logits are integers ([`integer_exponentials`]), and with the sums `S(i)` of those before token `i` the
-//! shares are laid out as
+//! The exponentials of the logits are integers, see [`integer_exponentials`]. `S(i)` is the sum of those
+//! before token `i`, `V` the number of tokens and `T` the total frequency. Token `i`'s interval starts at
 //!
 //! ```text
-//! start(i) = i + ⌊S(i) · (T - V) / S(V)⌋        T shares for V tokens
+//! start(i) = i + ⌊S(i) · (T - V) / S(V)⌋
 //! ```
 //!
-//! Each token has at least one share, all together have exactly `T`, and there is nothing left over to hand out. A share differs from
-//! the softmax's by less than two of 2³². Nothing but the logits' bits matters: the same logits give the same shares.
+//! Each token has a frequency of at least 1. All frequencies add up to exactly `T`, so no remainder has to be
+//! distributed. The frequency of a token with probability `p` differs from `p · T` by less than `2 + p · V`,
+//! apart from the rounding of the exponentials. Only the bits of the logits matter: equal logits give equal
+//! frequencies.
 
 use candle_gpt2_arithmetic::integer_exponentials;
 use candle_gpt2_generation::{GenerationError, largest};
 
 use crate::coder::{Interval, TOTAL};
 
-/// Exponentials that are added up before it is asked whether the token is among them.
+/// Number of exponentials to add up before each check for the token.
 const BLOCK: usize = 256;
 
-/// The shares of all tokens.
+/// Frequencies of all tokens.
 pub(crate) struct Frequencies {
     exponentials: Vec<u32>,
     sum: u64,
 }
 
 impl Frequencies {
-    /// Those of logits; an error if they are not numbers.
+    /// Computes frequencies from logits; fails if a logit is NaN or the largest one is infinite.
     pub(crate) fn of(logits: &[f32]) -> Result<Self, GenerationError> {
         let exponentials = integer_exponentials(logits, largest(logits)).ok_or(GenerationError::NotFinite)?;
         let sum = sum(&exponentials);
         Ok(Self { exponentials, sum })
     }
 
-    /// The share of a token of the vocabulary.
+    /// Returns the interval of a token in the vocabulary.
     pub(crate) fn of_token(&self, id: u32) -> Interval {
         let token = id as usize;
         self.interval(token, sum(&self.exponentials[..token]))
     }
 
-    /// The token whose share holds this place, below [`TOTAL`].
-    pub(crate) fn at(&self, place: u64) -> (u32, Interval) {
+    /// Returns the token whose interval contains `position`, which is below [`TOTAL`].
+    pub(crate) fn at(&self, position: u64) -> (u32, Interval) {
         let (mut token, mut before) = (0, 0);
-        // Whole blocks first: the token is in the last one that begins at or below the place.
+        // Skips whole blocks first. The token is in the last block that begins at or below `position`.
         for block in self.exponentials.chunks(BLOCK) {
             let behind = before + sum(block);
-            if self.start(token + block.len(), behind) > place {
+            if self.start(token + block.len(), behind) > position {
                 break;
             }
             (token, before) = (token + block.len(), behind);
         }
         while token + 1 < self.exponentials.len() {
             let behind = before + u64::from(self.exponentials[token]);
-            if self.start(token + 1, behind) > place {
+            if self.start(token + 1, behind) > position {
                 break;
             }
             (token, before) = (token + 1, behind);
@@ -66,7 +68,7 @@ impl Frequencies {
         Interval { start, size: end - start }
     }
 
-    /// Where the share of a token begins; `before` is the sum of the exponentials before it.
+    /// Returns the start of a token's interval; `before` is the sum of the exponentials before it.
     #[expect(clippy::cast_possible_truncation, reason = "at most TOTAL")]
     fn start(&self, token: usize, before: u64) -> u64 {
         let tokens = self.exponentials.len() as u64;
@@ -87,9 +89,9 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_known_numbers() {
+    fn frequencies_match_known_values() {
         let frequencies = Frequencies::of(&[0.0, f32::NEG_INFINITY, 0.0]).unwrap();
-        // 2³² - 3 shares in two halves of which the first is rounded down, and one for each.
+        // 2³² - 3 units in two halves, the first of which is rounded down, plus one unit for each token.
         let half = (TOTAL - 3) / 2;
         let expected = [
             Interval { start: 0, size: half + 1 },
@@ -100,8 +102,8 @@ mod tests {
     }
 
     #[test]
-    fn shares_fill_the_whole_and_each_place_finds_its_token() {
-        // Of as many tokens as blocks have, one fewer and one more; sharp and flat.
+    fn intervals_partition_the_range_and_match_softmax() {
+        // Vocabularies around the block size and of other sizes; flat and sharp distributions.
         for vocabulary in [1, 2, 255, 256, 257, 700, 50_257] {
             for sharpness in [0.0f32, 1.0, 30.0] {
                 let logits: Vec<f32> =
@@ -112,14 +114,15 @@ mod tests {
                     assert_eq!(interval.start, end, "{vocabulary} {sharpness} {token}");
                     assert!(interval.size > 0);
                     end += interval.size;
-                    let share = interval.size as f64 / TOTAL as f64;
+                    let fraction = interval.size as f64 / TOTAL as f64;
                     let probability = f64::from(logits[token]).exp() / sum;
-                    // One share of its own, one of rounding, those that the others' own take away, and 2⁻³⁰ of the largest.
+                    // One unit for the token itself, one for rounding, the units of the other tokens, and
+                    // 2⁻³⁰ of the largest.
                     let tolerance = (2.0 + vocabulary as f64 * probability) / TOTAL as f64 + 1e-9;
-                    assert!((share - probability).abs() <= tolerance, "{share} for {probability}");
+                    assert!((fraction - probability).abs() <= tolerance, "{fraction} for {probability}");
                     if token % 97 == 0 || token + 300 > vocabulary {
-                        for place in [interval.start, interval.start + interval.size - 1] {
-                            assert_eq!(frequencies.at(place), (u32::try_from(token).unwrap(), interval));
+                        for position in [interval.start, interval.start + interval.size - 1] {
+                            assert_eq!(frequencies.at(position), (u32::try_from(token).unwrap(), interval));
                         }
                     }
                 }
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_are_no_numbers_are_refused() {
+    fn non_finite_logits_are_rejected() {
         for logits in [&[0.0, f32::NAN][..], &[f32::INFINITY], &[f32::NEG_INFINITY; 2]] {
             assert!(matches!(Frequencies::of(logits), Err(GenerationError::NotFinite)));
         }

@@ -1,8 +1,10 @@
-//! What a compressed file remembers of its model: a digest of what it is, and a canary of what it computes.
+//! Identity of the model that compressed a file: a digest of the model and a canary of its logits.
 //!
-//! The digest is the same on every machine that holds the model in the same types. The canary is of logits, and so changes with the
-//! arithmetic too: the two together tell a wrong model from a machine with other bits before anything is restored. Neither is there
-//! to keep out who forges files; the checksums of what is restored decide.
+//! The digest is the same on every machine that holds the model in the same dtypes. The canary is a checksum
+//! of logits, so it also changes with the arithmetic. Together they distinguish a wrong model from a machine
+//! with different arithmetic before anything is restored.
+//!
+//! Neither protects against forged files; the checksums of the restored bytes decide.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, QkvProjection};
@@ -14,14 +16,14 @@ use crate::CompressionError;
 use crate::bytes::ByteTokens;
 use crate::windows::{Windows, for_each_next};
 
-/// Bytes of a digest that are kept.
+/// Number of digest bytes in a file.
 pub(crate) const DIGEST_BYTES: usize = 8;
-/// Tokens of the canary's prompt, if a window holds as many.
+/// Number of tokens in the canary's prompt, unless the windows are shorter.
 const CANARY_TOKENS: usize = 16;
-/// Rows of a matrix that are expanded at once.
+/// Number of matrix rows to expand together.
 const ROWS: usize = 1024;
 
-/// The digest of sizes, tokens and weights.
+/// Computes the digest of the model's sizes, tokens and weights.
 pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8; DIGEST_BYTES]> {
     let config = model.config();
     let mut digest = Digester(Sha256::new());
@@ -30,7 +32,7 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
     }
     digest.number(config.inner_width() as u64);
     digest.number(config.layer_norm_epsilon.to_bits());
-    // Compressed files depend on these names, so they never change.
+    // Compressed files depend on these names, so they must never change.
     digest.0.update(format!("{:?}", config.activation_function));
     for layer in 0..config.n_layer {
         digest.number(config.attention_scale(layer).to_bits());
@@ -57,20 +59,20 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
     }
     digest.norm(model.transformer().ln_f())?;
     digest.layer(model.lm_head())?;
-    let mut kept = [0; DIGEST_BYTES];
-    kept.iter_mut().zip(digest.0.finalize()).for_each(|(kept, byte)| *kept = byte);
-    Ok(kept)
+    let mut prefix = [0; DIGEST_BYTES];
+    prefix.iter_mut().zip(digest.0.finalize()).for_each(|(to, byte)| *to = byte);
+    Ok(prefix)
 }
 
-/// The checksum of the logits' bits after each token of a fixed prompt.
+/// Computes the checksum of the logits' bits after each token of a fixed prompt.
 pub(crate) fn canary(
     model: &Gpt2LMHeadModel,
     windows: Windows,
 ) -> std::result::Result<u32, CompressionError> {
     let vocab_size = u32::try_from(model.config().vocab_size).unwrap_or(u32::MAX);
     let tokens = u32::try_from(CANARY_TOKENS.min(windows.context)).unwrap_or(u32::MAX);
-    // From all of the vocabulary.
-    let ids: Vec<u32> = (0..tokens).map(|place| vocab_size / tokens * place).collect();
+    // Ids from the whole vocabulary.
+    let ids: Vec<u32> = (0..tokens).map(|index| vocab_size / tokens * index).collect();
     let of_rows = for_each_next(
         model,
         windows,
@@ -111,7 +113,7 @@ impl Digester {
         layer.bias().map_or(Ok(()), |bias| self.tensor(bias))
     }
 
-    /// A checksum in place of the values themselves: it is taken in a tenth of the time.
+    /// Adds a checksum of the values instead of the values, which takes a tenth of the time.
     fn tensor(&mut self, tensor: &Tensor) -> Result<()> {
         let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let mut hasher = Hasher::new();
@@ -127,9 +129,9 @@ impl Digester {
 mod tests {
     use candle_gpt2::Activation;
 
-    /// Files of earlier versions hold digests with these names.
+    /// Files of earlier versions contain digests with these names.
     #[test]
-    fn names_of_activations_never_change() {
+    fn activation_names_are_stable() {
         let names = Activation::NAMES.map(|(_, activation)| format!("{activation:?}"));
         let expected = ["GeluTanh", "GeluTanh", "Gelu", "Relu", "Relu2", "Silu", "Silu", "Tanh", "QuickGelu"];
         assert_eq!(names, expected);

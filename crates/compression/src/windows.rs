@@ -1,10 +1,14 @@
-//! What the model expects of each token of a stream: window by window if the tokens are known, and token by token, many streams
-//! side by side, if they are to be found.
+//! Predictions of the model for the tokens of streams, in overlapping windows.
 //!
-//! A window reads up to `context - 1` tokens and predicts one after each; the next one begins `stride` tokens later, and its first
-//! `context - stride` tokens were predicted already. These are the windows of
-//! [`score`](candle_gpt2_generation::score()), so a stream costs what a score says. Both ways compute the same bits: no number
-//! depends on the pieces in which tokens are read, nor on the rows beside them.
+//! Known tokens are predicted window by window. Unknown tokens are decoded one at a time, with many streams
+//! in a batch.
+//!
+//! A window reads up to `context - 1` tokens and predicts the one after each. The next window begins `stride`
+//! tokens later, and its first `context - stride` tokens are already predicted. These are the windows of
+//! [`score`](candle_gpt2_generation::score()), so a stream costs as much as its score.
+//!
+//! Both methods compute the same bits. No value depends on how the tokens are split into passes, or on the
+//! other rows of a batch.
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvSlot, Pass};
@@ -13,24 +17,24 @@ use candle_gpt2_generation::{GenerationError, default_stride, for_each_row};
 
 use crate::CompressionError;
 
-/// Axis of the tokens in a `(B, T, C)` tensor.
+/// Token dimension of a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
-/// Most tokens of a pass over several streams: what a window begins with is read in pieces.
+/// Maximum number of tokens in a pass over several streams; the start of a window takes several passes.
 const PASS_TOKENS: usize = 512;
-/// The fewest positions that predict anything.
-const SHORTEST_CONTEXT: usize = 2;
+/// Smallest context that predicts a token.
+const MIN_CONTEXT: usize = 2;
 
-/// The windows of a stream.
+/// Windows of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Windows {
-    /// Tokens of a window.
+    /// Number of tokens in a window.
     pub(crate) context: usize,
-    /// Tokens from one window to the next: fewer than those of a window.
+    /// Number of tokens between the starts of two windows, less than `context`.
     pub(crate) stride: usize,
 }
 
 impl Windows {
-    /// Windows of `context` tokens, by default of all positions, each over half of the one before.
+    /// Creates windows of `context` tokens, by default all positions, that overlap by half.
     pub(crate) fn new(context: Option<usize>, config: &Gpt2Config) -> Result<Self, CompressionError> {
         let n_positions = config.n_positions;
         let context = context.unwrap_or(n_positions);
@@ -40,31 +44,32 @@ impl Windows {
         if windows.fit(config) { Ok(windows) } else { Err(error) }
     }
 
-    /// Whether a model has windows such as these.
+    /// Whether the model supports these windows.
     pub(crate) fn fit(self, config: &Gpt2Config) -> bool {
-        (SHORTEST_CONTEXT..=config.n_positions).contains(&self.context)
-            && (1..self.context).contains(&self.stride)
+        (MIN_CONTEXT..=config.n_positions).contains(&self.context) && (1..self.context).contains(&self.stride)
     }
 
-    /// Tokens that a window reads.
+    /// Number of tokens that a window reads.
     fn reads(self) -> usize {
         self.context - 1
     }
 }
 
-/// The token before the first of each stream: the one that begins texts, or just the first of the vocabulary.
+/// Returns the token that precedes each stream: the start token, or token 0 if there is none.
 pub(crate) fn start(config: &Gpt2Config) -> u32 {
     config.start_token().unwrap_or(0)
 }
 
-/// What `look` finds in the logits of each token of `ids` but the first; it is given the token's index. `progress` is called with the number
-/// found since the last call, and may end it.
+/// Calls `visit` with the logits of each token in `ids` except the first, and returns the results.
+///
+/// `visit` also receives the token's index. `progress` receives the number of tokens since the last call, and
+/// can stop the job with an error.
 pub(crate) fn for_each_next<R: Send>(
     model: &Gpt2LMHeadModel,
     windows: Windows,
     ids: &[u32],
     mut progress: impl FnMut(usize) -> Result<(), CompressionError>,
-    look: impl Fn(usize, &[f32]) -> Result<R, GenerationError> + Sync,
+    visit: impl Fn(usize, &[f32]) -> Result<R, GenerationError> + Sync,
 ) -> Result<Vec<R>, CompressionError> {
     let Windows { context, stride } = windows;
     let mut cache = model.new_cache(1, windows.reads().min(ids.len()))?;
@@ -76,48 +81,50 @@ pub(crate) fn for_each_next<R: Send>(
             break;
         }
         cache.truncate(0, 0)?;
-        // The last token is predicted and not read.
+        // The last token is predicted but not read.
         let window = Tensor::from_slice(&ids[begin..end - 1], (1, end - 1 - begin), &Device::Cpu)?;
         let hidden = read(model, &mut cache, &window)?; // (1, T, C)
-        // Row r of the hidden states predicts token begin + r + 1.
+        // Row `r` of the hidden states predicts token `begin + r + 1`.
         found.extend(for_each_row(model, &hidden, first - begin - 1..end - begin - 1, |row, logits| {
-            look(begin + row + 1, logits)
+            visit(begin + row + 1, logits)
         })?);
         progress(end - first)?;
     }
     Ok(found)
 }
 
-/// A stream whose tokens are to be found.
+/// Stream whose tokens are being decoded.
 pub(crate) trait Stream: Sync {
-    /// The next token, by the logits.
+    /// Data found together with a token.
     type Found: Send;
 
-    /// Finds the next token.
+    /// Finds the next token from the logits.
     fn find(&self, logits: &[f32]) -> Result<(u32, Self::Found), GenerationError>;
 
-    /// Takes the token that was found; whether the stream continues after it.
+    /// Accepts the token that was found, and returns whether the stream continues.
     fn take(&mut self, id: u32, found: Self::Found) -> Result<bool, CompressionError>;
 }
 
-/// Finds the tokens of streams, all of them side by side as far as memory goes.
+/// Decodes the tokens of streams, in batches that fit into the available memory.
 pub(crate) fn find_all<S: Stream>(
     loaded: &LoadedModel,
     windows: Windows,
     streams: &mut [S],
 ) -> Result<(), CompressionError> {
     let room = KvSlot::room_of(windows.reads());
-    let mut at_once = streams.len();
-    while let Err(error) = loaded.check_kv_room(at_once, at_once * room) {
-        if at_once <= 1 {
+    let mut batch = streams.len();
+    while let Err(error) = loaded.check_kv_room(batch, batch * room) {
+        if batch <= 1 {
             return Err(error.into());
         }
-        at_once = at_once.div_ceil(2);
+        batch = batch.div_ceil(2);
     }
-    streams.chunks_mut(at_once.max(1)).try_for_each(|streams| find(loaded.model(), windows, streams))
+    streams.chunks_mut(batch.max(1)).try_for_each(|streams| find(loaded.model(), windows, streams))
 }
 
-/// Streams begin together, so their windows do too: all rows of the cache are always of one length.
+/// Decodes one batch of streams.
+///
+/// Streams begin together, so their windows do too. All rows of the cache always have the same length.
 fn find<S: Stream>(
     model: &Gpt2LMHeadModel,
     windows: Windows,
@@ -129,7 +136,7 @@ fn find<S: Stream>(
     while !rows.is_empty() {
         let hidden = read_last(model, &mut cache, &rows, unread)?; // (1, rows, C)
         let found = for_each_row(model, &hidden, 0..rows.len(), |row, logits| rows[row].stream.find(logits))?;
-        // From the end, so that the row in a removed one's place has had its turn.
+        // Goes backward, so that the row that replaces a removed one has already been processed.
         for (row, (id, found)) in found.into_iter().enumerate().rev() {
             rows[row].ids.push(id);
             if !rows[row].stream.take(id, found)? {
@@ -148,7 +155,7 @@ fn find<S: Stream>(
 
 struct Row<'a, S> {
     stream: &'a mut S,
-    /// The tokens so far.
+    /// Tokens so far, beginning with the start token.
     ids: Vec<u32>,
 }
 
@@ -158,7 +165,7 @@ impl<'a, S> Row<'a, S> {
     }
 }
 
-/// Reads the last `unread` tokens of each row; the hidden states of the last one of each.
+/// Reads the last `unread` tokens of each row, and returns the hidden states of the last one.
 fn read_last<S>(
     model: &Gpt2LMHeadModel,
     cache: &mut Gpt2Cache,

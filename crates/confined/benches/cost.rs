@@ -1,4 +1,4 @@
-//! Cost of confining templates: the time of a render with and without a worker.
+//! Cost of confinement: template render time with and without a worker.
 //!
 //! Run: `cargo bench -p candle-gpt2-confined --bench cost`.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use candle_gpt2_confined::{Style, TEMPLATES, Templates, WorkerProgram, run_worker};
 use serde_json::json;
 
-/// Argument of this program as a worker.
+/// Argument that makes this program act as a worker.
 const WORKER: &str = "worker";
 const RENDERS: u32 = 500;
 const SOURCE: &str =
@@ -23,7 +23,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let forking = WorkerProgram::this(WORKER)?;
     let spawning = WorkerProgram { forks: false, ..forking.clone() };
     for style in [Style::Chat, Style::Task] {
-        for (place, program) in [("here", None), ("forked", Some(&forking)), ("spawned", Some(&spawning))] {
+        for (executor, program) in
+            [("in process", None), ("forked", Some(&forking)), ("spawned", Some(&spawning))]
+        {
             let start = Instant::now();
             let templates = Templates::new(style, &[SOURCE], program)?;
             let started = start.elapsed();
@@ -31,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 (0..RENDERS).map(|_| time(&templates)).collect::<Result<_, _>>()?;
             times.sort();
             let [median, late] = [2, 10].map(|part| times[times.len() - times.len() / part - 1]);
-            println!("{style:?} {place}: start {started:?}, render {median:?}, 90% within {late:?}");
+            println!("{style:?} {executor}: start {started:?}, render {median:?}, 90% within {late:?}");
         }
     }
     Ok(())

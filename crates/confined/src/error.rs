@@ -1,36 +1,36 @@
-//! Reasons why a worker has no answer.
+//! Errors of a worker.
 
 use thiserror::Error;
 
 use crate::{Limit, Limits};
 
-/// Failure of a worker. Its session is over.
+/// Failure of a worker, which also ends its session.
 ///
-/// [`Session::ask`](crate::Session::ask) returns it; see [`Worker`](crate::Worker) for an example.
+/// Returned by [`Session::ask`](crate::Session::ask); see [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// The program went beyond a limit.
+    /// The program exceeded a limit.
     #[error("{}", exceeded(*limit, limits))]
     Exceeded {
-        /// The limit.
+        /// Exceeded limit.
         limit: Limit,
-        /// All limits of this answer.
+        /// All limits that applied to this answer.
         limits: Limits,
     },
-    /// The worker cannot prepare the program.
+    /// The worker could not prepare the program.
     #[error("{what}")]
     Refused {
-        /// What is wrong with it.
+        /// Reason for the rejection.
         what: String,
     },
-    /// The worker ended, or panicked, without an answer.
-    #[error("its process ended without an answer")]
+    /// The worker exited or panicked before it sent an answer.
+    #[error("its process exited without an answer")]
     Ended,
-    /// The system has no process for it.
-    #[error("no process can be started: {what}")]
+    /// The system could not start a process for the worker.
+    #[error("cannot start a process: {what}")]
     Unavailable {
-        /// The system's message.
+        /// Error message of the system.
         what: String,
     },
 }

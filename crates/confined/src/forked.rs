@@ -1,8 +1,10 @@
-//! Workers that fork (Linux). One process prepares the program and waits. For each session it forks, so that a session costs a
-//! millisecond, holds only the memory that it writes, and leaves nothing behind.
+//! Forking workers (Linux).
 //!
-//! The caller makes a pair of sockets for each session, and sends one of them over the socket that the waiting process has as its
-//! standard input. A process ends when its socket closes.
+//! One server process prepares the program and waits. It forks for each session. A session therefore costs
+//! about a millisecond, owns only the memory it writes, and leaves nothing behind.
+//!
+//! The caller creates a socket pair for each session and sends one end over the server's standard input,
+//! which is itself a socket. A process exits when its socket closes.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,7 +24,9 @@ use crate::host::{Hello, Program, Service, answer_all, prepare};
 use crate::limits;
 use crate::message::{Received, receive, send};
 
-/// The process that waits with a prepared program. Dropping it ends the process, but not its sessions.
+/// Process that holds a prepared program and forks a child for each session.
+///
+/// Dropping it kills the process, but not its sessions.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
     process: Child,
@@ -30,7 +34,9 @@ pub(crate) struct ForkServer {
 }
 
 impl ForkServer {
-    /// Starts the process and sends it the first two messages; [`ForkServer::prepared`] receives the answer.
+    /// Starts the process and sends it the first two messages.
+    ///
+    /// [`ForkServer::prepared`] receives the reply.
     pub(crate) fn start(
         mut command: Command,
         hello: &[u8],
@@ -47,12 +53,12 @@ impl ForkServer {
         Ok(server)
     }
 
-    /// Receives the answer to the preparation.
-    pub(crate) fn prepared(&self, most: u64) -> io::Result<Received> {
-        receive(&self.socket, most)
+    /// Receives the reply to the preparation.
+    pub(crate) fn prepared(&self, max_bytes: u64) -> io::Result<Received> {
+        receive(&self.socket, max_bytes)
     }
 
-    /// Begins a session in a process of its own.
+    /// Starts a session in its own process.
     pub(crate) fn session(&self) -> io::Result<UnixStream> {
         let (socket, theirs) = UnixStream::pair()?;
         send_socket(&self.socket, &theirs.into())?;
@@ -62,16 +68,16 @@ impl ForkServer {
 
 impl Drop for ForkServer {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have exited already.
         _ = self.process.kill();
         _ = self.process.wait();
     }
 }
 
-/// The work of the process that waits.
+/// Runs the server process: prepares the program, then forks for each session.
 pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Result<()> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // A fork that held the socket would hide that this process has ended.
+    // A fork that inherited this socket would keep it open and hide the server's exit from the caller.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     limits::bound_process()?;
     limits::report_limits(control.as_raw_fd());
@@ -80,28 +86,29 @@ pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Resu
         Err(what) => return send(&control, &[&[0], what.as_bytes()]),
     };
     send(&control, &[&[1]])?;
-    #[expect(unsafe_code, reason = "nothing waits for the forked processes")]
-    // SAFETY: this installs no handler; the system forgets children that end.
+    #[expect(unsafe_code, reason = "no caller waits for the forked processes")]
+    // SAFETY: this installs no handler; it makes the kernel reap exited children automatically.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
     }
     while let Some(socket) = receive_socket(&control)? {
-        #[expect(unsafe_code, reason = "each session has a process with the prepared program")]
-        // SAFETY: this process has one thread, so the child finds no lock held by another.
+        #[expect(unsafe_code, reason = "each session gets its own process with the prepared program")]
+        // SAFETY: this process has a single thread, so the child cannot inherit a lock that another thread
+        // holds.
         let forked = unsafe { libc::fork() };
         match forked {
             0 => {
                 drop(control);
                 return answer(&mut *program, service.stack_bytes, &UnixStream::from(socket));
             }
-            // The caller sees that its socket closes.
+            // If the fork failed, the caller notices because its socket closes.
             _ => drop(socket),
         }
     }
     Ok(())
 }
 
-/// The work of a session's process.
+/// Runs the process of one session.
 fn answer(program: &mut dyn Program, stack_bytes: usize, socket: &UnixStream) -> io::Result<()> {
     limits::report_limits(socket.as_raw_fd());
     thread::scope(|scope| {
@@ -116,12 +123,12 @@ fn send_socket(over: &UnixStream, socket: &OwnedFd) -> io::Result<()> {
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let sockets = [socket.as_fd()];
     ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-    // Without this flag, a closed reader would raise a signal.
+    // Without this flag, writing to a closed socket would raise SIGPIPE.
     sendmsg(over, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// The next socket; `None` once the other side is closed.
+/// Receives the next socket, or `None` once the other end is closed.
 fn receive_socket(over: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! The worker's side: a process that prepares a program and answers questions about it under limits.
+//! Worker side: a process that prepares a program and answers questions under limits.
 
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::limits;
 use crate::message::{AnswerHead, MAX_MESSAGE_BYTES, QuestionHead, receive, send};
 
-/// An untrusted program, prepared: it answers questions.
+/// Prepared untrusted program that answers questions.
 ///
 /// See [`Worker`](crate::Worker) for an example.
 pub trait Program: Send {
@@ -17,35 +17,35 @@ pub trait Program: Send {
     fn answer(&mut self, question: &[u8]) -> Vec<u8>;
 }
 
-/// Prepares a program from its source, or returns what is wrong with it.
+/// Function that prepares a program from its source, or returns why the source is invalid.
 ///
 /// See [`Worker`](crate::Worker) for an example.
 pub type Prepare = fn(&[u8]) -> Result<Box<dyn Program>, String>;
 
-/// A kind of program that a worker runs.
+/// Kind of program that a worker runs.
 ///
 /// See [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, Copy)]
 pub struct Service {
-    /// Name that both sides use.
+    /// Name by which caller and worker identify the service.
     pub name: &'static str,
-    /// Stack of the thread that answers. It is part of the memory that [`Limits`](crate::Limits) bound.
+    /// Stack size of the answering thread; it counts toward the memory [`Limits`](crate::Limits).
     pub stack_bytes: usize,
-    /// Prepares a program.
+    /// Prepares a program from its source.
     pub prepare: Prepare,
 }
 
-/// The first message to a worker; the program's source follows.
+/// First message to a worker; the program's source follows.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) service: String,
-    /// Whether standard input is a socket, over which the worker gets one more socket for each session.
+    /// Whether standard input is a socket over which the worker receives one more socket for each session.
     pub(crate) forks: bool,
     pub(crate) cpu_micros: u64,
     pub(crate) memory_bytes: u64,
 }
 
-/// Prepares a program under the limits for that.
+/// Prepares a program under the preparation limits.
 pub(crate) fn prepare(
     service: &Service,
     hello: &Hello,
@@ -55,10 +55,10 @@ pub(crate) fn prepare(
     limits::bound_time(Some(Duration::from_micros(hello.cpu_micros)))?;
     let prepared = catch_unwind(AssertUnwindSafe(|| (service.prepare)(source)));
     limits::bound_time(None)?;
-    Ok(prepared.unwrap_or_else(|_| Err("it cannot be read".into())))
+    Ok(prepared.unwrap_or_else(|_| Err("it cannot be parsed".into())))
 }
 
-/// Answers questions until there are no more.
+/// Answers questions until the input closes.
 pub(crate) fn answer_all(
     program: &mut dyn Program,
     stack_bytes: usize,
@@ -66,8 +66,7 @@ pub(crate) fn answer_all(
     mut output: impl Write,
 ) -> io::Result<()> {
     let before = limits::data_bytes().saturating_sub(stack_bytes as u64);
-    loop {
-        let message = received(&mut input)?;
+    while let Some(message) = next_message(&mut input)? {
         let (head, question) = QuestionHead::split(&message).ok_or(io::ErrorKind::InvalidData)?;
         limits::bound_memory(before.saturating_add(head.memory_bytes))?;
         limits::bound_time(Some(head.cpu))?;
@@ -78,6 +77,22 @@ pub(crate) fn answer_all(
         let private_bytes = if head.measures { limits::private_bytes() } else { 0 };
         let head = AnswerHead { cpu, private_bytes, panicked: answer.is_err() };
         send(&mut output, &[&head.to_bytes(), &answer.unwrap_or_default()])?;
+    }
+    Ok(())
+}
+
+/// Receives the next message from the caller, or `None` if the input closes before it.
+fn next_message(mut input: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut first = [0; 8];
+    let count = loop {
+        match input.read(&mut first) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
+    match count {
+        0 => Ok(None),
+        count => received(first[..count].chain(input)).map(Some),
     }
 }
 

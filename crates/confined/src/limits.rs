@@ -1,4 +1,4 @@
-//! Limits of a worker, which the system enforces inside its process.
+//! Limits of a worker, enforced by the operating system inside the worker process.
 
 use std::time::Duration;
 
@@ -9,15 +9,16 @@ use std::time::Duration;
 pub struct Limits {
     /// CPU time.
     pub cpu: Duration,
-    /// Memory beyond what the process had before its first question, in bytes; the stack is part of it.
+    /// Memory in bytes beyond the process's usage before its first question, including the stack.
     pub memory_bytes: u64,
-    /// Wall-clock time, which the caller waits at most.
+    /// Maximum wall-clock time that the caller waits.
     pub wall: Duration,
 }
 
-/// A limit that a program went beyond.
+/// Limit that a program exceeded.
 ///
-/// Part of [`WorkerError::Exceeded`](crate::WorkerError::Exceeded); see [`Worker`](crate::Worker) for an example.
+/// Part of [`WorkerError::Exceeded`](crate::WorkerError::Exceeded); see [`Worker`](crate::Worker) for an
+/// example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
@@ -32,7 +33,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Mark that replaces an answer's length.
+    /// Marker that replaces an answer's length.
     pub(crate) const fn mark(self) -> u64 {
         match self {
             Self::CpuTime => u64::MAX,
@@ -62,7 +63,9 @@ pub(crate) use unix::{
     report_limits_to_output, used_cpu,
 };
 
-/// Systems whose limits are not set here: only the wall clock bounds a worker, whose process the caller ends.
+/// Fallback for systems without OS-level limits.
+///
+/// Only the wall clock bounds a worker: the caller kills its process.
 #[cfg(not(unix))]
 mod other {
     use std::io;
@@ -109,47 +112,50 @@ mod unix {
 
     use super::Limit;
 
-    /// Descriptors of a worker: three standard streams, a socket or two, and one more to read `/proc`.
+    /// File descriptors of a worker: three standard streams, one or two sockets, and one to read `/proc`.
     const MAX_FILES: u64 = 16;
-    /// Stack of the main thread, which prepares programs.
+    /// Stack size of the main thread, which prepares programs.
     const MAIN_STACK_BYTES: u64 = 8 << 20;
 
-    /// Lowers the limits that a worker needs from its start: no core file, no file to write, few descriptors.
+    /// Sets the limits that apply from the start.
+    ///
+    /// They forbid core dumps and file writes, and bound the descriptors and the main thread's stack.
     pub(crate) fn bound_process() -> io::Result<()> {
-        for (resource, most) in [
+        for (resource, limit) in [
             (Resource::Core, 0),
             (Resource::Fsize, 0),
             (Resource::Nofile, MAX_FILES),
             (Resource::Stack, MAIN_STACK_BYTES),
         ] {
-            lower(resource, most)?;
+            lower(resource, limit)?;
         }
         Ok(())
     }
 
-    /// Closes everything but the standard streams: what the caller's own parent left open.
+    /// Closes everything except the standard streams, including descriptors leaked by the caller's parent.
     pub(crate) fn close_other_files() {
         #[cfg(target_os = "linux")]
-        #[expect(unsafe_code, reason = "the standard library closes only what it opened")]
-        // SAFETY: a worker calls this first, so nothing in it owns a descriptor above the standard streams.
+        #[expect(unsafe_code, reason = "the standard library closes only files that it opened")]
+        // SAFETY: a worker calls this first, so none of its objects owns a descriptor above the standard
+        // streams.
         unsafe {
             libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
         }
     }
 
-    /// Bounds the memory that this process has for itself, in bytes.
+    /// Limits the private memory of this process, in bytes.
     pub(crate) fn bound_memory(bytes: u64) -> io::Result<()> {
         lower(Resource::Data, bytes)
     }
 
-    /// Sets the soft limit and keeps the hard one: only a privileged process could raise that again.
-    fn lower(resource: Resource, most: u64) -> io::Result<()> {
+    /// Lowers the soft limit but keeps the hard limit, which only a privileged process could raise again.
+    fn lower(resource: Resource, limit: u64) -> io::Result<()> {
         let Rlimit { current: _, maximum } = getrlimit(resource);
-        let current = Some(maximum.map_or(most, |maximum| maximum.min(most)));
+        let current = Some(maximum.map_or(limit, |maximum| maximum.min(limit)));
         Ok(setrlimit(resource, Rlimit { current, maximum })?)
     }
 
-    /// Bounds the CPU time of this process from now on; `None` removes the bound.
+    /// Limits the CPU time of this process from now on; `None` removes the limit.
     pub(crate) fn bound_time(time: Option<Duration>) -> io::Result<()> {
         let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
         let value = time.map_or(zero, |time| libc::timeval {
@@ -157,7 +163,7 @@ mod unix {
             tv_usec: time.subsec_micros() as libc::suseconds_t,
         });
         #[expect(unsafe_code, reason = "the standard library has no timers")]
-        // SAFETY: the pointer is to a value that lives through the call; the old value is not requested.
+        // SAFETY: the pointer refers to a value that outlives the call; the old value is not requested.
         let set = unsafe {
             libc::setitimer(
                 libc::ITIMER_PROF,
@@ -174,20 +180,24 @@ mod unix {
     /// CPU time that this process has used.
     pub(crate) fn used_cpu() -> Duration {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        #[expect(unsafe_code, reason = "the standard library has no clock of CPU time")]
-        // SAFETY: the pointer is to a value that lives through the call.
+        #[expect(unsafe_code, reason = "the standard library has no CPU time clock")]
+        // SAFETY: the pointer refers to a value that outlives the call.
         unsafe {
             libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time);
         }
         Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
     }
 
-    /// Data and stacks of this process, which `RLIMIT_DATA` counts, in bytes; 0 where the system does not report them.
+    /// Size of this process's data and stacks in bytes, as counted by `RLIMIT_DATA`.
+    ///
+    /// 0 if the system does not report it.
     pub(crate) fn data_bytes() -> u64 {
         field("/proc/self/status", "VmData:")
     }
 
-    /// Memory that this process has written since it was forked, in bytes; 0 where the system does not report it.
+    /// Memory that this process has written since it was forked, in bytes.
+    ///
+    /// 0 if the system does not report it.
     pub(crate) fn private_bytes() -> u64 {
         field("/proc/self/smaps_rollup", "Private_Dirty:")
     }
@@ -199,22 +209,22 @@ mod unix {
         kilobytes.unwrap_or(0) << 10
     }
 
-    /// Where the signal handlers write.
+    /// File descriptor that the signal handlers write to.
     static REPORT: AtomicI32 = AtomicI32::new(-1);
 
-    /// [`report_limits`] to standard output.
+    /// Calls [`report_limits`] with standard output.
     pub(crate) fn report_limits_to_output() {
         report_limits(libc::STDOUT_FILENO);
     }
 
-    /// Makes this process report the limit that ends it to `to`, in place of an answer.
+    /// Installs signal handlers that write the fatal limit to `to` in place of an answer.
     pub(crate) fn report_limits(to: RawFd) {
         REPORT.store(to, Ordering::Relaxed);
-        // `abort` follows a failed allocation; memory faults follow a full stack.
+        // A failed allocation aborts; a stack overflow raises a memory fault.
         for signal in [libc::SIGPROF, libc::SIGABRT, libc::SIGSEGV, libc::SIGBUS] {
             #[expect(unsafe_code, reason = "the standard library has no signal handlers")]
-            // SAFETY: `report` calls only functions that are safe in a signal handler. It runs on the alternate stack that the
-            // standard library gives each thread, so a full stack does not stop it.
+            // SAFETY: `report` calls only async-signal-safe functions. It runs on the alternate stack that
+            // the standard library installs for each thread, so it works even after a stack overflow.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 let handler: extern "C" fn(libc::c_int) = report;
@@ -233,8 +243,8 @@ mod unix {
             _ => Limit::Stack,
         };
         let mark = limit.mark().to_le_bytes();
-        #[expect(unsafe_code, reason = "a signal handler may call little else")]
-        // SAFETY: `write` and `_exit` are safe in a signal handler, and the bytes live through the call.
+        #[expect(unsafe_code, reason = "few other functions are safe in a signal handler")]
+        // SAFETY: `write` and `_exit` are async-signal-safe, and the bytes outlive the call.
         unsafe {
             libc::write(REPORT.load(Ordering::Relaxed), mark.as_ptr().cast(), mark.len());
             libc::_exit(1);

@@ -1,37 +1,37 @@
-//! Messages between a program and its worker: the length in eight bytes, then the bytes.
+//! Messages between a caller and its worker: an eight-byte length followed by the payload.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use crate::{Limit, Limits};
 
-/// Longest message to a worker: a vocabulary.
+/// Maximum size of a message to a worker, large enough for a vocabulary.
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
-/// A message, or the limit that ended its sender.
+/// Message, or the limit that ended its sender.
 pub(crate) type Received = Result<Vec<u8>, Limit>;
 
 pub(crate) fn send(mut to: impl Write, parts: &[&[u8]]) -> io::Result<()> {
     let length = parts.iter().map(|part| part.len() as u64).sum::<u64>();
     let mut message = length.to_le_bytes().to_vec();
     parts.iter().for_each(|part| message.extend_from_slice(part));
-    // One write, so that no mark of a limit can end up inside a message.
+    // A single write, so that a limit marker cannot land in the middle of a message.
     to.write_all(&message)?;
     to.flush()
 }
 
-/// Receives a message of at most `most` bytes.
-pub(crate) fn receive(mut from: impl Read, most: u64) -> io::Result<Received> {
+/// Receives a message of at most `max_bytes` bytes.
+pub(crate) fn receive(mut from: impl Read, max_bytes: u64) -> io::Result<Received> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
     if let Some(limit) = Limit::of_mark(length) {
         return Ok(Err(limit));
     }
-    if length > most {
+    if length > max_bytes {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    // Memory grows with what has arrived, whatever the length claims.
+    // The buffer grows with the data received, regardless of the announced length.
     let mut message = Vec::new();
     from.take(length).read_to_end(&mut message)?;
     match message.len() as u64 == length {
@@ -40,12 +40,12 @@ pub(crate) fn receive(mut from: impl Read, most: u64) -> io::Result<Received> {
     }
 }
 
-/// Head of a question: the limits of its answer.
+/// Header of a question: the limits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuestionHead {
     pub(crate) cpu: Duration,
     pub(crate) memory_bytes: u64,
-    /// Whether the answer reports the worker's memory, which takes a tenth of a millisecond.
+    /// Whether the answer reports the worker's memory, which costs about 0.1 ms.
     pub(crate) measures: bool,
 }
 
@@ -64,7 +64,7 @@ impl QuestionHead {
         bytes
     }
 
-    /// The head and the question behind it.
+    /// Splits a message into its header and the question after it.
     pub(crate) fn split(message: &[u8]) -> Option<(Self, &[u8])> {
         let (cpu, rest) = message.split_first_chunk()?;
         let (memory, rest) = rest.split_first_chunk()?;
@@ -78,11 +78,11 @@ impl QuestionHead {
     }
 }
 
-/// Head of an answer: its cost.
+/// Header of an answer: its cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AnswerHead {
     pub(crate) cpu: Duration,
-    /// 0 if it was not measured.
+    /// Memory the process has written, in bytes; 0 if not measured.
     pub(crate) private_bytes: u64,
     /// Whether the program panicked.
     pub(crate) panicked: bool,
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_and_marks_are_told_apart() {
+    fn messages_and_limit_marks_are_distinguished() {
         let mut bytes = Vec::new();
         send(&mut bytes, &[b"ab", b"c"]).unwrap();
         assert_eq!(receive(&bytes[..], 3).unwrap(), Ok(b"abc".to_vec()));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_keep_their_fields() {
+    fn message_heads_round_trip() {
         let head = QuestionHead { cpu: Duration::from_millis(7), memory_bytes: 5 << 40, measures: true };
         let message = [&head.to_bytes()[..], b"question"].concat();
         assert_eq!(QuestionHead::split(&message), Some((head, &b"question"[..])));

@@ -1,4 +1,4 @@
-//! The start of a worker: what its caller wants, and whether it forks.
+//! Entry point of a worker process.
 
 use std::io;
 use std::thread;
@@ -8,11 +8,14 @@ use crate::host::{Hello, answer_all, prepare, received};
 use crate::limits;
 use crate::message::send;
 
-/// Work of the program that a [`WorkerProgram`](crate::WorkerProgram) names. Reads from standard input what to run, and returns
-/// when that is closed. The calling process must have one thread.
+/// Runs the worker process that a [`WorkerProgram`](crate::WorkerProgram) starts.
+///
+/// Reads the requested service and the program's source from standard input. Returns once standard input is
+/// closed. The calling process must have a single thread.
 ///
 /// # Errors
-/// If standard input does not come from a [`Worker`](crate::Worker), or the service is not in the list.
+/// If standard input does not come from a [`Worker`](crate::Worker) or closes in the middle of a message, or
+/// if `services` lacks the requested service.
 pub fn run_worker(services: &[Service]) -> io::Result<()> {
     limits::close_other_files();
     let mut input = io::stdin().lock();
@@ -31,7 +34,7 @@ pub fn run_worker(services: &[Service]) -> io::Result<()> {
     return Err(io::ErrorKind::Unsupported.into());
 }
 
-/// Runs one program in this process, which ends with it.
+/// Serves a single program in this process and returns when its session ends.
 fn serve_one(service: &Service, hello: &Hello, source: &[u8]) -> io::Result<()> {
     limits::bound_process()?;
     limits::report_limits_to_output();

@@ -1,4 +1,4 @@
-//! Workers that cannot fork: each session starts the program, which prepares its source again.
+//! Workers that do not fork: each session starts a process that prepares the source again.
 
 use std::io;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,18 +8,27 @@ use std::time::Duration;
 
 use crate::message::{Received, receive, send};
 
-/// A process with one program, which talks over its standard streams. Dropping it ends the process.
+/// Process with one program that communicates over its standard streams.
+///
+/// Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Spawned {
     process: Child,
     input: ChildStdin,
-    /// Messages of the process; a thread reads them, because pipes have no timeout.
+    /// Messages from the process. A thread reads them, because pipes have no timeout.
     messages: Receiver<io::Result<Received>>,
 }
 
 impl Spawned {
-    /// Starts the process and sends it the first two messages; the next [`Spawned::receive`] has the answer.
-    pub(crate) fn start(mut command: Command, hello: &[u8], source: &[u8], most: u64) -> io::Result<Self> {
+    /// Starts the process and sends it the first two messages.
+    ///
+    /// The next [`Spawned::receive`] returns the reply.
+    pub(crate) fn start(
+        mut command: Command,
+        hello: &[u8],
+        source: &[u8],
+        max_bytes: u64,
+    ) -> io::Result<Self> {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = command.spawn()?;
         let pipes = process.stdin.take().zip(process.stdout.take());
@@ -28,9 +37,9 @@ impl Spawned {
         let mut spawned = Self { process, input, messages };
         thread::Builder::new().spawn(move || {
             loop {
-                let received = receive(&mut output, most);
+                let received = receive(&mut output, max_bytes);
                 let is_last = !matches!(received, Ok(Ok(_)));
-                // The session may be over.
+                // The session may have ended.
                 if sender.send(received).is_err() || is_last {
                     return;
                 }
@@ -56,7 +65,7 @@ impl Spawned {
 
 impl Drop for Spawned {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have exited already.
         _ = self.process.kill();
         _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! The caller's side: starts workers, and asks them.
+//! Caller side: starts workers and sends them questions.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,38 +21,38 @@ use crate::message::{receive, send};
 use crate::spawned::Spawned;
 use crate::{Limit, Limits, WorkerError};
 
-/// Variables that a program may need to start at all; workers have no others.
+/// Environment variables that a program may need to start; workers receive no others.
 const ENVIRONMENT: [&str; 2] = ["LD_LIBRARY_PATH", "SystemRoot"];
 
-/// A program whose `main` calls [`run_worker`](crate::run_worker), and does little else before.
+/// Program whose `main` calls [`run_worker`](crate::run_worker) before almost anything else.
 ///
-/// `gpt2` names itself, with a hidden command.
+/// The `gpt2` binary uses itself, with a hidden command.
 ///
 /// ```
 /// use candle_gpt2_confined::WorkerProgram;
 ///
-/// // In a program whose `main` calls `run_worker` for this argument, before it starts a thread.
+/// // In a program whose `main` calls `run_worker` for this argument before it starts a thread.
 /// let program = WorkerProgram::this("confined")?;
 /// assert_eq!(program.arguments, ["confined"]);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerProgram {
-    /// The program.
+    /// Path of the executable.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Command-line arguments.
     pub arguments: Vec<OsString>,
-    /// Whether it forks for each session, which only Linux can; otherwise each session starts the program.
+    /// Whether it forks for each session (Linux only); otherwise each session starts the program.
     pub forks: bool,
 }
 
 impl WorkerProgram {
-    /// The running program, with this argument. It forks where the system can.
+    /// Uses the running executable with this argument, and forks if the system supports it.
     ///
     /// # Errors
-    /// If the system does not report the program's path.
+    /// If the system does not report the executable's path.
     pub fn this(argument: &str) -> io::Result<Self> {
-        // Someone may have replaced the program's file; on Linux this link leads to the one that runs.
+        // The file may have been replaced since; on Linux this link still refers to the running executable.
         let running = PathBuf::from("/proc/self/exe");
         let program = if running.exists() { running } else { env::current_exe()? };
         Ok(Self { program, arguments: vec![argument.into()], forks: cfg!(target_os = "linux") })
@@ -70,10 +70,10 @@ impl WorkerProgram {
     }
 }
 
-/// The source of a program, in bytes, or what is wrong with it.
+/// Function that returns a program's source bytes, or an error message.
 type Source = Box<dyn Fn() -> Result<Vec<u8>, String> + Send + Sync>;
 
-/// An untrusted program that runs in child processes.
+/// Untrusted program that runs in child processes.
 ///
 /// ```
 /// use std::time::Duration;
@@ -103,10 +103,10 @@ type Source = Box<dyn Fn() -> Result<Vec<u8>, String> + Send + Sync>;
 pub struct Worker {
     program: WorkerProgram,
     service: &'static str,
-    /// Limits of preparing the program.
+    /// Limits for preparing the program.
     limits: Limits,
     source: Source,
-    /// The process that forks, once it has started.
+    /// Fork server, once started.
     #[cfg(target_os = "linux")]
     server: Mutex<Option<ForkServer>>,
 }
@@ -121,7 +121,7 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// A worker for the program of this source. It starts no process yet.
+    /// Creates a worker for the program with this source, without starting a process yet.
     pub fn new(
         program: WorkerProgram,
         service: &'static str,
@@ -139,10 +139,10 @@ impl Worker {
         }
     }
 
-    /// Begins a session: a process with the prepared program.
+    /// Starts a session: a process with the prepared program.
     ///
     /// # Errors
-    /// If the program is wrong, preparing it exceeds a limit, or the system has no process for it.
+    /// If the program is invalid, its preparation exceeds a limit, or the system cannot start a process.
     pub fn session(&self) -> Result<Session, WorkerError> {
         #[cfg(target_os = "linux")]
         if self.program.forks {
@@ -151,10 +151,10 @@ impl Worker {
         Ok(Session(Some(Channel::Process(self.spawned()?))))
     }
 
-    /// Begins a session and asks its first question, see [`Session::ask`].
+    /// Starts a session and asks its first question; see [`Session::ask`].
     ///
     /// # Errors
-    /// Those of [`Worker::session`] and [`Session::ask`].
+    /// Fails like [`Worker::session`] and [`Session::ask`].
     pub fn begin(
         &self,
         question: &[u8],
@@ -166,14 +166,14 @@ impl Worker {
             let answer = session.ask(question, limits, measures)?;
             Ok((session, answer))
         };
-        // The process that forks may have been ended, and is started again.
+        // The fork server may have been killed; a retry starts it again.
         once().or_else(|error| if error == WorkerError::Ended { once() } else { Err(error) })
     }
 
     #[cfg(target_os = "linux")]
     fn forked(&self) -> Result<UnixStream, WorkerError> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        // It may have ended since.
+        // The server may have exited since.
         if let Some(session) = server.as_ref().and_then(|server| server.session().ok()) {
             return Ok(session);
         }
@@ -213,9 +213,9 @@ impl Worker {
     }
 }
 
-/// A process with a program that answers questions. It ends when this is dropped, or at the first failure.
+/// Process with a program that answers questions.
 ///
-/// [`Worker::session`] begins it.
+/// The process ends when the session is dropped, or on the first failure. [`Worker::session`] starts it.
 #[derive(Debug)]
 pub struct Session(Option<Channel>);
 
@@ -226,26 +226,26 @@ enum Channel {
     Process(Spawned),
 }
 
-/// An answer and its cost.
+/// Answer and its cost.
 ///
-/// [`Session::ask`] returns it; see [`Worker`] for an example.
+/// Returned by [`Session::ask`]; see [`Worker`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// The answer.
+    /// Content of the answer.
     pub bytes: Vec<u8>,
-    /// CPU time that it took; zero on systems that do not report it.
+    /// CPU time spent on the answer; zero on systems that do not report it.
     pub cpu: Duration,
-    /// Memory that the process has written, in bytes; 0 if it was not measured.
+    /// Memory that the process has written, in bytes; 0 if not measured.
     pub private_bytes: usize,
 }
 
 impl Session {
-    /// Asks the program. `measures`: whether the answer reports the memory.
+    /// Asks the program a question; `measures` requests the memory usage as well.
     ///
     /// # Errors
-    /// If the answer exceeds a limit, or the process ends without it. The session is over then.
+    /// If the answer exceeds a limit, or the process exits before it answers. Either ends the session.
     pub fn ask(&mut self, question: &[u8], limits: &Limits, measures: bool) -> Result<Answer, WorkerError> {
-        // Taken: a panic between question and answer must not mix up the next ones.
+        // Taken out: after a panic between question and answer, later answers would be out of sync.
         let mut channel = self.0.take().ok_or(WorkerError::Ended)?;
         let head = QuestionHead::new(limits, measures).to_bytes();
         let message = received_within(channel.exchange(&[&head, question], limits.wall), limits)?;
@@ -261,22 +261,19 @@ impl Session {
 
 impl Channel {
     fn exchange(&mut self, question: &[&[u8]], wall: Duration) -> io::Result<Received> {
-        match self {
+        // A process that has reported a limit may have closed its end before the question arrived.
+        let exchanged = match self {
             #[cfg(target_os = "linux")]
             Self::Socket(socket) => {
                 socket.set_read_timeout(Some(wall))?;
                 socket.set_write_timeout(Some(wall))?;
-                // A process that has reported a limit may have closed its side before the question came.
-                let sent = send(&*socket, question);
-                match receive(&*socket, MAX_MESSAGE_BYTES) {
-                    Err(error) => Err(sent.err().unwrap_or(error)),
-                    received => received,
-                }
+                (send(&*socket, question), receive(&*socket, MAX_MESSAGE_BYTES))
             }
-            Self::Process(process) => {
-                process.send(question)?;
-                process.receive(wall)
-            }
+            Self::Process(process) => (process.send(question), process.receive(wall)),
+        };
+        match exchanged {
+            (Err(error), Err(_)) => Err(error),
+            (_, received) => received,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which of several texts follows best? `cargo run -p candle-gpt2-engine --example choose_continuation`.
+//! Ranks continuations of a prompt: `cargo run -p candle-gpt2-engine --example choose_continuation`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! How do I write a text and see how far everything is? `cargo run -p candle-gpt2-engine --example write_text`.
+//! Generates text and shows progress: `cargo run -p candle-gpt2-engine --example write_text`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
@@ -7,7 +7,7 @@ use std::io::{Write, stdout};
 use candle_gpt2_engine::{ModelOptions, Progress, Reporter, Unit};
 use candle_gpt2_generation::GenerationOptions;
 
-/// Prints when a job begins, and a dot for each step of it.
+/// Prints a line when a job begins, and a dot for each step.
 struct Dots;
 
 impl Reporter for Dots {
@@ -28,9 +28,9 @@ impl Progress for Dots {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let opened = ModelOptions::default().open(&Dots)?; // the model inside the program
+    let opened = ModelOptions::default().open(&Dots)?; // the built-in model
     println!("{} bytes of memory are needed", opened.memory_needed()?.total());
-    // A mistake in the options shows before the weights are read.
+    // Invalid options are reported before the weights are read.
     let options = GenerationOptions { max_new_tokens: Some(40), seed: Some(7), ..Default::default() };
     let config = opened.defaults()?.changed_by(&options)?;
     let model = opened.load(&Dots)?;

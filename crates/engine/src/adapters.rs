@@ -1,4 +1,4 @@
-//! LoRA adapters of a model: the names and weights that users give.
+//! LoRA adapters of a model, as users specify them.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,7 +11,9 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{EngineError, HubOptions, Reporter, hub};
 
-/// The name of the base model that the first adapter names. A folder of this name is `./adapter-base`.
+/// Model name that selects the base model of the first adapter.
+///
+/// To use a folder of this name, write `./adapter-base`.
 ///
 /// ```
 /// use candle_gpt2_engine::{ADAPTER_BASE, AdapterChoice, ModelOptions};
@@ -22,7 +24,7 @@ use crate::{EngineError, HubOptions, Reporter, hub};
 /// ```
 pub const ADAPTER_BASE: &str = "adapter-base";
 
-/// An adapter and its weight, as `DIR` or `DIR=WEIGHT`.
+/// An adapter and its weight, written as `DIR` or `DIR=WEIGHT`.
 ///
 /// ```
 /// use candle_gpt2_engine::AdapterChoice;
@@ -37,19 +39,19 @@ pub const ADAPTER_BASE: &str = "adapter-base";
 pub struct AdapterChoice {
     /// Folder of the adapter, or its name on the Hub.
     pub path: PathBuf,
-    /// Factor of what the adapter adds; 1 applies it as it was trained.
+    /// Scale of the adapter's contribution; 1 applies it as trained.
     pub weight: f64,
 }
 
 impl AdapterChoice {
-    /// An adapter as it was trained.
+    /// Creates an adapter choice with weight 1.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), weight: 1.0 }
     }
 
-    /// Opens the adapter, from the Hub if it is not on this machine.
+    /// Opens the adapter, and downloads it from the Hub if necessary.
     pub(crate) fn open(&self, hub: &HubOptions, reporter: &dyn Reporter) -> Result<Adapter, EngineError> {
-        Ok(Adapter::open(&hub::adapter_path(&self.path, hub, reporter)?)?)
+        Ok(Adapter::open(hub::adapter_path(&self.path, hub, reporter)?)?)
     }
 }
 
@@ -77,8 +79,10 @@ impl fmt::Display for AdapterChoice {
     }
 }
 
-/// One adapter or several, as texts.
-pub(crate) fn of_texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AdapterChoice>, D::Error> {
+/// Deserializes one adapter or several from strings.
+pub(crate) fn deserialize_adapters<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<AdapterChoice>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Texts {
@@ -102,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_weight_follows_the_last_equals_sign() {
+    fn adapter_weight_follows_the_last_equals_sign() {
         for (text, path, weight) in [
             ("a", "a", 1.0),
             ("a=0.5", "a", 0.5),

@@ -1,18 +1,19 @@
-//! Words that are never generated, as tokens.
+//! Token sequences of words that must not be generated.
 
 use candle_gpt2_weights::encode_piece;
 
 use crate::{EngineError, Vocabulary};
 
-/// The tokens of a word that is never written: those it has at the beginning of a text, and those it has after a space. Whether the
-/// word is given with the space does not matter.
+/// Returns the token sequences to ban for a word: at the beginning of a text, and after a space.
+///
+/// A leading space in `word` makes no difference.
 ///
 /// # Errors
-/// When there is no tokenizer, it cannot encode the word, or it gives tokens that the model does not have.
+/// If there is no tokenizer, it cannot encode the word, or the model lacks one of the tokens.
 ///
 /// # Source
-/// vLLM's `bad_words` (`SamplingParams.update_from_tokenizer`), without its condition that both forms have as many tokens, by which
-/// some words are banned at the beginning alone.
+/// vLLM's `bad_words` (`SamplingParams.update_from_tokenizer`). vLLM bans the form after a space only if both
+/// forms have the same number of tokens. This function always bans both.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent, banned_tokens};
@@ -28,13 +29,13 @@ pub fn banned_tokens(vocabulary: &Vocabulary, word: &str) -> Result<Vec<Vec<u32>
     let tokenizer = vocabulary.required_tokenizer()?;
     let inner = word.trim_start();
     let written = match inner {
-        // White space alone is itself.
+        // White space alone has only one form.
         "" => vec![word.to_owned()],
         _ => vec![inner.to_owned(), format!(" {inner}")],
     };
     let mut forms = Vec::new();
     for written in written {
-        let ids = vocabulary.own(encode_piece(tokenizer, &written)?)?;
+        let ids = vocabulary.check_ids(encode_piece(tokenizer, &written)?)?;
         if !ids.is_empty() && !forms.contains(&ids) {
             forms.push(ids);
         }

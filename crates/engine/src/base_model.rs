@@ -1,34 +1,37 @@
-//! The base model of adapters, and the name of a model with its adapters.
+//! Base model of adapters, and display name of a model with its adapters.
 
 use std::path::{Path, PathBuf};
 
 use crate::{ADAPTER_BASE, EngineError, ModelOptions, Reporter};
 
 impl ModelOptions {
-    /// The options with the base model that the first adapter names, if no model is named.
+    /// Resolves [`ADAPTER_BASE`] to the base model that the first adapter names.
+    ///
+    /// Other options are returned unchanged.
     ///
     /// # Errors
-    /// If the adapter cannot be read, or names no base model.
+    /// If there is no adapter, the adapter cannot be read, or it names no base model.
     pub fn with_base_model(&self, reporter: &dyn Reporter) -> Result<Self, EngineError> {
         if self.model != Path::new(ADAPTER_BASE) {
             return Ok(self.clone());
         }
         let Some(first) = self.adapter.first() else {
-            let what =
-                format!("{ADAPTER_BASE}: the base model of an adapter; give an adapter, or another model");
+            let what = format!(
+                "{ADAPTER_BASE}: no adapter to take the base model from; specify an adapter or another model"
+            );
             return Err(EngineError::Options { what });
         };
         let adapter = first.open(&self.hub, reporter)?;
         let Some(base) = adapter.base_model() else {
             let what = format!(
-                "{}: adapter_config.json names no base model (`base_model_name_or_path`); give it with `model`",
+                "{}: adapter_config.json names no base model (`base_model_name_or_path`); specify it with `model`",
                 first.path.display()
             );
             return Err(EngineError::Options { what });
         };
         if base == ADAPTER_BASE {
             let what = format!(
-                "{}: adapter_config.json names {base} as the base model; give the base with `model`",
+                "{}: adapter_config.json names {base} as the base model; specify the base model with `model`",
                 first.path.display()
             );
             return Err(EngineError::Options { what });
@@ -40,7 +43,7 @@ impl ModelOptions {
         Ok(Self { model, ..self.clone() })
     }
 
-    /// The model's name with its adapters, for reports.
+    /// Name of the model with its adapters, for reports.
     pub fn display_name(&self) -> String {
         let mut parts = vec![self.model.display().to_string()];
         parts.retain(|model| model != ADAPTER_BASE);
@@ -59,7 +62,7 @@ mod tests {
     use crate::{AdapterChoice, Silent};
 
     #[test]
-    fn the_base_model_is_the_one_that_the_adapter_names() {
+    fn base_model_comes_from_the_adapter_config() {
         let folder = temporary_folder();
         let plain = fixture_path("adapters/plain");
         let settings = fs::read_to_string(plain.join("adapter_config.json")).unwrap();

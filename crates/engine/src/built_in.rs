@@ -1,4 +1,4 @@
-//! The model inside the program, `models/stories`: what runs if none is named, from any folder and without a network.
+//! Built-in model `models/stories`, the default, which needs neither files nor a network.
 
 use std::path::Path;
 
@@ -6,7 +6,9 @@ use candle_gpt2_weights::{Checkpoint, OpenOptions};
 
 use crate::EngineError;
 
-/// The name of the model inside the program. A folder of this name is `./built-in`.
+/// Name of the built-in model.
+///
+/// To use a folder of this name, write `./built-in`.
 ///
 /// ```
 /// use candle_gpt2_engine::{BUILT_IN, ModelOptions};
@@ -16,7 +18,7 @@ use crate::EngineError;
 /// ```
 pub const BUILT_IN: &str = "built-in";
 
-/// Whether a path is [`BUILT_IN`] in another spelling, such as `builtin`, and there is nothing of that name.
+/// Whether a path misspells [`BUILT_IN`], for example `builtin`, and does not exist.
 ///
 /// ```
 /// use candle_gpt2_engine::{BUILT_IN, is_nearly_built_in};
@@ -34,10 +36,7 @@ pub fn is_nearly_built_in(path: &Path) -> bool {
 pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
     use candle_gpt2_weights::GivenFiles;
 
-    let files = GivenFiles::new(BUILT_IN)
-        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+    let files = GivenFiles::of_bytes(BUILT_IN, candle_gpt2_stories::FILES);
     Ok(Checkpoint::open_given(files, options, &|_| ())?)
 }
 
@@ -46,11 +45,12 @@ pub(crate) fn open(_: &OpenOptions) -> Result<Checkpoint, EngineError> {
     Err(EngineError::NoBuiltIn { name: BUILT_IN })
 }
 
-/// Transcoders of the MLPs of the model inside the program, one for each block: a `cfg.json` of SAELens and the file of its tensors.
-/// None in a program without the model.
+/// Transcoders of the built-in model's MLPs, with one `cfg.json` and tensor file per block.
+///
+/// The files have the format of SAELens. The slice is empty if the program was built without the model.
 ///
 /// ```
-/// assert_eq!(candle_gpt2_engine::built_in_transcoders().len(), 6);
+/// assert_eq!(candle_gpt2_engine::built_in_transcoders().len(), 7);
 /// ```
 pub fn built_in_transcoders() -> &'static [(&'static str, &'static [u8])] {
     #[cfg(feature = "built-in")]

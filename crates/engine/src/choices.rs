@@ -1,4 +1,4 @@
-//! How probable texts are in one place: the choices of a question, by the measures that benchmarks compare them by.
+//! Scores of candidate continuations, by the measures that multiple-choice benchmarks use.
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_generation::{Continuation, check_continuations, first_best, score_continuations};
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{EngineError, LoadedModel, Reporter, Unit, Vocabulary};
 
-/// A prompt and texts that may follow it, in tokens.
+/// A prompt and its candidate continuations, as token ids.
 ///
 /// ```
 /// use candle_gpt2_engine::{Choices, ModelOptions, Silent};
@@ -26,68 +26,72 @@ pub struct Choices {
     ids: Vec<Vec<u32>>,
 }
 
-/// The scores of choices.
+/// Scores of all choices.
 ///
-/// Given by [`Choices::score`].
+/// Returned by [`Choices::score`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredChoices {
-    /// The tokens before all choices.
+    /// Prompt tokens that all choices share.
     pub prompt_ids: Vec<u32>,
-    /// The choices in their order.
+    /// Choices in input order.
     pub choices: Vec<ScoredChoice>,
-    /// Which is best.
+    /// Best choice by each measure.
     pub best: BestChoice,
 }
 
-/// The score of a choice. Logarithms are natural.
+/// Score of one choice, with natural logarithms.
 ///
-/// Part of [`ScoredChoices`], which [`Choices::score`] gives.
+/// Part of [`ScoredChoices`], which [`Choices::score`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredChoice {
-    /// The choice.
+    /// Text of the choice.
     pub text: String,
-    /// Its tokens, and those of the prompt that another choice does not share.
+    /// Token ids of the choice, after any prompt tokens that not all choices share.
     pub ids: Vec<u32>,
-    /// Logarithm of each token's probability.
+    /// Log-probability of each token.
     pub logprobs: Vec<f64>,
-    /// Their sum.
+    /// Sum of `logprobs`.
     pub sum: f64,
-    /// The same as `per_token`.
+    /// Alias of `per_token`.
     pub mean: f64,
-    /// The sum over the number of tokens.
+    /// Sum divided by the number of tokens.
     pub per_token: f64,
-    /// The sum divided by the number of characters. One space at the beginning separates the prompt from the choice, and is not
-    /// counted.
+    /// Sum divided by the number of characters, without one leading space.
+    ///
+    /// That space separates the choice from the prompt.
     pub per_character: f64,
-    /// The sum over the number of bytes of UTF-8, without that space.
+    /// Sum divided by the number of UTF-8 bytes, without one leading space.
     pub per_byte: f64,
-    /// Whether every token is the most probable one at its place, of several the first.
+    /// Whether each token is the most probable one at its position; ties go to the lowest id.
     pub is_greedy: bool,
 }
 
-/// Index of the best choice by each measure, from 0; of equals the first.
+/// Index of the best choice by each measure, from 0; ties go to the first choice.
 ///
-/// Part of [`ScoredChoices`], which [`Choices::score`] gives.
+/// Part of [`ScoredChoices`], which [`Choices::score`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BestChoice {
-    /// By the sum.
+    /// Best choice by `sum`.
     pub sum: usize,
-    /// The same as `per_token`.
+    /// Alias of `per_token`.
     pub mean: usize,
-    /// By the sum per token.
+    /// Best choice by `per_token`.
     pub per_token: usize,
-    /// By the sum per character.
+    /// Best choice by `per_character`.
     pub per_character: usize,
-    /// By the sum per byte.
+    /// Best choice by `per_byte`.
     pub per_byte: usize,
 }
 
 impl Choices {
-    /// Choices after a prompt. A token may reach from the prompt into a choice: each whole is encoded, and what follows the tokens
-    /// that all wholes and the prompt begin with is the choice's.
+    /// Encodes a prompt and its choices.
+    ///
+    /// A token may span the boundary between prompt and choice. Each choice is therefore encoded together
+    /// with the prompt. The shared prompt ends where the first of these encodings differs from the prompt's
+    /// own tokens.
     ///
     /// # Errors
-    /// When there is no tokenizer, or it cannot encode a text.
+    /// If there is no tokenizer, or it cannot encode a text.
     pub fn new(vocabulary: &Vocabulary, prompt: &str, texts: &[String]) -> Result<Self, EngineError> {
         let mut prompt_ids = vocabulary.encode(prompt)?;
         let wholes = texts.iter().map(|text| vocabulary.encode(&format!("{prompt}{text}")));
@@ -99,18 +103,18 @@ impl Choices {
         Ok(Self { prompt_ids: vocabulary.start_if_empty(prompt_ids), texts: texts.to_vec(), ids })
     }
 
-    /// Checks what can be checked before a model is loaded.
+    /// Checks the number of tokens, which needs no loaded model.
     ///
     /// # Errors
-    /// When the prompt or a choice has no tokens, or both together are longer than the context.
+    /// If the prompt or a choice has no tokens, or both together exceed the context.
     pub fn check(&self, config: &Gpt2Config) -> Result<(), EngineError> {
         Ok(check_continuations(&self.prompt_ids, &self.ids, config)?)
     }
 
-    /// Scores them with a model.
+    /// Scores the choices with a model.
     ///
     /// # Errors
-    /// Those of [`Choices::check`], and when the model's logits are not numbers.
+    /// If [`Choices::check`] fails, or a logit is not finite.
     pub fn score(self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ScoredChoices, EngineError> {
         let Self { prompt_ids, texts, ids } = self;
         let bar = reporter.start("scoring", ids.len() as u64, Unit::Items("choices"));
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_count_without_the_space_in_front() {
+    fn measures_ignore_one_leading_space() {
         let choice = scored(" né", &[-2.0, -4.0]);
         let measures = (choice.sum, choice.mean, choice.per_token, choice.per_character, choice.per_byte);
         assert_eq!(measures, (-6.0, -3.0, -3.0, -3.0, -2.0));
@@ -174,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equals_the_first_is_best() {
+    fn ties_go_to_the_first_choice() {
         let choices = [scored("abc", &[-3.0]), scored("a", &[-1.0, -2.0]), scored("aé", &[-3.0])];
         let best = BestChoice::of(&choices);
         assert_eq!(best, BestChoice { sum: 0, mean: 1, per_token: 1, per_character: 0, per_byte: 0 });

@@ -1,4 +1,4 @@
-//! Which label a text has, or each of its tokens, or which of several texts is right: models with transformers' heads for these.
+//! Classifiers: labels of a text, labels of each token, or the best of several texts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,14 +12,16 @@ use candle_gpt2_generation::{GenerationConfig, GenerationError, LongPrompt};
 use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde::{Serialize, Serializer};
 
-use crate::{EngineError, Vocabulary, Watched};
+use crate::{EngineError, ReadJob, Vocabulary};
 
-/// Rows that are computed at once by default: enough to share the reading of the weights.
+/// Default batch size, large enough to share the cost of reading the weights.
 ///
 /// See [`Classifier`] for an example.
 pub const CLASSIFIED_AT_ONCE: usize = 8;
 
-/// A model in memory that tells labels or choices, with its tokenizer. A clone shares both.
+/// A classification model in memory with its tokenizer.
+///
+/// A clone shares both.
 ///
 /// ```
 /// use candle_gpt2_engine::{CLASSIFIED_AT_ONCE, Classification, ModelOptions, Question, Silent};
@@ -34,7 +36,7 @@ pub const CLASSIFIED_AT_ONCE: usize = 8;
 ///         let Classification::Labels { labels } = classification else { panic!("this one labels texts") };
 ///         let sum: f64 = labels.iter().map(|label| label.score).sum();
 ///         assert!((sum - 1.0).abs() < 1e-6);
-///         assert!(labels[0].logit >= labels[1].logit, "the best first");
+///         assert!(labels[0].logit >= labels[1].logit, "labels are sorted by logit");
 ///     }
 /// }
 /// # Ok::<(), candle_gpt2_engine::EngineError>(())
@@ -54,7 +56,7 @@ enum Head {
     Choices(Gpt2DoubleHeads),
 }
 
-/// A text, or choices, in tokens: what a classifier is asked about.
+/// Input of a classifier, as token ids: one text, or several choices.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Question, Silent};
@@ -73,113 +75,116 @@ pub struct Question {
     has_choices: bool,
 }
 
-/// One text in tokens.
+/// Token ids of one text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     ids: Vec<u32>,
-    /// The characters of the text that each token stands for; none if the text is not known.
-    places: Vec<Range<usize>>,
-    /// The choice, if the row is one.
+    /// Character range of each token in the text; empty if only token ids were supplied.
+    char_ranges: Vec<Range<usize>>,
+    /// Text of the choice, if the row is one.
     choice: Option<String>,
 }
 
-/// A classifier's result for a question.
+/// Classification of one question.
 ///
-/// Given by [`Classifier::classify`].
+/// Returned by [`Classifier::classify`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Classification {
-    /// The labels of a text.
+    /// Labels of a text.
     Labels {
-        /// Every label, the best first.
+        /// All labels, best first.
         labels: Vec<Label>,
     },
-    /// The labels of each token of a text.
+    /// Labels of each token of a text.
     Tokens {
-        /// The tokens in their order.
-        tokens: Vec<LabelledToken>,
+        /// Tokens in text order.
+        tokens: Vec<LabeledToken>,
     },
-    /// Which of several texts is right.
+    /// Ranking of several texts.
     Choices {
-        /// Every choice, the best first.
+        /// All choices, best first.
         choices: Vec<RankedChoice>,
     },
 }
 
-/// A label and its score, in the words of transformers' pipelines.
+/// A label and its score, as transformers' pipelines report them.
 ///
-/// Part of a [`Classification`], which [`Classifier::classify`] gives.
+/// Part of a [`Classification`], which [`Classifier::classify`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Label {
-    /// Its number.
+    /// Index of the label.
     #[serde(skip)]
     pub id: usize,
-    /// Its name.
+    /// Name of the label.
     pub label: String,
-    /// The probability that transformers' pipelines report: the softmax over all labels; for a text that can have several labels
-    /// ([`ProblemType::MultiLabelClassification`]), or a model with a single one, the sigmoid of the logit. For a
-    /// [`ProblemType::Regression`] the logit itself.
+    /// Score as in transformers' pipelines, usually the softmax over all labels.
+    ///
+    /// It is the sigmoid of the logit for [`ProblemType::MultiLabelClassification`] and for a model with a
+    /// single label, and the logit itself for [`ProblemType::Regression`].
     pub score: f64,
-    /// What the model computes.
+    /// Output of the model before the softmax or sigmoid.
     pub logit: f32,
 }
 
 /// A token and its labels.
 ///
-/// Part of a [`Classification`], which [`Classifier::classify`] gives.
+/// Part of a [`Classification`], which [`Classifier::classify`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LabelledToken {
-    /// Its id.
+pub struct LabeledToken {
+    /// Token id.
     pub id: u32,
-    /// What it writes, a part of a character as U+FFFD.
+    /// Text of the token; incomplete characters become U+FFFD.
     pub text: String,
-    /// Where it begins in the text, in characters from 0, without a space in front of a word; absent if ids were given.
+    /// Index of the token's first character in the text, without the space before a word.
+    ///
+    /// Absent if token ids were supplied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
-    /// Where it ends: the place of the first character after it.
+    /// Index of the first character after the token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<usize>,
-    /// Every label, the best first.
+    /// All labels, best first.
     pub labels: Vec<Label>,
 }
 
-/// A choice, and how well it fits.
+/// A choice and its score.
 ///
-/// Part of a [`Classification`], which [`Classifier::classify`] gives.
+/// Part of a [`Classification`], which [`Classifier::classify`] returns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankedChoice {
-    /// Its place among the choices, from 0.
+    /// Index of the choice in the input, from 0.
     pub index: usize,
-    /// The text after the prompt; absent if ids were given.
+    /// Text after the prompt; absent if token ids were supplied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// Its probability among all choices, by softmax.
+    /// Probability among all choices, by softmax.
     pub score: f64,
-    /// What the model computes.
+    /// Output of the model before the softmax.
     pub logit: f32,
 }
 
 impl Question {
-    /// A text. Of one longer than the context the last `keep_last` tokens are taken.
+    /// Encodes a text, and keeps its last `keep_last` tokens if it exceeds the context.
     ///
     /// # Errors
-    /// When the model chooses among texts, there is no tokenizer, it cannot encode the text, or the text is longer than the context
-    /// and nothing is kept.
+    /// If the model ranks choices, there is no tokenizer, it cannot encode the text, or the text exceeds the
+    /// context and `keep_last` is `None`.
     pub fn of_text(
         vocabulary: &Vocabulary,
         text: &str,
         keep_last: Option<usize>,
     ) -> Result<Self, EngineError> {
         expect_labels(vocabulary)?;
-        let (ids, places) = vocabulary.encode_with_places(text)?;
-        let row = Row::new(vocabulary, ids, places, keep_last)?;
+        let (ids, char_ranges) = vocabulary.encode_with_places(text)?;
+        let row = Row::new(vocabulary, ids, char_ranges, keep_last)?;
         Ok(Self { rows: vec![row], has_choices: false })
     }
 
-    /// A text in tokens.
+    /// Creates a question from the token ids of a text.
     ///
     /// # Errors
-    /// As [`Question::of_text`], and when an id is outside the vocabulary.
+    /// Same as [`Question::of_text`], and if an id is outside the vocabulary.
     pub fn of_ids(
         vocabulary: &Vocabulary,
         ids: Vec<u32>,
@@ -190,10 +195,10 @@ impl Question {
         Ok(Self { rows: vec![row], has_choices: false })
     }
 
-    /// Which of these texts follows a prompt.
+    /// Encodes choices that may follow a prompt.
     ///
     /// # Errors
-    /// As [`Question::of_text`] of each, when there are none, and when the model has labels.
+    /// Same as [`Question::of_text`] for each choice, and if `choices` is empty or the model assigns labels.
     pub fn of_choices(
         vocabulary: &Vocabulary,
         prompt: &str,
@@ -209,10 +214,10 @@ impl Question {
         Ok(Self { rows: choices.iter().map(row).collect::<Result<_, _>>()?, has_choices: true })
     }
 
-    /// Which of these texts is right, in tokens.
+    /// Creates a question from the token ids of each choice.
     ///
     /// # Errors
-    /// As [`Question::of_choices`], and when an id is outside the vocabulary.
+    /// Same as [`Question::of_choices`], and if an id is outside the vocabulary.
     pub fn of_choice_ids(
         vocabulary: &Vocabulary,
         choices: Vec<Vec<u32>>,
@@ -223,30 +228,30 @@ impl Question {
         Ok(Self { rows: choices.into_iter().map(row).collect::<Result<_, _>>()?, has_choices: true })
     }
 
-    /// The same with at most the last `tokens` of each text, and at least one.
+    /// Keeps at most the last `tokens` tokens of each text, and at least one.
     pub fn keep_last(mut self, tokens: usize) -> Self {
-        for Row { ids, places, .. } in &mut self.rows {
+        for Row { ids, char_ranges, .. } in &mut self.rows {
             ids.drain(..ids.len().saturating_sub(tokens.max(1)));
-            places.drain(..places.len().saturating_sub(ids.len()));
+            char_ranges.drain(..char_ranges.len().saturating_sub(ids.len()));
         }
         self
     }
 
-    /// The same as the end of a longer text, of which so many characters come before: tokens are placed in the whole.
-    pub fn behind(mut self, chars: usize) -> Self {
-        for place in self.rows.iter_mut().flat_map(|row| &mut row.places) {
-            *place = place.start + chars..place.end + chars;
+    /// Shifts the tokens' positions by `chars`, for a text that is the end of a longer one.
+    pub fn shifted_by(mut self, chars: usize) -> Self {
+        for range in self.rows.iter_mut().flat_map(|row| &mut row.char_ranges) {
+            *range = range.start + chars..range.end + chars;
         }
         self
     }
 
-    /// The tokens of each text, as the model gets them.
+    /// Returns the token ids of each text, as the model receives them.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[u32]> {
         self.rows.iter().map(|row| row.ids.as_slice())
     }
 }
 
-/// Its token ids: a list of them, or one for each choice.
+/// Serializes to a list of token ids, or to one list for each choice.
 impl Serialize for Question {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.rows.first() {
@@ -260,20 +265,20 @@ impl Row {
     fn new(
         vocabulary: &Vocabulary,
         ids: Vec<u32>,
-        mut places: Vec<Range<usize>>,
+        mut char_ranges: Vec<Range<usize>>,
         keep_last: Option<usize>,
     ) -> Result<Self, EngineError> {
         let long_prompt = keep_last.map_or(LongPrompt::Refuse, |last| LongPrompt::Keep { head: 0, last });
         let ids = vocabulary.prompt(ids, &GenerationConfig { long_prompt, ..GenerationConfig::default() })?;
-        places.drain(..places.len().saturating_sub(ids.len()));
-        Ok(Self { ids, places, choice: None })
+        char_ranges.drain(..char_ranges.len().saturating_sub(ids.len()));
+        Ok(Self { ids, char_ranges, choice: None })
     }
 }
 
 fn expect_labels(vocabulary: &Vocabulary) -> Result<(), EngineError> {
     match vocabulary.config().head {
         HeadKind::DoubleHeads => {
-            let what = "this model chooses among several texts, and has no labels; give it choices";
+            let what = "this model ranks choices and has no labels; pass choices";
             Err(EngineError::Options { what: what.into() })
         }
         _ => Ok(()),
@@ -283,8 +288,8 @@ fn expect_labels(vocabulary: &Vocabulary) -> Result<(), EngineError> {
 fn expect_choices(vocabulary: &Vocabulary, count: usize) -> Result<(), EngineError> {
     let what = match vocabulary.config().head {
         HeadKind::DoubleHeads if count > 0 => return Ok(()),
-        HeadKind::DoubleHeads => "there are no choices; give at least one text",
-        _ => "this model labels texts, and does not choose among several; give it one text at a time",
+        HeadKind::DoubleHeads => "expected at least one choice, found none",
+        _ => "this model labels texts and cannot rank choices; pass a text without choices",
     };
     Err(EngineError::Options { what: what.into() })
 }
@@ -295,13 +300,13 @@ impl Classifier {
         vocabulary: Arc<Vocabulary>,
         weights: &'static str,
         options: &LoadOptions,
-        progress: &Watched<'_>,
+        progress: &ReadJob<'_>,
     ) -> Result<Self, EngineError> {
         checkpoint.check_classifier()?;
         let head = match checkpoint.config().head {
             HeadKind::TokenClassification => Head::Tokens(checkpoint.load_head(options, progress)?),
             HeadKind::DoubleHeads => Head::Choices(checkpoint.load_head(options, progress)?),
-            // What has no head for classifying is refused above.
+            // Models without a classification head are rejected above.
             HeadKind::SequenceClassification | HeadKind::LanguageModel => {
                 Head::Texts(checkpoint.load_head(options, progress)?)
             }
@@ -309,22 +314,22 @@ impl Classifier {
         Ok(Self { head, vocabulary, weights })
     }
 
-    /// Its configuration: the labels are in it.
+    /// Configuration of the model, including the labels.
     pub fn config(&self) -> &Gpt2Config {
         self.vocabulary.config()
     }
 
-    /// Its tokens.
+    /// Vocabulary of the model.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// The device that it runs on.
+    /// Device that the model runs on.
     pub fn device(&self) -> &Device {
         self.transformer().device()
     }
 
-    /// The type of the weights in a word, as `q8`: the one that was asked for, otherwise the stored one.
+    /// Weight type, such as `q8`: the requested type, otherwise the stored one.
     pub fn weight_type(&self) -> &'static str {
         self.weights
     }
@@ -334,7 +339,7 @@ impl Classifier {
         self.size().count
     }
 
-    /// Bytes of the weights as they are held.
+    /// Size of the weights in memory, in bytes.
     pub fn weight_bytes(&self) -> usize {
         self.size().bytes
     }
@@ -355,11 +360,14 @@ impl Classifier {
         }
     }
 
-    /// The results for questions, which are computed together: each has the same numbers as alone, up to rounding. For more than some
-    /// [`CLASSIFIED_AT_ONCE`] ask again and again.
+    /// Classifies questions as one batch.
+    ///
+    /// The batch does not change the results, except for rounding. Split long lists into batches of about
+    /// [`CLASSIFIED_AT_ONCE`] questions.
     ///
     /// # Errors
-    /// When the device fails, or the logits are not numbers; when what computes is [ended](candle_gpt2_kernels::interruptible).
+    /// If the device fails, a logit is not finite, or the computation is
+    /// [interrupted](candle_gpt2_kernels::interruptible).
     pub fn classify(&self, questions: &[Question]) -> Result<Vec<Classification>, EngineError> {
         let rows: Vec<&[u32]> = questions.iter().flat_map(Question::rows).collect();
         if rows.is_empty() {
@@ -383,8 +391,10 @@ impl Classifier {
         Ok(classified)
     }
 
-    /// The logits of rows that are computed together: over the labels of each row, or of each token of all rows; or the one of each
-    /// row.
+    /// Returns the logits of a batch of rows.
+    ///
+    /// There is one list of label logits for each row, or for each token of all rows. With a choice head,
+    /// each row has a single logit.
     pub(crate) fn logits(&self, rows: &[&[u32]]) -> Result<Vec<Vec<f32>>, EngineError> {
         let pass = &mut Pass::inference();
         let logits = match &self.head {
@@ -402,7 +412,7 @@ impl Classifier {
         }
     }
 
-    /// The labels with these logits, the best first.
+    /// Creates the labels for these logits, best first.
     fn labels(&self, logits: &[f32]) -> Vec<Label> {
         let config = self.config();
         let scores = scores(config, logits);
@@ -414,15 +424,15 @@ impl Classifier {
         labels
     }
 
-    /// The tokens of a row with the logits of each.
-    fn tokens(&self, row: &Row, logits: &[Vec<f32>]) -> Vec<LabelledToken> {
+    /// Creates the labeled tokens of a row from the logits of each token.
+    fn tokens(&self, row: &Row, logits: &[Vec<f32>]) -> Vec<LabeledToken> {
         let token = |(index, (id, logits)): (usize, (&u32, &Vec<f32>))| {
-            let place = row.places.get(index);
-            LabelledToken {
+            let range = row.char_ranges.get(index);
+            LabeledToken {
                 id: *id,
                 text: String::from_utf8_lossy(&self.vocabulary.token_bytes(*id)).into_owned(),
-                start: place.map(|place| place.start),
-                end: place.map(|place| place.end),
+                start: range.map(|range| range.start),
+                end: range.map(|range| range.end),
                 labels: self.labels(logits),
             }
         };
@@ -430,7 +440,7 @@ impl Classifier {
     }
 }
 
-/// The choices with these logits, the best first.
+/// Ranks the choices by these logits, best first.
 fn ranked(rows: &[Row], logits: &[f32]) -> Vec<RankedChoice> {
     let choices = rows.iter().zip(logits).zip(softmax(logits)).enumerate();
     let mut choices: Vec<RankedChoice> = choices
@@ -445,9 +455,10 @@ fn ranked(rows: &[Row], logits: &[f32]) -> Vec<RankedChoice> {
     choices
 }
 
-/// What transformers' pipelines make of the logits over labels.
+/// Scores that transformers' pipelines compute from the logits over labels.
 ///
-/// Source: `TextClassificationPipeline.postprocess` and `TokenClassificationPipeline.postprocess`, which has softmax alone.
+/// Source: `TextClassificationPipeline.postprocess`, and `TokenClassificationPipeline.postprocess`, which
+/// supports only the softmax.
 fn scores(config: &Gpt2Config, logits: &[f32]) -> Vec<f64> {
     let sigmoid = |logit: &f32| 1.0 / (1.0 + libm::exp(-f64::from(*logit)));
     match config.problem_type {

@@ -1,8 +1,8 @@
-//! The clock of the system, by which the `max_time` of a checkpoint's `generation_config.json` is counted.
+//! System clock, which measures the `max_time` of a checkpoint's `generation_config.json`.
 
 use candle_gpt2_generation::Clock;
 
-/// A clock that starts now; `None` if the system has none, as in a browser. Only the time that a text may take is counted by it.
+/// Starts a clock that measures only `max_time`; returns `None` in a browser, which has no clock.
 ///
 /// ```
 /// assert!(candle_gpt2_engine::system_clock().is_some());

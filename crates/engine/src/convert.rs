@@ -1,4 +1,4 @@
-//! Writing a checkpoint in another format.
+//! Conversion of checkpoints to other formats.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use candle_gpt2_weights::{
 };
 use serde::Serialize;
 
-use crate::{EngineError, ModelOptions, Reporter, Watched};
+use crate::{EngineError, ModelOptions, ReadJob, Reporter};
 
 /// Options of a conversion.
 ///
@@ -29,39 +29,44 @@ use crate::{EngineError, ModelOptions, Reporter, Watched};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// A GGUF file if the name ends in `.gguf`, the weights alone if it ends in `.safetensors`, otherwise a Hugging Face folder. The name of
-    /// a folder with the ending of a file needs a slash after it. Nothing is there yet.
+    /// Output path, which must not exist and whose extension selects the format.
+    ///
+    /// `.gguf` selects a GGUF file, `.safetensors` the weights alone, and anything else a Hugging Face
+    /// folder. The name of a folder with the extension of a file needs a trailing slash.
     pub output: PathBuf,
-    /// The type of the written weights.
+    /// Type of the written weights.
     pub dtype: WrittenDType,
 }
 
-/// The result of a conversion.
+/// Result of a conversion.
 ///
-/// Given by [`ModelOptions::convert`].
+/// Returned by [`ModelOptions::convert`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Conversion {
-    /// The file or the folder.
+    /// Path of the file or folder.
     pub output: PathBuf,
-    /// `gguf` or `safetensors`.
+    /// File format, `gguf` or `safetensors`.
     pub format: &'static str,
-    /// The type of the weights.
+    /// Type of the weights.
     pub dtype: &'static str,
-    /// Bytes of the file that holds them.
+    /// Size of the weights file in bytes.
     pub bytes: u64,
-    /// Notes on settings of the checkpoint that the output does not hold.
+    /// Notes on settings of the checkpoint that the output does not contain.
     pub notes: Vec<String>,
 }
 
 impl ModelOptions {
-    /// Writes the checkpoint in another format, with its [`Companions`](candle_gpt2_weights::Companions): `tokenizer` or its own
-    /// tokenizer, and its settings. The result appears whole or not at all, and nothing that exists is overwritten. `device` and the
-    /// types are ignored. `reporter` receives notes on settings that the output does not hold.
+    /// Writes the checkpoint in another format, together with its tokenizer and settings.
+    ///
+    /// [`Companions`](candle_gpt2_weights::Companions) lists these files; `tokenizer` replaces the
+    /// checkpoint's own tokenizer. The output appears only when it is complete, and nothing is overwritten.
+    /// The device and the types of `self` are ignored. `reporter` receives notes on settings that the output
+    /// does not contain.
     ///
     /// # Errors
-    /// If the checkpoint cannot be opened or is not sound in its structure, the format lacks the type or the model's arithmetic,
-    /// a GGUF file would lack a tokenizer or change it, the name of a folder ends like that of a file, the output exists or cannot
-    /// be written, or `reporter` interrupts it.
+    /// If the checkpoint cannot be opened, its structure is not sound, or `reporter` interrupts the job. If
+    /// the format cannot represent the type or the model's configuration, or a GGUF file would lack or change
+    /// the tokenizer. If the output has the wrong extension, exists or cannot be written.
     pub fn convert(
         &self,
         options: &ConvertOptions,
@@ -70,17 +75,18 @@ impl ModelOptions {
         let ConvertOptions { output, dtype } = options;
         let name = dtype.name();
         let kind = OutputKind::of(output)?;
-        if kind != OutputKind::Gguf && dtype.is_blocks() {
+        if kind != OutputKind::Gguf && dtype.number_type().is_blocks() {
             let holder =
                 if kind == OutputKind::Folder { "a Hugging Face folder" } else { "a safetensors file" };
-            let what =
-                format!("`dtype` {name}: {holder} holds f32, f16 or bf16; name a .gguf file for {name}");
+            let what = format!(
+                "`dtype` {name}: {holder} can only store f32, f16 or bf16; use a .gguf output for {name}"
+            );
             return Err(EngineError::Options { what });
         }
         let checkpoint = self.open_checkpoint(reporter)?;
         checkpoint.check()?;
         let companions = checkpoint.companions(self.tokenizer.as_deref())?;
-        let progress = Watched::new(reporter, "converting", checkpoint.parameter_bytes());
+        let progress = ReadJob::new(reporter, "converting", checkpoint.parameter_bytes());
         let (format, notes) = match kind {
             OutputKind::Gguf => ("gguf", write_gguf(&checkpoint, &companions, output, *dtype, &progress)?),
             OutputKind::Safetensors => {
@@ -100,7 +106,7 @@ impl ModelOptions {
     }
 }
 
-/// The kinds of output, by their names.
+/// Kind of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OutputKind {
     Gguf,
@@ -109,9 +115,9 @@ enum OutputKind {
 }
 
 impl OutputKind {
-    /// The kind of an output. Rejects the name of another file.
+    /// Determines the kind of output, and rejects file names with another extension.
     fn of(output: &Path) -> Result<Self, EngineError> {
-        /// Endings of files that are not letters alone.
+        /// File extensions that contain digits.
         const ENDINGS: [&str; 4] = ["h5", "7z", "mp3", "mp4"];
         let ending = output.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let is_ending = ending.bytes().all(|byte| byte.is_ascii_alphabetic()) || ENDINGS.contains(&ending);
@@ -127,16 +133,16 @@ impl OutputKind {
         }
         let name = output.display();
         let what = format!(
-            "`{name}`: files are written as .gguf or .safetensors; give such a name, or a folder's name without `.{ending}` (or \
-             `{name}/`)"
+            "`{name}`: unsupported extension `.{ending}`; use .gguf or .safetensors for a file, or `{name}/` for a \
+             folder"
         );
         Err(EngineError::Options { what })
     }
 }
 
-/// The note on the files that a reader of a safetensors file needs next to it; none if they are there.
+/// Note on files that must be next to a safetensors file but are missing.
 fn needed_note(file: &Path, checkpoint: &Checkpoint, companions: &Companions) -> Option<String> {
-    /// Largest configuration that is compared.
+    /// Largest configuration to compare, in bytes.
     const MAX_CONFIG_BYTES: u64 = 1 << 20;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let own = |text: &str| Gpt2Config::from_json(text).is_ok_and(|config| config == *checkpoint.config());
@@ -159,8 +165,8 @@ fn needed_note(file: &Path, checkpoint: &Checkpoint, companions: &Companions) ->
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
     let (needed, folder) = (needed.join(", "), folder.display());
     Some(format!(
-        "{name} holds the weights alone; loading it needs these files in {folder}: {needed} (copy them from the model's folder, or \
-         write them with `gpt2 convert` and a folder's name as the output)"
+        "{name} contains only the weights; to load it, add these files to {folder}: {needed} (copy them from the \
+         model's folder, or run `gpt2 convert` with a folder as the output)"
     ))
 }
 
@@ -169,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_not_named_like_a_file() {
+    fn output_kind_follows_the_extension() {
         for name in ["x.bin", "foo.xyz", "a/b.pt", "x.h5"] {
             let error = OutputKind::of(Path::new(name)).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(".gguf"), "{error}");

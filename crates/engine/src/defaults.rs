@@ -1,4 +1,4 @@
-//! A checkpoint's defaults for generating: its `generation_config.json`, and the end tokens of `config.json`.
+//! Generation defaults: `generation_config.json`, and the end tokens of `config.json`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,9 @@ use candle_gpt2_weights::Checkpoint;
 
 use crate::{EngineError, Vocabulary, banned_tokens};
 
-/// How a model generates by default. If the files ask for no search, tokens are sampled from the 50 most probable ones.
+/// Generation defaults of a model.
+///
+/// If the files request no search, tokens are sampled from the 50 most probable ones.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -25,76 +27,86 @@ use crate::{EngineError, Vocabulary, banned_tokens};
 #[derive(Debug, Clone)]
 pub struct Defaults {
     config: GenerationConfig,
-    /// The `generation_config.json`, if there is one.
+    /// Path of `generation_config.json`, if it exists.
     path: Option<PathBuf>,
-    /// What it sets.
-    stated: GenerationOptions,
-    /// The configuration of the model with the end tokens that the files name.
-    as_named: Gpt2Config,
+    /// Options that `generation_config.json` sets.
+    file_options: GenerationOptions,
+    /// Model configuration with all end tokens that the files name.
+    config_with_file_ends: Gpt2Config,
     vocabulary: Arc<Vocabulary>,
 }
 
 impl Defaults {
-    /// Reads the files. What they say need not be right: a request may say otherwise.
+    /// Reads the files without checking the values, because a request can override them.
     ///
     /// # Errors
-    /// When `generation_config.json` cannot be read, or asks for what cannot be done.
+    /// If `generation_config.json` cannot be read or requests something unsupported.
     pub fn of(checkpoint: &Checkpoint, vocabulary: Arc<Vocabulary>) -> Result<Self, EngineError> {
         let start = GenerationConfig {
             eos_token_id: checkpoint.config().eos_token_id.clone(),
             ..GenerationConfig::default()
         };
-        let (mut config, path, stated) = match checkpoint.generation_config()? {
+        let (mut config, path, file_options) = match checkpoint.generation_config()? {
             None => (GenerationConfig { do_sample: true, ..start }, None, GenerationOptions::default()),
             Some((path, json)) => {
                 let refused = |error| EngineError::Defaults { what: format!("{}: {error}", path.display()) };
-                let stated = GenerationOptions::of_json(&json).map_err(refused)?;
-                let searches = start.clone().with_stated(&stated).search_mode() != SearchMode::TokenByToken;
+                let file_options = GenerationOptions::of_json(&json).map_err(refused)?;
+                let searches =
+                    start.clone().with_stated(&file_options).search_mode() != SearchMode::TokenByToken;
                 let start = GenerationConfig { do_sample: !searches, ..start };
-                (start.with_stated(&stated), Some(path), stated)
+                (start.with_stated(&file_options), Some(path), file_options)
             }
         };
-        let as_named = Gpt2Config { eos_token_id: config.eos_token_id, ..checkpoint.config().clone() };
-        config.eos_token_id = as_named.end_tokens();
-        Ok(Self { config, path, stated, as_named, vocabulary })
+        let config_with_file_ends =
+            Gpt2Config { eos_token_id: config.eos_token_id, ..checkpoint.config().clone() };
+        config.eos_token_id = config_with_file_ends.end_tokens();
+        Ok(Self { config, path, file_options, config_with_file_ends, vocabulary })
     }
 
-    /// Those of a model whose files say nothing of generating but in its configuration: of one that generates no texts, say.
+    /// Creates the defaults from the model configuration alone, for example for a classifier.
     pub fn of_config(vocabulary: Arc<Vocabulary>) -> Self {
-        let as_named = vocabulary.config().clone();
-        let eos_token_id = as_named.end_tokens();
+        let config_with_file_ends = vocabulary.config().clone();
+        let eos_token_id = config_with_file_ends.end_tokens();
         let config = GenerationConfig { do_sample: true, eos_token_id, ..GenerationConfig::default() };
-        Self { config, path: None, stated: GenerationOptions::default(), as_named, vocabulary }
+        Self {
+            config,
+            path: None,
+            file_options: GenerationOptions::default(),
+            config_with_file_ends,
+            vocabulary,
+        }
     }
 
-    /// What the files say, to be changed by a request and then [completed](Self::complete). End tokens that the vocabulary
-    /// does not have are left out: transformers writes its own, 50256, beside vocabularies of any size.
+    /// Settings of the files, to be changed by a request and then [completed](Self::complete).
+    ///
+    /// End tokens outside the vocabulary are dropped: transformers writes its own end token, 50256, next to
+    /// vocabularies of any size.
     pub fn config(&self) -> &GenerationConfig {
         &self.config
     }
 
-    /// What `generation_config.json` sets, without our own defaults.
-    pub fn stated(&self) -> &GenerationOptions {
-        &self.stated
+    /// Options that `generation_config.json` sets, without this crate's defaults.
+    pub fn file_options(&self) -> &GenerationOptions {
+        &self.file_options
     }
 
-    /// The end tokens that the files name, those included that the vocabulary does not have.
-    pub fn named_ends(&self) -> &[u32] {
-        &self.as_named.eos_token_id
+    /// End tokens that the files name, including any outside the vocabulary.
+    pub fn end_tokens_in_files(&self) -> &[u32] {
+        &self.config_with_file_ends.eos_token_id
     }
 
-    /// Checks what the files say.
+    /// Checks the settings of the files.
     ///
     /// # Errors
-    /// When `generation_config.json` asks for what is wrong or cannot be done.
+    /// If `generation_config.json` sets an invalid or unsupported option.
     pub fn check(&self) -> Result<(), EngineError> {
         self.check_request(&self.config)
     }
 
-    /// The configuration of a request: the defaults, changed by its options, [completed](Self::complete) and checked.
+    /// Applies a request's options to the defaults, and [completes](Self::complete) the result.
     ///
     /// # Errors
-    /// Those of [`GenerationOptions::check`], and if an option does not fit the model or its files.
+    /// If [`GenerationOptions::check`] fails, or an option does not fit the model or its files.
     ///
     /// ```
     /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -110,7 +122,7 @@ impl Defaults {
         let mut config = options.applied_to(self.config.clone())?;
         for word in options.bad_words.iter().flatten() {
             if self.vocabulary.tokenizer().is_none() {
-                let what = format!("`bad_words` {word:?}: there is no tokenizer to encode it");
+                let what = format!("`bad_words` {word:?}: needs a tokenizer, and this model has none");
                 return Err(GenerationError::Option { what }.into());
             }
             config.bad_words_ids.extend(banned_tokens(&self.vocabulary, word)?);
@@ -118,18 +130,20 @@ impl Defaults {
         self.complete(config)
     }
 
-    /// The configuration of a request with what belongs to it on this model, checked: stop strings that are special tokens
-    /// end the text as tokens, and rows of the vocabulary that are no tokens are never generated.
+    /// Adds the model's own settings to the configuration of a request, and checks it.
+    ///
+    /// Stop strings that are special tokens become end tokens. Rows of the vocabulary without a token are
+    /// suppressed.
     ///
     /// # Errors
-    /// When it asks for what is wrong or cannot be done. Errors in `generation_config.json` are reported as errors of the file and
-    /// not of the request.
+    /// If an option is invalid or unsupported. An error in `generation_config.json` is reported as an error
+    /// of the file, not of the request.
     pub fn complete(&self, mut config: GenerationConfig) -> Result<GenerationConfig, EngineError> {
         let vocabulary = &self.vocabulary;
         if vocabulary.tokenizer().is_none() && !config.stop_strings.is_empty() {
             return Err(GenerationError::StopStringsWithoutTokenizer.into());
         }
-        // A special token gives no text to find a stop string in.
+        // A special token produces no text in which to find a stop string.
         let special = |text: &String| vocabulary.special_token(text);
         config.eos_token_id.extend(config.stop_strings.iter().filter_map(special));
         config.stop_strings.retain(|text| special(text).is_none());
@@ -154,14 +168,14 @@ impl Defaults {
         config.check_model(self.vocabulary.config())
     }
 
-    /// Notes on the end tokens of a request; none is an error.
+    /// Notes on the end tokens of a request; they are not errors.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
-        // A request with end tokens of its own does not need those of the files.
+        // A request with its own end tokens does not need the end tokens of the files.
         let has_own_ends = match self.config.eos_token_id.as_slice() {
             [] => config.eos_token_id.is_empty(),
             ends => config.eos_token_id.starts_with(ends),
         };
-        let foreign = self.as_named.end_token_note().filter(|_| has_own_ends);
+        let foreign = self.config_with_file_ends.end_token_note().filter(|_| has_own_ends);
         foreign.into_iter().chain(self.vocabulary.notes(config)).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The device that a model runs on, and whether its weights fit into the memory there.
+//! Device that a model runs on, and a check that its weights fit in the device's memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use candle_gpt2_weights::WeightDType;
 
 use crate::{EngineError, Reporter, UnknownName};
 
-/// The device that is wished for.
+/// Requested device.
 ///
 /// ```
 /// use candle_gpt2_engine::{DeviceChoice, Silent, device_name};
@@ -23,22 +23,22 @@ use crate::{EngineError, Reporter, UnknownName};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// An NVIDIA GPU if this program and this machine have one, else the CPU.
+    /// First NVIDIA GPU if this program and this machine support one, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The NVIDIA GPU of this number.
+    /// NVIDIA GPU with this index.
     Cuda(usize),
-    /// Apple's GPU.
+    /// Apple GPU.
     Metal,
 }
 
 impl DeviceChoice {
-    /// Opens the device for what holds f32.
+    /// Opens the device for f32 weights.
     ///
     /// # Errors
-    /// When it cannot be used.
+    /// If the device cannot be used.
     pub fn open(self, reporter: &dyn Reporter) -> Result<Device, EngineError> {
         open(self, None, reporter)
     }
@@ -70,7 +70,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Opens a device, and refuses a type of weights that it does not have.
+/// Opens a device, and rejects a weight type that it does not support.
 pub(crate) fn open(
     choice: DeviceChoice,
     dtype: Option<WeightDType>,
@@ -91,7 +91,7 @@ pub(crate) fn open(
     Ok(device)
 }
 
-/// The first NVIDIA GPU, if there is one that works and has the type; else the CPU.
+/// Opens the first NVIDIA GPU if it works and supports the type, otherwise the CPU.
 fn automatic(dtype: Option<WeightDType>, reporter: &dyn Reporter) -> Device {
     if dtype.is_some_and(|dtype| dtype.on_gpu().is_err()) {
         return Device::Cpu;
@@ -104,7 +104,7 @@ fn automatic(dtype: Option<WeightDType>, reporter: &dyn Reporter) -> Device {
     })
 }
 
-/// The device's name, as [`DeviceChoice`] reads it.
+/// Name of the device, in the format that [`DeviceChoice`] parses.
 pub fn device_name(device: &Device) -> String {
     match device.location() {
         DeviceLocation::Cpu => "cpu".to_owned(),
@@ -113,7 +113,7 @@ pub fn device_name(device: &Device) -> String {
     }
 }
 
-/// Checks that the weights, and the keys and values of one full context, fit into the memory that the GPU says is free.
+/// Checks that the weights and the KV cache of one full context fit in the free GPU memory.
 pub(crate) fn check_gpu_room(config: &Gpt2Config, dtype: DType, gpu: &Device) -> Result<(), EngineError> {
     match free_memory(gpu) {
         Some(free) => check_gpu_room_in(free, config, dtype),
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_named() {
+    fn device_names_round_trip() {
         for (name, expected) in [
             ("auto", Some(DeviceChoice::Auto)),
             ("cpu", Some(DeviceChoice::Cpu)),
@@ -153,15 +153,15 @@ mod tests {
         }
     }
 
-    /// The 124M model: 124,439,808 values, and 2 · 12 · 768 of each of 1,024 tokens.
+    /// For the 124M model: 124,439,808 weights, and 2 · 12 · 768 cached values for each of 1,024 tokens.
     #[test]
-    fn a_model_that_does_not_fit_is_refused_before_it_is_loaded() {
+    fn model_that_exceeds_gpu_memory_is_rejected() {
         let config = Gpt2Config::gpt2();
         let needed = 4 * (124_439_808 + 2 * 12 * 768 * 1024);
         assert!(check_gpu_room_in(needed, &config, DType::F32).is_ok());
-        let refusal = check_gpu_room_in(needed - 1, &config, DType::F32).unwrap_err().to_string();
-        for part in ["546.7 MiB are free", "474.7 MiB in f32", "72.0 MiB for the KV cache"] {
-            assert!(refusal.contains(part), "`{part}` is not in: {refusal}");
+        let error = check_gpu_room_in(needed - 1, &config, DType::F32).unwrap_err().to_string();
+        for part in ["546.7 MiB are free", "474.7 MiB for its weights in f32", "72.0 MiB for the KV cache"] {
+            assert!(error.contains(part), "`{part}` is not in: {error}");
         }
         assert!(check_gpu_room_in(needed / 2, &config, DType::BF16).is_ok());
         assert!(check_gpu_room_in(needed / 2 - 1, &config, DType::F16).is_err());

@@ -1,7 +1,8 @@
-//! This machine's resources for the models of this project, and how fast its processor reads memory and multiplies.
+//! Hardware resources of this machine, and its memory and compute speed.
 //!
-//! [`Machine`] holds facts: they are read, nothing is started or changed for them, and what a system does not tell is `None`. Most of
-//! them are known on Linux alone. [`Speeds`] are measured, in some seconds, and [`Estimate`] says what they mean for GPT-2.
+//! [`Machine`] holds facts that are read without starting or changing anything; a value that the system does
+//! not report is `None`. Most facts are available only on Linux. [`Speeds`] holds measurements, which take
+//! several seconds, and [`Estimate`] converts them to token rates of GPT-2.
 
 use std::fs;
 use std::path::Path;
@@ -11,155 +12,159 @@ use std::time::Duration;
 use crate::{LargePages, ProcessMemory, free_memory};
 use candle_core::Device;
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_arithmetic::{Epilogue, PackError, PackedMatrix, Strided, WeightFormat, limits};
+use candle_gpt2_arithmetic::{Epilogue, NumberType, PackError, PackedMatrix, Strided, limits};
 use candle_gpt2_generation::Clock;
 use candle_gpt2_kernels::{open_cuda, open_metal};
 use serde::Serialize;
 
 use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};
 
-/// A machine's resources, as far as this process may use them.
+/// Resources of a machine that this process can use.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Machine};
 ///
-/// let machine = Machine::seen(&HubOptions::default());
+/// let machine = Machine::detect(&HubOptions::default());
 /// assert_eq!(machine.system, std::env::consts::OS);
 /// assert!(machine.processor.instruction_sets.contains(&machine.processor.instruction_set));
 /// assert!(machine.processor.cores >= 1 && machine.hub.is_offline);
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {
-    /// The operating system, as `linux`.
+    /// Operating system, such as `linux`.
     pub system: &'static str,
-    /// Its processor.
+    /// Processor of the machine.
     pub processor: Processor,
-    /// Its memory, if the system says.
+    /// Memory of the machine, if the system reports it.
     pub memory: Option<Memory>,
-    /// Pages of 2 MiB, which make reading memory faster.
+    /// Use of 2 MiB pages, which speed up memory access.
     pub large_pages: LargePageUse,
-    /// Its GPUs.
+    /// GPUs of the machine.
     pub gpu: Gpu,
-    /// Where models on the Hub come from.
+    /// Access to the Hub, and the contents of its cache.
     pub hub: Hub,
-    /// Whether there is a model inside the program, [`BUILT_IN`](crate::BUILT_IN).
+    /// Whether the program contains the built-in model, [`BUILT_IN`](crate::BUILT_IN).
     pub has_built_in_model: bool,
 }
 
-/// A processor, and what of it is used.
+/// A processor and the features in use.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Processor {
-    /// Its name, if the system says.
+    /// Model name, if the system reports it.
     pub name: Option<String>,
-    /// Its architecture, as `x86_64`.
+    /// Architecture, such as `x86_64`.
     pub architecture: &'static str,
-    /// The instruction set that the kernels take.
+    /// Instruction set that the kernels use.
     pub instruction_set: &'static str,
-    /// Those that it has and the kernels know, slowest first.
+    /// Instruction sets that both the processor and the kernels support, slowest first.
     pub instruction_sets: Vec<&'static str>,
-    /// Bytes of its largest cache, if the system tells (Linux).
+    /// Size of the largest cache in bytes, if the system reports it (Linux).
     pub cache_bytes: Option<u64>,
-    /// Cores that this process may use.
+    /// Number of cores that this process can use.
     pub cores: usize,
-    /// Threads that compute.
+    /// Number of compute threads.
     pub threads: usize,
 }
 
-/// The memory of a machine or, if that is less, of the control group that the process is in.
+/// Memory of the machine or of the process's control group, whichever is smaller.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// All of it, in bytes.
+    /// Total memory in bytes.
     pub total_bytes: u64,
-    /// What a model can take, in bytes.
+    /// Memory available to a model, in bytes.
     pub available_bytes: u64,
-    /// Room on the disk to which memory can be moved, in bytes.
+    /// Free swap space in bytes.
     pub free_swap_bytes: u64,
 }
 
-/// Whether weights, keys and values are in large pages.
+/// Use of large pages for weights and KV caches.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LargePageUse {
-    /// Which memory the system gives them to: `always` to all, `madvise` to memory that asks, `never` to none; `None` if it does not
-    /// tell (Linux does).
+    /// System-wide mode; `None` if the system does not report it (Linux does).
+    ///
+    /// `always` applies large pages to all memory, `madvise` to memory that requests them, and `never` to
+    /// none.
     pub system: Option<String>,
-    /// Whether this process asks: see [`process::use_large_pages`].
+    /// Whether this process requests large pages; see [`process::use_large_pages`].
     pub is_asked: bool,
 }
 
-/// GPUs, and whether this program can use them.
+/// GPUs, and this program's support for them.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// The driver of NVIDIA's GPUs, whatever this program was built with.
+    /// NVIDIA driver, detected even if this program was built without CUDA.
     pub nvidia_driver: NvidiaDriver,
-    /// The names of NVIDIA's GPUs, if the driver tells them.
+    /// Names of the NVIDIA GPUs, if the driver reports them.
     pub nvidia_gpus: Vec<String>,
-    /// NVIDIA's GPUs in this program.
+    /// Support for NVIDIA GPUs in this program.
     pub cuda: GpuSupport,
-    /// Apple's GPU in this program.
+    /// Support for Apple GPUs in this program.
     pub metal: GpuSupport,
 }
 
-/// Whether NVIDIA's driver is there.
+/// Presence of the NVIDIA driver.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NvidiaDriver {
-    /// It is, in this version.
+    /// The driver is installed in this version.
     Version(String),
-    /// It is, and does not tell its version.
+    /// The driver is installed, but reports no version.
     Present,
-    /// It is not.
+    /// The driver is not installed.
     Absent,
-    /// The system does not tell.
+    /// The system does not report whether the driver is installed.
     Unknown,
 }
 
-/// Whether this program can use a kind of GPU.
+/// Support for one kind of GPU.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuSupport {
-    /// Whether the program was built for it.
+    /// Whether the program was built with support for this kind of GPU.
     pub is_built: bool,
-    /// The device's name for `--device` if it can be used.
+    /// Device name for `--device`, if the device can be used.
     pub device: Option<String>,
-    /// Bytes of its memory that are free, if the driver says.
+    /// Free memory of the device in bytes, if the driver reports it.
     pub free_bytes: Option<u64>,
-    /// Why it cannot be used.
+    /// Reason why the device cannot be used.
     pub problem: Option<String>,
 }
 
-/// Where models on the Hub come from, and which are here already.
+/// Access to the Hub, and the models that are already cached.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hub {
     /// Whether this program was built with the feature `hub`.
     pub is_built: bool,
-    /// The Hub's address.
+    /// Address of the Hub.
     pub endpoint: String,
-    /// Whether the network may not be used.
+    /// Whether network access is disabled.
     pub is_offline: bool,
-    /// Whether there is a token for models that are not open to everyone.
+    /// Whether there is a token for gated and private models.
     pub has_token: bool,
-    /// Folder of the cache.
+    /// Path of the cache folder.
     pub cache: String,
-    /// What it holds.
+    /// Models in the cache.
     pub models: CachedModels,
 }
 
 impl Machine {
-    /// This machine's resources. A GPU is opened if the program was built for it, as loading a model on it would.
-    pub fn seen(hub: &HubOptions) -> Self {
+    /// Collects the resources of this machine.
+    ///
+    /// If the program was built for a GPU, this opens the device as loading a model would.
+    pub fn detect(hub: &HubOptions) -> Self {
         let read = |path: &str| fs::read_to_string(path).ok();
         let pages = LargePages::now();
         let memory = ProcessMemory::now().map(|memory| Memory {
@@ -222,19 +227,19 @@ impl GpuSupport {
     }
 }
 
-/// The first processor's name in Linux' `/proc/cpuinfo`. (Processors of ARM have none there.)
+/// Reads the first processor's name from `/proc/cpuinfo` (Linux), which omits it on Arm.
 fn processor_name(cpuinfo: &str) -> Option<String> {
     let (_, name) = cpuinfo.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty() && name != "unknown")
 }
 
-/// Bytes of the largest cache of the first processor, as Linux tells them.
+/// Size of the first processor's largest cache in bytes, as reported by Linux.
 fn largest_cache() -> Option<u64> {
     let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?.flatten();
     caches.filter_map(|cache| cache_bytes(&fs::read_to_string(cache.path().join("size")).ok()?)).max()
 }
 
-/// A size such as `32768K`.
+/// Parses a size such as `32768K`.
 fn cache_bytes(size: &str) -> Option<u64> {
     let size = size.trim();
     let (number, unit) =
@@ -248,91 +253,103 @@ fn cache_bytes(size: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// The driver as Linux shows it: its own files, its device in a container that hides those, or that of Windows' Linux.
+/// Detects the driver on Linux by its files, its device node or its library under WSL.
+///
+/// The device node is visible even in containers that hide the driver's files.
 fn nvidia_driver() -> NvidiaDriver {
     if std::env::consts::OS != "linux" {
         return NvidiaDriver::Unknown;
     }
-    if let Ok(told) = fs::read_to_string("/proc/driver/nvidia/version") {
-        return driver_version(&told).map_or(NvidiaDriver::Present, NvidiaDriver::Version);
+    if let Ok(report) = fs::read_to_string("/proc/driver/nvidia/version") {
+        return driver_version(&report).map_or(NvidiaDriver::Present, NvidiaDriver::Version);
     }
     let is_present =
         ["/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"].iter().any(|path| Path::new(path).exists());
     if is_present { NvidiaDriver::Present } else { NvidiaDriver::Absent }
 }
 
-/// The version in the driver's first line, the first word of numbers with points between them.
-fn driver_version(told: &str) -> Option<String> {
+/// Finds the version in the first line: the first word that consists of numbers separated by periods.
+fn driver_version(report: &str) -> Option<String> {
     let is_version =
         |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
-    told.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
+    report.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
 }
 
 fn nvidia_gpus() -> Vec<String> {
     let folders = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
-    let told = folders.filter_map(|folder| fs::read_to_string(folder.path().join("information")).ok());
-    let mut names: Vec<String> = told.filter_map(|told| gpu_name(&told)).collect();
+    let reports = folders.filter_map(|folder| fs::read_to_string(folder.path().join("information")).ok());
+    let mut names: Vec<String> = reports.filter_map(|report| gpu_name(&report)).collect();
     names.sort();
     names
 }
 
-fn gpu_name(told: &str) -> Option<String> {
-    told.lines().find_map(|line| Some(line.strip_prefix("Model:")?.trim().to_owned()))
+fn gpu_name(report: &str) -> Option<String> {
+    report.lines().find_map(|line| Some(line.strip_prefix("Model:")?.trim().to_owned()))
 }
 
-/// How fast this processor is, with the project's own kernels on all threads at once.
+/// Speed of this processor, measured with the project's own kernels on all threads.
 ///
-/// Each round of reading reads all of some memory that is many times as large as the caches; the median counts, since memory
-/// that other programs leave for a moment is nothing that a model gets. Multiplying depends on the processor alone, so that the best
-/// of many short rounds counts.
+/// Each round reads a buffer many times the size of the caches. The result is the median of the rounds,
+/// because a model cannot rely on bandwidth that other programs leave free only briefly. Multiplication
+/// depends on the processor alone, so its result is the best of many short rounds.
 ///
 /// See [`Estimate`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Speeds {
-    /// Bytes a second that are read from memory: the median of the rounds,
+    /// Memory bandwidth in bytes per second, the median of all rounds.
     pub read_bytes_per_s: f64,
-    /// and the best of them.
+    /// Memory bandwidth in bytes per second, the best of all rounds.
     pub best_read_bytes_per_s: f64,
-    /// Bytes that each round read. If a processor's caches hold as much, part of them came from there.
+    /// Bytes read in each round.
+    ///
+    /// If the processor's caches are of similar size, they supply part of the data.
     pub read_bytes: u64,
-    /// Rounds of reading.
+    /// Number of read rounds.
     pub read_rounds: usize,
-    /// How many of these bytes were in large pages, if the system tells.
+    /// Number of `read_bytes` in large pages, if the system reports it.
     pub read_bytes_in_large_pages: Option<u64>,
-    /// Multiply-adds a second of a product with weights in f32.
+    /// Multiply-adds per second in a matrix product with f32 weights.
     pub f32_multiply_adds_per_s: f64,
-    /// Multiply-adds a second of a product with weights in q8.
+    /// Multiply-adds per second in a matrix product with q8 weights.
     pub q8_multiply_adds_per_s: f64,
-    /// The same with weights of 4 bits, which take fewer instructions where bytes have no instruction of their own.
+    /// Multiply-adds per second in a matrix product with 4-bit weights.
+    ///
+    /// They need fewer instructions than q8 on processors without instructions for products of bytes.
     pub q4_multiply_adds_per_s: f64,
-    /// Whether the rounds of a measurement took very different times, since other work ran: an idle machine may be faster.
+    /// Whether the times of the rounds varied widely because of other work; an idle machine may be faster.
     pub is_busy: bool,
 }
 
-/// Least time of each measurement,
-const LEAST_TIME: Duration = Duration::from_millis(500);
-/// and the time after which no round begins: three of these, and what is prepared for them, take less than eight seconds.
-const MOST_TIME: Duration = Duration::from_secs(2);
-/// The best time counts as reached when so many rounds were as fast, up to this factor,
+/// Minimum duration of a measurement.
+const MIN_TIME: Duration = Duration::from_millis(500);
+/// Duration after which a measurement starts no new round.
+///
+/// The four measurements together take about eight seconds at most.
+const MAX_TIME: Duration = Duration::from_secs(2);
+/// Number of rounds within a factor of `AGREEMENT` of the best time that confirm it.
 const AGREEING_ROUNDS: usize = 3;
 const AGREEMENT: f64 = 1.03;
-/// and the machine as busy when half of the rounds took longer than this times the best.
-const CALM: f64 = 1.2;
-/// Memory that is read: this much or so many times the largest cache, and an eighth of what is free at most.
+/// Ratio of median to best time above which the machine counts as busy.
+const MAX_CALM_RATIO: f64 = 1.2;
+/// Default size of the buffer to read, in bytes.
+///
+/// The buffer is at least `READ_CACHES` times the largest cache, but at most an eighth of the free memory.
 const READ_BYTES: usize = 512 << 20;
 const READ_CACHES: usize = 8;
-/// It is a multiple of this.
+/// Granularity of the buffer size.
 const READ_STEP: usize = 32 << 20;
-/// The product: a layer of GPT-2's width, for a prompt of so many tokens. It takes so little time that some rounds pass
-/// undisturbed on a machine that does other things too.
+/// Shape of the weight in the measured product: a layer of GPT-2's width.
+///
+/// The input is a prompt of `PRODUCT_ROWS` tokens. A product this short leaves some rounds undisturbed even
+/// on a busy machine.
 const PRODUCT: (usize, usize) = (768, 768);
 const PRODUCT_ROWS: usize = 128;
 
 impl Speeds {
-    /// Measures them by a clock of the caller's.
+    /// Measures the speeds with the caller's clock.
     ///
     /// # Errors
-    /// None that can happen: the matrices are of the right size.
+    /// Never in practice: the matrices have valid sizes.
     pub fn measured(clock: &Clock, reporter: &dyn Reporter) -> Result<Self, PackError> {
         let progress = reporter.start("measuring", 4, Unit::Items("speeds"));
         let free = ProcessMemory::now().map_or(usize::MAX, |memory| memory.available);
@@ -348,11 +365,11 @@ impl Speeds {
         });
         drop(values);
         progress.advance(1);
-        let f32 = multiplied(clock, WeightFormat::F32)?;
+        let f32 = multiplied(clock, NumberType::F32)?;
         progress.advance(1);
-        let q8 = multiplied(clock, WeightFormat::Q8)?;
+        let q8 = multiplied(clock, NumberType::Q8)?;
         progress.advance(1);
-        let q4 = multiplied(clock, WeightFormat::Q4)?;
+        let q4 = multiplied(clock, NumberType::Q4)?;
         progress.advance(1);
         let (outputs, inputs) = PRODUCT;
         let multiply_adds = (PRODUCT_ROWS * outputs * inputs) as f64;
@@ -370,10 +387,10 @@ impl Speeds {
     }
 }
 
-/// Rounds of the product with weights of this format.
-fn multiplied(clock: &Clock, format: WeightFormat) -> Result<Rounds, PackError> {
+/// Measures rounds of the product with weights in this format.
+fn multiplied(clock: &Clock, format: NumberType) -> Result<Rounds, PackError> {
     let (_, in_features) = PRODUCT;
-    // Every output has the same weights, since only the time counts.
+    // All outputs share the same weights, because only the time matters.
     let weights: Vec<f32> = (0..in_features).map(|index| (index % 7) as f32 - 3.0).collect();
     let weights = Strided { values: &weights, strides: (0, 1), shape: PRODUCT };
     let matrix = PackedMatrix::from_values(weights, format)?;
@@ -383,45 +400,47 @@ fn multiplied(clock: &Clock, format: WeightFormat) -> Result<Rounds, PackError> 
     }))
 }
 
-/// Rounds of some work that were timed.
+/// Timing statistics of repeated work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rounds {
-    /// The shortest time of one,
+    /// Shortest time of a round, in seconds.
     best_s: f64,
-    /// and the median.
+    /// Median time of a round, in seconds.
     median_s: f64,
     count: usize,
     is_busy: bool,
 }
 
 impl Rounds {
-    /// Repeats the work until its best time is a stable one; on a busy machine, until the time is over.
+    /// Repeats the work until the best time is stable or the time limit is reached.
     fn measured(clock: &Clock, mut work: impl FnMut()) -> Self {
         let start = clock();
         let mut times: Vec<f64> = Vec::new();
         loop {
             let round = clock();
             work();
-            // A clock that is too coarse to see the work must not make it infinitely fast.
+            // A clock too coarse for the work must not report infinite speed.
             let time = clock().saturating_sub(round).max(Duration::from_nanos(1)).as_secs_f64();
             times.insert(times.partition_point(|other| *other < time), time);
             let (best_s, median_s, count) = (times[0], times[times.len() / 2], times.len());
             let agreeing = times.partition_point(|time| *time <= best_s * AGREEMENT);
-            let is_busy = agreeing < AGREEING_ROUNDS || median_s > best_s * CALM;
+            let is_busy = agreeing < AGREEING_ROUNDS || median_s > best_s * MAX_CALM_RATIO;
             let elapsed = clock().saturating_sub(start);
-            if elapsed >= MOST_TIME || (elapsed >= LEAST_TIME && !is_busy) {
+            if elapsed >= MAX_TIME || (elapsed >= MIN_TIME && !is_busy) {
                 return Self { best_s, median_s, count, is_busy };
             }
         }
     }
 }
 
-/// The upper bound for GPT-2 124M on a processor with these speeds. Attention, norms and whatever else runs take more.
+/// Upper bounds for the token rates of GPT-2 124M on a processor with these speeds.
+///
+/// Attention, norms and other operations reduce the actual rates.
 ///
 /// ```
 /// use candle_gpt2_engine::{Estimate, Speeds};
 ///
-/// // In a program: `Speeds::measured(&clock, &Silent)?`, which takes some seconds.
+/// // A program calls `Speeds::measured(&clock, &Silent)?`, which takes several seconds.
 /// let speeds = Speeds {
 ///     read_bytes_per_s: 20e9,
 ///     best_read_bytes_per_s: 22e9,
@@ -439,24 +458,26 @@ impl Rounds {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// The type of the weights.
+    /// Type of the weights.
     pub dtype: &'static str,
-    /// Bytes of the weights that each new token reads.
+    /// Bytes of weights read for each new token.
     pub read_bytes: u64,
-    /// New tokens a second of one text: all weights are read for each of them.
+    /// New tokens per second of a single sequence, which reads all weights for each token.
     pub new_tokens_per_s: f64,
-    /// Tokens of a prompt a second: its tokens share what is read, and each is multiplied with all weights but the head's.
+    /// Prompt tokens per second.
+    ///
+    /// The tokens share the reads, and each is multiplied with all weights except the head's.
     pub prompt_tokens_per_s: f64,
 }
 
 impl Estimate {
-    /// One for each of these types of weights.
+    /// Estimates the rates for f32, f16, q8 and q4 weights.
     pub fn of(speeds: &Speeds) -> Vec<Self> {
-        let formats = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q4];
+        let formats = [NumberType::F32, NumberType::F16, NumberType::Q8, NumberType::Q4];
         formats.into_iter().map(|format| Self::in_format(format, speeds)).collect()
     }
 
-    fn in_format(format: WeightFormat, speeds: &Speeds) -> Self {
+    fn in_format(format: NumberType, speeds: &Speeds) -> Self {
         let config = Gpt2Config::gpt2();
         let (width, inner) = (config.n_embd, config.inner_width());
         let layers = [(3 * width, width), (width, width), (inner, width), (width, inner)];
@@ -467,9 +488,9 @@ impl Estimate {
             config.n_layer as u64 * layer_bytes + format.of_tables().packed_bytes(head.0, head.1);
         let blocks = (config.n_layer * layers.iter().map(|(out, into)| out * into).sum::<usize>()) as f64;
         let multiply_adds_per_s = match format {
-            // Weights in f16 are multiplied in f32.
-            WeightFormat::F32 | WeightFormat::F16 => speeds.f32_multiply_adds_per_s,
-            WeightFormat::Q4 => speeds.q4_multiply_adds_per_s,
+            // Products with f16 weights are computed in f32.
+            NumberType::F32 | NumberType::F16 => speeds.f32_multiply_adds_per_s,
+            NumberType::Q4 => speeds.q4_multiply_adds_per_s,
             _ => speeds.q8_multiply_adds_per_s,
         };
         let multiplied = blocks + (head.0 * head.1) as f64;
@@ -490,7 +511,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_tells_is_read() {
+    fn proc_and_sysfs_files_are_parsed() {
         let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags\t: fpu\nmodel name\t: other\n";
         assert_eq!(processor_name(cpuinfo).as_deref(), Some("AMD EPYC 9V74"));
         assert_eq!(processor_name("processor\t: 0\nBogoMIPS\t: 50.00\n"), None);
@@ -506,9 +527,11 @@ mod tests {
         assert_eq!(gpu_name("Model: \t\t NVIDIA H200\nIRQ:   \t\t 1\n").as_deref(), Some("NVIDIA H200"));
     }
 
-    /// 84,934,656 weights in the blocks' matrices and 38,597,376 in the head; panels are 16 outputs wide, which 50,257 does not fill.
+    /// The blocks' matrices have 84,934,656 weights and the head has 38,597,376.
+    ///
+    /// Panels are 16 outputs wide, so the 50,257 outputs of the head are padded to 50,272.
     #[test]
-    fn estimates_are_speeds_over_sizes() {
+    fn estimates_divide_speed_by_size() {
         let speeds = Speeds {
             read_bytes_per_s: 50e9,
             best_read_bytes_per_s: 55e9,
@@ -529,7 +552,7 @@ mod tests {
             ("q8", weights * 34 / 32),
             "with a scale of two bytes for 32 weights"
         );
-        // Two bytes for 32 weights here too; the head has six bits a weight.
+        // Here too, each 32 weights have a scale of two bytes; the head has six bits per weight.
         assert_eq!((q4.dtype, q4.read_bytes), ("q4", 84_934_656 * 18 / 32 + 50_272 * 768 * 26 / 32));
         assert_eq!(q4.prompt_tokens_per_s, 500e9 / 84_934_656.0);
         assert_eq!(f32.new_tokens_per_s, 50e9 / f32.read_bytes as f64);
@@ -544,7 +567,7 @@ mod tests {
         );
     }
 
-    /// Rounds whose times, in milliseconds, follow from their numbers; and how many they were.
+    /// Measures rounds whose times in milliseconds depend on their index, and counts them.
     fn rounds(time: impl Fn(u64) -> u64) -> (Rounds, u64) {
         let elapsed = Arc::new(Mutex::new(Duration::ZERO));
         let seen = elapsed.clone();
@@ -558,16 +581,18 @@ mod tests {
     }
 
     #[test]
-    fn a_calm_machine_is_measured_in_little_time() {
-        let calm = |count: usize| Rounds { best_s: 0.01, median_s: 0.01, count, is_busy: false };
-        assert_eq!(rounds(|_| 10), (calm(50), 50));
-        // The first rounds wake the threads.
-        assert_eq!(rounds(|round| if round < 5 { 40 } else { 10 }), (calm(35), 35));
+    fn idle_machine_is_measured_quickly() {
+        let idle = |count: usize| Rounds { best_s: 0.01, median_s: 0.01, count, is_busy: false };
+        assert_eq!(rounds(|_| 10), (idle(50), 50));
+        // The first rounds are slower because they wake the threads.
+        assert_eq!(rounds(|round| if round < 5 { 40 } else { 10 }), (idle(35), 35));
     }
 
-    /// Twenty rounds beside other work, and few without: what bench reaches in those is not more than what is promised.
+    /// Twenty rounds alongside other work, then few undisturbed ones.
+    ///
+    /// The estimate must not exceed what a benchmark reaches in the undisturbed rounds.
     #[test]
-    fn on_a_busy_machine_the_best_is_waited_for_and_said_to_be_doubtful() {
+    fn busy_machine_is_measured_longer_and_flagged() {
         let (found, count) =
             rounds(|round| if round > 20 && round % 5 == 0 { 5 } else { 12 + round % 3 * 7 });
         assert_eq!((found.best_s, found.median_s, found.is_busy), (0.005, 0.019, true));
@@ -577,7 +602,7 @@ mod tests {
         assert_eq!(
             rounds(|_| 3000),
             (Rounds { best_s: 3.0, median_s: 3.0, count: 1, is_busy: true }, 1),
-            "none begins when the time is over"
+            "no round starts after the time limit"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The encoder hidden states that a model with cross-attention attends to, as a file gives them.
+//! Encoder hidden states from a file, for a model with cross-attention.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use candle_gpt2_weights::{TensorFile, WeightsError};
 
 use crate::EngineError;
 
-/// The name of the tensor in the file: that of the argument of transformers.
+/// Name of the tensor in the file, after the argument in transformers.
 const NAME: &str = "encoder_hidden_states";
 
-/// Encoder hidden states that fit a model.
+/// Encoder hidden states that have been checked against a model's configuration.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -28,10 +28,10 @@ const NAME: &str = "encoder_hidden_states";
 pub struct EncoderStates(Tensor);
 
 impl EncoderStates {
-    /// Those of a file: its tensor `encoder_hidden_states`, `(1, S, n_embd)`.
+    /// Reads the tensor `encoder_hidden_states` of shape `(1, S, n_embd)` from a file.
     ///
     /// # Errors
-    /// When the file cannot be read or has no such tensor, or the tensor does not fit the model.
+    /// If the file cannot be read or lacks the tensor, or the tensor does not fit the model.
     pub fn read(path: &Path, config: &Gpt2Config) -> Result<Self, EngineError> {
         if !config.add_cross_attention {
             return Err(refused(&ModelError::NoCrossAttention));
@@ -49,13 +49,13 @@ impl EncoderStates {
         })
     }
 
-    /// States that are in memory, `(1, S, n_embd)` of floating-point numbers.
+    /// Checks a floating-point tensor of shape `(1, S, n_embd)` and wraps it.
     ///
     /// # Errors
-    /// When they do not fit the model, or one of them is no finite number.
+    /// If the states do not fit the model, or an element is not finite.
     pub fn new(states: Tensor, config: &Gpt2Config) -> Result<Self, EngineError> {
         check_encoder_states(config, &states, 1).map_err(|error| refused(&error))?;
-        // A sum with one that is not finite is not finite either.
+        // The sum is finite only if every element is finite.
         let sum = states
             .abs()
             .and_then(|sizes| sizes.to_dtype(candle_core::DType::F64)?.sum_all()?.to_scalar::<f64>());
@@ -66,7 +66,7 @@ impl EncoderStates {
         }
     }
 
-    /// The states, `(1, S, n_embd)`.
+    /// Tensor of the states, `(1, S, n_embd)`.
     pub fn tensor(&self) -> &Tensor {
         &self.0
     }

@@ -1,5 +1,7 @@
-//! Why a model cannot be opened or asked: each message says what was found and what to do. The errors of the crates below
-//! come through as they are.
+//! Errors from opening and using a model.
+//!
+//! Each message states the problem and how to fix it. Errors of the underlying crates are passed on
+//! unchanged.
 
 use std::path::PathBuf;
 
@@ -17,7 +19,7 @@ use crate::HubError;
 /// use candle_gpt2_engine::{EngineError, ModelOptions, Silent};
 ///
 /// let options = ModelOptions { model: "no/such/folder".into(), ..ModelOptions::default() };
-/// let error = options.open(&Silent).err().ok_or("it is there")?;
+/// let error = options.open(&Silent).err().ok_or("expected an error")?;
 /// assert!(matches!(error, EngineError::Weights(_)));
 /// assert!(error.to_string().contains("no/such/folder"));
 /// assert!(!error.is_interrupted());
@@ -26,170 +28,170 @@ use crate::HubError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The checkpoint, its tokenizer, or a text for it.
+    /// Error in the checkpoint, its tokenizer, or a text to encode.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The options or the prompt of a generation.
+    /// Error in the options or the prompt of a generation.
     #[error(transparent)]
     Generation(#[from] GenerationError),
-    /// A model on the Hub.
+    /// Error while fetching a model from the Hub.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// The device.
+    /// Error while opening the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The model inside the program was asked for, and there is none.
-    #[error("{name}: this program was built without the feature `built-in`, which holds that model")]
+    /// The built-in model was requested, but the program does not contain it.
+    #[error("{name}: this program was built without the feature `built-in`, which contains this model")]
     NoBuiltIn {
-        /// The model's name.
+        /// Name of the model.
         name: &'static str,
     },
-    /// The choice of large pages is neither `on` nor `off`.
+    /// The setting for large pages is neither `on` nor `off`.
     #[error("GPT2_LARGE_PAGES: expected on or off, found `{found}`")]
     LargePages {
-        /// The choice.
+        /// Supplied value.
         found: String,
     },
-    /// The processor has not the instructions that were asked for, or the kernels take others already.
-    #[error("GPT2_INSTRUCTION_SET: expected one of this processor's, {}, found `{found}`", available.join(", "))]
+    /// The processor lacks the requested instruction set, or the kernels already use another one.
+    #[error("GPT2_INSTRUCTION_SET: expected an instruction set of this processor ({}), found `{found}`", available.join(", "))]
     InstructionSet {
-        /// The name.
+        /// Requested name.
         found: String,
-        /// Names of those that it has.
+        /// Names of the supported instruction sets.
         available: Vec<&'static str>,
     },
-    /// TF32 was asked for elsewhere than on an NVIDIA GPU.
-    #[error("TF32: only NVIDIA GPUs have it, and this would run on {device}; leave it out")]
+    /// TF32 was requested for a device other than an NVIDIA GPU.
+    #[error("TF32 requires an NVIDIA GPU, and the device is {device}; disable it")]
     NoTf32 {
-        /// The device's name.
+        /// Name of the device.
         device: String,
     },
-    /// The weights do not fit into a GPU's memory.
+    /// The weights do not fit in a GPU's memory.
     #[error(
-        "not enough GPU memory: {} are free, and the model needs {} in {dtype} and {} for the KV cache of a \
-         full context; f16 or bf16 needs half of f32",
+        "not enough GPU memory: {} are free, but the model needs {} for its weights in {dtype} and {} for the \
+         KV cache of a full context; f16 and bf16 need half as much as f32",
         Mebibytes(*.free as u64), Mebibytes(*.weights as u64), Mebibytes(*.cache as u64)
     )]
     GpuRoom {
-        /// Bytes that are free.
+        /// Free GPU memory in bytes.
         free: usize,
-        /// Bytes of the weights.
+        /// Size of the weights in bytes.
         weights: usize,
-        /// Their type.
+        /// Type of the weights.
         dtype: &'static str,
-        /// Bytes of the keys and values of one full context.
+        /// Size of the KV cache of one full context, in bytes.
         cache: usize,
     },
-    /// The weights do not fit into the memory that is free.
+    /// The weights do not fit in the free memory.
     #[error(
-        "the weights take {} of memory in {dtype}, and {} are free; {}",
+        "the weights need {} of memory in {dtype}, but only {} are free; {}",
         Mebibytes(*.weights), Mebibytes(*.free), in_other_type(*.fitting)
     )]
     WeightRoom {
-        /// Bytes that are free, swap included.
+        /// Free memory in bytes, including swap.
         free: u64,
-        /// Bytes of the weights.
+        /// Size of the weights in bytes.
         weights: u64,
-        /// Their type.
+        /// Type of the weights.
         dtype: &'static str,
-        /// The widest type in which they fit, with their bytes in it.
+        /// Widest type in which the weights fit, and their size in bytes.
         fitting: Option<(&'static str, u64)>,
     },
-    /// The keys and values of a request do not fit into the memory that is free.
+    /// The KV cache of a request does not fit in the free memory.
     #[error(
-        "a batch of {rows} sequences of up to {tokens} tokens needs {} of KV cache, and {} are free; \
-         use a smaller batch, or shorter sequences",
+        "a batch of {rows} sequences of up to {tokens} tokens needs {} of KV cache, but only {} are \
+         free; use a smaller batch or shorter sequences",
         Mebibytes(*.needed as u64), Mebibytes(*.available as u64)
     )]
     NoRoom {
-        /// Texts, or beams, that are made at once.
+        /// Number of concurrent sequences or beams.
         rows: usize,
-        /// Tokens of each, the prompt's included.
+        /// Maximum number of tokens per sequence, including the prompt.
         tokens: usize,
-        /// Bytes that they take.
+        /// Required memory in bytes.
         needed: usize,
-        /// Bytes that are free.
+        /// Free memory in bytes.
         available: usize,
     },
-    /// The tokenizer gives ids that the model does not have.
+    /// The tokenizer produces ids that the model does not have.
     #[error(
-        "the tokenizer does not belong to this checkpoint: it gives the token id {id}, and the vocabulary has {vocab_size} \
-         tokens"
+        "the tokenizer does not match this checkpoint: it produces token id {id}, but the vocabulary has \
+         {vocab_size} tokens"
     )]
     ForeignTokenizer {
-        /// The id.
+        /// The invalid id.
         id: u32,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocab_size: usize,
     },
-    /// Options of one request that do not go together.
+    /// The options of a request are invalid or conflict.
     #[error("{what}", what = bounded_message(.what))]
     Options {
-        /// Which, and what to do.
+        /// The options concerned, and how to fix the request.
         what: String,
     },
-    /// A table of published values, or a model that has none.
+    /// The table of published values is invalid, or lacks the model.
     #[error("{what}", what = bounded_message(.what))]
     Published {
-        /// Which, and what to do.
+        /// The problem, and how to fix it.
         what: String,
     },
-    /// A line of a file that is no row.
+    /// A line of a file is not a valid row.
     #[error("{what}", what = bounded_message(.what))]
     Row {
-        /// What was expected, and what to do.
+        /// The expected format, and how to fix the line.
         what: String,
     },
-    /// The lines of an interrupted bulk job are there, and it is not to resume.
-    #[error("{}: it holds the lines of an interrupted run; use `resume` to continue it, or remove it", path.display())]
+    /// The output of an interrupted bulk job exists, and `resume` is not set.
+    #[error("{}: contains the output of an interrupted run; use `resume` to continue it, or remove the file", path.display())]
     Unfinished {
-        /// The file that holds them.
+        /// File with the lines written so far.
         path: PathBuf,
     },
-    /// The lines of a bulk job cannot be written, or those of an interrupted one are of another job.
+    /// A bulk job cannot write its lines, or the existing lines belong to another job.
     #[error("{}: {what}", path.display(), what = bounded_message(.what))]
     PartialFile {
-        /// The file that holds them.
+        /// File with the lines.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and how to fix it.
         what: String,
     },
     /// A line of a bulk job could not be written.
     #[error(transparent)]
     Output(Box<dyn std::error::Error + Send + Sync>),
-    /// Two models that are compared have other tokens.
+    /// Two models to compare have different vocabulary sizes.
     #[error("the vocabularies differ: {found} tokens here, {other} in {other_path}")]
     OtherVocabulary {
-        /// Tokens of the first.
+        /// Vocabulary size of the first model.
         found: usize,
-        /// Tokens of the other.
+        /// Vocabulary size of the other model.
         other: usize,
-        /// The other.
+        /// Path of the other model.
         other_path: PathBuf,
     },
-    /// Two models that are compared have other heads, or other labels.
+    /// Two models to compare have different heads or labels.
     #[error("the models have different heads: {found} here, {other} in {other_path}", found = bounded_message(.found), other = bounded_message(.other))]
     OtherHead {
-        /// What the first one says.
+        /// Head and labels of the first model.
         found: String,
-        /// What the other one says.
+        /// Head and labels of the other model.
         other: String,
-        /// The other.
+        /// Path of the other model.
         other_path: PathBuf,
     },
-    /// The job was ended before its end, see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted).
+    /// The job was interrupted; see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted).
     #[error("interrupted")]
     Interrupted,
-    /// The `generation_config.json` beside the weights cannot be used.
+    /// The `generation_config.json` next to the weights cannot be used.
     #[error("{what}", what = bounded_message(.what))]
     Defaults {
-        /// The file, and what is wrong with it.
+        /// The file, and the problem with it.
         what: String,
     },
 }
 
 impl EngineError {
-    /// Whether the request is at fault, and not the model, the machine or the network.
+    /// Whether the request is at fault, rather than the model, the machine or the network.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Generation(error) => error.is_usage(),
@@ -201,7 +203,7 @@ impl EngineError {
                     error,
                     WeightsError::NotOnCpu { .. }
                         | WeightsError::NotOnGpu { .. }
-                        | WeightsError::OtherHead { .. }
+                        | WeightsError::UnsupportedHead { .. }
                 )
             }
             Self::InstructionSet { .. }
@@ -213,7 +215,7 @@ impl EngineError {
         }
     }
 
-    /// Whether the job was interrupted, and nothing is wrong.
+    /// Whether the job was interrupted, so that nothing is wrong.
     pub fn is_interrupted(&self) -> bool {
         matches!(
             self,
@@ -226,12 +228,12 @@ impl EngineError {
 
 fn in_other_type(fitting: Option<(&str, u64)>) -> String {
     match fitting {
-        Some((dtype, bytes)) => format!("in {dtype} they take {}", Mebibytes(bytes)),
-        None => "they fit in no smaller type either".to_owned(),
+        Some((dtype, bytes)) => format!("in {dtype} they need {}", Mebibytes(bytes)),
+        None => "no smaller dtype fits either".to_owned(),
     }
 }
 
-/// Prints a number of bytes as `474.7 MiB`, and what is larger than most models as `12.5 GiB`.
+/// Formats a number of bytes as `474.7 MiB`, or as `12.5 GiB` from 10 GiB.
 struct Mebibytes(u64);
 
 impl std::fmt::Display for Mebibytes {

@@ -1,4 +1,4 @@
-//! A hash of a model's logits: two machines that have the same one compute the same numbers, to the last bit.
+//! Hash of a model's logits; machines with equal hashes compute bit-identical results.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
@@ -7,13 +7,15 @@ use sha2::{Digest, Sha256};
 
 use crate::{EngineError, Reporter};
 
-/// Tokens of the prompt, if the context holds as many: more than attention takes at a time.
+/// Number of prompt tokens, unless the context is shorter; more than one attention tile.
 const PROMPT_TOKENS: usize = 300;
-/// Tokens whose logits are held at once.
+/// Number of tokens whose logits are in memory at a time.
 const PIECE_TOKENS: usize = 32;
 
-/// The SHA-256, in hexadecimal digits, of the logits after each token of a fixed prompt of up to 300 tokens: f32 in little-endian
-/// order, every NaN as `0x7fc00000`. Keys and values are held as [`Gpt2LMHeadModel::kv_dtype`] says.
+/// Computes the SHA-256 of the logits after each token of a fixed prompt, as hexadecimal digits.
+///
+/// The prompt has up to 300 tokens. The logits are hashed as little-endian f32, with every NaN as
+/// `0x7fc00000`. The KV cache has the type [`Gpt2LMHeadModel::kv_dtype`].
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent, fingerprint};
@@ -24,7 +26,7 @@ const PIECE_TOKENS: usize = 32;
 /// ```
 ///
 /// # Errors
-/// When there is no memory for keys and values, or `reporter` interrupts it.
+/// If there is no memory for the KV cache, or `reporter` interrupts the job.
 pub fn fingerprint(model: &Gpt2LMHeadModel, reporter: &dyn Reporter) -> Result<String, EngineError> {
     let prompt = fixed_prompt(model.config(), PROMPT_TOKENS);
     let mut cache = model.new_cache(1, prompt.len()).map_err(WeightsError::from)?;
@@ -40,7 +42,7 @@ pub fn fingerprint(model: &Gpt2LMHeadModel, reporter: &dyn Reporter) -> Result<S
             logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
         };
         for logit in logits().map_err(WeightsError::from)? {
-            // Which NaN a NaN is depends on the processor.
+            // NaN payloads depend on the processor.
             let logit = if logit.is_nan() { f32::NAN } else { logit };
             digest.update(logit.to_bits().to_le_bytes());
         }
@@ -48,7 +50,9 @@ pub fn fingerprint(model: &Gpt2LMHeadModel, reporter: &dyn Reporter) -> Result<S
     Ok(format!("{:x}", digest.finalize()))
 }
 
-/// Token ids spread over the vocabulary, the same for every model of that size; fewer than `tokens` if the context is shorter.
+/// Returns token ids spread over the vocabulary, at most one context.
+///
+/// The ids depend only on the vocabulary size.
 pub(crate) fn fixed_prompt(config: &Gpt2Config, tokens: usize) -> Vec<u32> {
     let step = |index: usize| (index * 7919 + 3) % config.vocab_size;
     (0..tokens.min(config.n_positions)).filter_map(|index| u32::try_from(step(index)).ok()).collect()

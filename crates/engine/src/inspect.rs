@@ -1,4 +1,4 @@
-//! The description of a checkpoint, with its evidence; and how two checkpoints differ.
+//! Description of a checkpoint with its evidence, and comparison of two checkpoints.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,9 +15,11 @@ use candle_gpt2_weights::{
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Watched};
+use crate::{EngineError, HubOptions, ModelOptions, ReadJob, Reporter, Silent};
 
-/// Options of an inspection: of a checkpoint, or of a published model, which needs no files.
+/// Options of an inspection.
+///
+/// The subject is a checkpoint, or a published model, which needs no files.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent};
@@ -37,38 +39,38 @@ use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Watched};
 /// ```
 #[derive(Debug, Clone)]
 pub struct InspectOptions {
-    /// The checkpoint: a folder, a weights file, a model on the Hub, or [`BUILT_IN`](crate::BUILT_IN).
+    /// Checkpoint: a folder, a weights file, a model on the Hub, or [`BUILT_IN`](crate::BUILT_IN).
     pub model: Option<PathBuf>,
-    /// The name of a published model, such as `gpt2-xl`, in place of a checkpoint.
+    /// Name of a published model, such as `gpt2-xl`, to inspect instead of a checkpoint.
     pub preset: Option<String>,
-    /// Whether statistics of every tensor are computed, see [`Statistics`].
+    /// Whether to compute [`Statistics`] of every tensor.
     pub tensors: bool,
-    /// Another checkpoint to compare the first with: the report is then the comparison alone.
+    /// Another checkpoint to compare with; the report then contains only the comparison.
     pub diff: Option<PathBuf>,
-    /// The number of attention heads, for a checkpoint that does not record it.
+    /// Number of attention heads, for a checkpoint that does not record it.
     pub n_head: Option<usize>,
-    /// Where models on the Hub come from.
+    /// Access to the Hub.
     pub hub: HubOptions,
 }
 
-/// The result of an inspection.
+/// Result of an inspection.
 ///
-/// Given by [`InspectOptions::inspect`].
+/// Returned by [`InspectOptions::inspect`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Inspected {
-    /// What a checkpoint or a published model is.
+    /// Description of a checkpoint or a published model.
     One(Box<Inspection>),
-    /// How two checkpoints differ.
+    /// Differences between two checkpoints.
     Two(Comparison),
 }
 
 impl InspectOptions {
-    /// Inspects.
+    /// Inspects the model, or compares it with `diff`.
     ///
     /// # Errors
-    /// When the options do not go together, there is no such checkpoint or published model, a file cannot be read, or `reporter`
-    /// interrupts it.
+    /// If options conflict, the checkpoint or published model does not exist, a file cannot be read, or
+    /// `reporter` interrupts the job.
     pub fn inspect(&self, reporter: &dyn Reporter) -> Result<Inspected, EngineError> {
         let refuse = |what: String| Err(EngineError::Options { what });
         let checkpoint = |model: &Path, n_head| {
@@ -76,9 +78,9 @@ impl InspectOptions {
             ModelOptions { model, n_head, hub, ..ModelOptions::default() }.open_checkpoint(reporter)
         };
         match (&self.model, &self.preset) {
-            (Some(_), Some(_)) => refuse("`model` and `preset` exclude each other".into()),
+            (Some(_), Some(_)) => refuse("`model` and `preset` are mutually exclusive".into()),
             (Some(model), None) => match &self.diff {
-                Some(_) if self.tensors => refuse("`diff` and `tensors` exclude each other".into()),
+                Some(_) if self.tensors => refuse("`diff` and `tensors` are mutually exclusive".into()),
                 Some(other) => {
                     let (first, second) = (checkpoint(model, self.n_head)?, checkpoint(other, None)?);
                     Comparison::of(&first, &second, reporter).map(Inspected::Two)
@@ -93,101 +95,101 @@ impl InspectOptions {
                 refuse("`diff` and `tensors` need `model`: a preset has no values".into())
             }
             (None, Some(_)) if self.n_head.is_some() => {
-                refuse("`n_head` is for checkpoints; here the configuration has it".into())
+                refuse("`n_head` applies only to checkpoints; the preset defines the number of heads".into())
             }
             (None, Some(name)) => match Gpt2Config::preset(name) {
                 Ok(config) => Ok(Inspected::One(Inspection::of_preset(&config).into())),
                 Err(error) => refuse(error.to_string()),
             },
-            (None, None) => refuse("give `model` or `preset`".into()),
+            (None, None) => refuse("specify `model` or `preset`".into()),
         }
     }
 }
 
-/// The description of a checkpoint, or of a published model without one.
+/// Description of a checkpoint, or of a published model without files.
 ///
 /// ```
 /// use candle_gpt2_engine::{Inspection, ModelOptions, Silent};
 ///
 /// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
 /// let found = Inspection::of_checkpoint(&checkpoint, false, &Silent)?;
-/// assert_eq!((found.class, found.parameters.unique), ("GPT2LMHeadModel", 3_161_088));
-/// assert_eq!(found.vocabulary.tokenizer, Some(2048));
+/// assert_eq!((found.class, found.parameters.unique), ("GPT2LMHeadModel", 6_708_480));
+/// assert_eq!(found.vocabulary.tokenizer, Some(4096));
 /// assert_eq!(found.tensors[0].role, "parameter");
 /// assert!(found.mismatches.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
-    /// The name of the format, or `preset`.
+    /// Name of the format, or `preset`.
     pub format: &'static str,
-    /// What in the file's content shows its format.
+    /// Evidence for the format in the file's content.
     pub evidence: String,
-    /// The weights file, or the index of its shards; absent for a preset.
+    /// Weights file, or the index of its shards; absent for a preset.
     pub path: Option<String>,
-    /// Every file that holds tensors.
+    /// All files with tensors.
     pub files: Vec<StoredFile>,
-    /// Whose names the file uses, such as `Hugging Face`.
+    /// Naming scheme of the tensors, such as `Hugging Face`.
     pub naming: &'static str,
-    /// The prefix of the names, such as `transformer.`.
+    /// Prefix of the tensor names, such as `transformer.`.
     pub prefix: String,
-    /// How the weights of linear layers are stored.
+    /// Dimension order of stored linear weights.
     pub orientation: &'static str,
-    /// How that was decided, in words.
+    /// Evidence for the dimension order, in words.
     pub orientation_evidence: String,
-    /// The class of transformers: the model with its head.
+    /// Class in transformers, which determines the head.
     pub class: &'static str,
-    /// Whether there is an output head over the vocabulary, and it is the token embedding.
+    /// Whether there is an output head that shares the token embedding's weights.
     pub tied_head: bool,
-    /// The number of tokens.
+    /// Vocabulary sizes from all sources.
     pub vocabulary: VocabularySizes,
-    /// Every further decision that opening took, in words.
+    /// Further decisions made while opening the checkpoint, in words.
     pub rules: Vec<String>,
-    /// The configuration, with the keys of a `config.json`.
+    /// Configuration, with the keys of `config.json`.
     pub config: Value,
-    /// How many parameters the configuration has.
+    /// Number of parameters according to the configuration.
     pub parameters: ParameterCounts,
-    /// The parameter counts in circulation.
+    /// Parameter counts that different sources publish for this model.
     pub ledger: Vec<LedgerRow>,
     /// Distinct parameters in the files, without biases that are not stored; absent for a preset.
     pub stored_parameters: Option<usize>,
-    /// Bytes of the weights.
+    /// Size of the weights in bytes, by type.
     pub memory_bytes: BytesPerType,
-    /// Bytes of the cache.
+    /// Size of one token in the KV cache in bytes, by type.
     pub kv_bytes_per_token: KvBytesPerType,
-    /// How many tensors are stored in each type.
+    /// Number of tensors stored in each type.
     pub dtypes: BTreeMap<String, usize>,
-    /// The tensors.
+    /// All tensors.
     pub tensors: Vec<InspectedTensor>,
-    /// What does not fit the configuration.
+    /// Mismatches between the tensors and the configuration.
     pub mismatches: Vec<String>,
 }
 
-/// A file that holds tensors.
+/// A file with tensors.
 ///
 /// Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StoredFile {
-    /// Its path.
+    /// Path of the file.
     pub path: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
-/// The number of tokens, as each place has it.
+/// Vocabulary sizes from all sources.
 ///
 /// Part of an [`Inspection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct VocabularySizes {
-    /// That of the configuration.
+    /// Size in the configuration.
     pub config: usize,
-    /// Rows of the token embedding, if it is stored in one piece.
+    /// Number of rows of the token embedding, if it is stored as a single tensor.
     pub embedding_rows: Option<usize>,
-    /// Tokens of the tokenizer, if there is one.
+    /// Number of tokens of the tokenizer, if there is one.
     pub tokenizer: Option<usize>,
 }
 
-/// Bytes by the type of the numbers.
+/// Size in bytes, by floating-point type.
 ///
 /// Part of an [`Inspection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -207,7 +209,7 @@ impl BytesPerType {
     }
 }
 
-/// Bytes of the keys and values of one token, by their type.
+/// Size of one token's keys and values in bytes, by type.
 ///
 /// Part of an [`Inspection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -224,35 +226,39 @@ pub struct KvBytesPerType {
 
 impl KvBytesPerType {
     fn new(config: &Gpt2Config) -> Self {
-        let [f32, f16, bf16, q8] = [KvDType::F32, KvDType::F16, KvDType::Other(DType::BF16), KvDType::Q8]
+        let [f32, f16, bf16, q8] = [KvDType::F32, KvDType::F16, DType::BF16.into(), KvDType::Q8]
             .map(|dtype| config.kv_bytes_per_token(dtype));
         Self { f32, f16, bf16, q8 }
     }
 }
 
-/// A tensor of the files, or of the published model.
+/// A tensor of a checkpoint or of a published model.
 ///
 /// Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct InspectedTensor {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Its shape in the file.
+    /// Shape in the file.
     pub shape: Vec<usize>,
-    /// Its type in the file.
+    /// Type in the file.
     pub dtype: String,
-    /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
+    /// Role: `parameter`, `buffer`, `skipped`, `tied head` or `surplus`.
+    ///
+    /// A buffer is a causal mask of an old checkpoint. Skipped tensors have a type that holds no weights.
     pub role: &'static str,
-    /// Its values in numbers, if that was asked for and its type holds weights.
+    /// Statistics of the values, if requested and if the type holds weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statistics: Option<Statistics>,
 }
 
 impl Inspection {
-    /// The description of a checkpoint, whatever tensors it has; `with_statistics` also those of its values.
+    /// Describes a checkpoint, even one with unexpected tensors.
+    ///
+    /// `with_statistics` adds statistics of the values, which requires reading all tensors.
     ///
     /// # Errors
-    /// When a tensor cannot be read, or `reporter` interrupts it.
+    /// If a tensor cannot be read, or `reporter` interrupts the job.
     pub fn of_checkpoint(
         checkpoint: &Checkpoint,
         with_statistics: bool,
@@ -279,7 +285,7 @@ impl Inspection {
         };
         let all_bytes = checkpoint.files().map(|(_, bytes)| bytes).sum();
         let reporter = if with_statistics { reporter } else { &Silent };
-        let progress = Watched::new(reporter, "reading", all_bytes);
+        let progress = ReadJob::new(reporter, "reading", all_bytes);
         let (mut tensors, mut dtypes) = (Vec::new(), BTreeMap::new());
         for (index, tensor) in checkpoint.tensors().iter().enumerate() {
             let statistics = if with_statistics { checkpoint.statistics(index, &progress)? } else { None };
@@ -323,7 +329,7 @@ impl Inspection {
         })
     }
 
-    /// The description of a published model, without its files.
+    /// Describes a published model, without its files.
     pub fn of_preset(config: &Gpt2Config) -> Self {
         let orientation = Orientation::Conv1D;
         let row = |parameter: &Parameter| InspectedTensor {
@@ -341,7 +347,7 @@ impl Inspection {
         }
     }
 
-    /// What follows from the configuration alone.
+    /// Describes everything that follows from the configuration alone.
     fn of_config(config: &Gpt2Config) -> Self {
         let parameters = ParameterCounts::new(config);
         Self {
@@ -357,7 +363,7 @@ impl Inspection {
             tied_head: config.head.has_language_model() && config.tie_word_embeddings,
             vocabulary: VocabularySizes { config: config.vocab_size, embedding_rows: None, tokenizer: None },
             rules: paper_size(config)
-                .map(|size| format!("the paper calls the published model of this shape {size}"))
+                .map(|size| format!("the GPT-2 paper lists the model with these dimensions as {size}"))
                 .into_iter()
                 .collect(),
             config: config.to_json(),
@@ -377,15 +383,15 @@ fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// How the numbers of tokens relate, if they differ.
+/// Describes how configuration and tokenizer sizes relate, if they differ.
 fn vocabulary_rule(vocabulary: &VocabularySizes) -> Option<String> {
     let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
     match rows.checked_sub(tokens) {
         Some(0) => None,
         Some(padding) => {
-            Some(format!("{padding} rows of the vocabulary have no token in the tokenizer: padding"))
+            Some(format!("{padding} vocabulary rows are padding: the tokenizer has no tokens for them"))
         }
-        None => Some(format!("the tokenizer has {} tokens that the vocabulary lacks", tokens - rows)),
+        None => Some(format!("the tokenizer has {} tokens more than the vocabulary", tokens - rows)),
     }
 }
 
@@ -396,7 +402,7 @@ fn orientation_name(orientation: Orientation) -> &'static str {
     }
 }
 
-/// How two checkpoints differ, parameter by parameter, whatever their formats.
+/// Differences between two checkpoints by parameter, independent of their formats.
 ///
 /// ```
 /// use candle_gpt2_engine::{Comparison, ModelOptions, Silent};
@@ -409,26 +415,26 @@ fn orientation_name(orientation: Orientation) -> &'static str {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Whether every parameter has the same values in both.
+    /// Whether every parameter has the same values in both checkpoints.
     pub equal: bool,
-    /// The first parameter that differs.
+    /// First parameter that differs.
     pub first_differing: Option<String>,
-    /// The largest absolute difference of two values.
+    /// Largest absolute difference between two values.
     pub largest: Option<f64>,
-    /// The parameters that differ, in the order of the model.
+    /// Differing parameters, in model order.
     pub differences: Vec<DifferingParameter>,
 }
 
-/// A parameter that differs.
+/// A parameter that differs between two checkpoints.
 ///
 /// Part of a [`Comparison`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DifferingParameter {
-    /// Its name, as the model has it.
+    /// Name in the model.
     pub name: String,
-    /// How, in words.
+    /// Description of the difference.
     pub difference: String,
-    /// The largest absolute difference of two values, if both have it in one shape.
+    /// Largest absolute difference between two values, if the shapes are equal.
     pub largest: Option<f64>,
 }
 
@@ -436,10 +442,10 @@ impl Comparison {
     /// Compares two checkpoints.
     ///
     /// # Errors
-    /// When a tensor cannot be read, or `reporter` interrupts it.
+    /// If a tensor cannot be read, or `reporter` interrupts the job.
     pub fn of(first: &Checkpoint, second: &Checkpoint, reporter: &dyn Reporter) -> Result<Self, EngineError> {
         let bytes = first.parameter_bytes() + second.parameter_bytes();
-        let found = differences(first, second, &Watched::new(reporter, "comparing", bytes))?;
+        let found = differences(first, second, &ReadJob::new(reporter, "comparing", bytes))?;
         let differences: Vec<_> = found.into_iter().map(DifferingParameter::new).collect();
         Ok(Self {
             equal: differences.is_empty(),

@@ -1,4 +1,4 @@
-//! Many texts in one go: prompts are asked for as there is room for them, and texts are handed on as they are finished.
+//! Batch generation that requests prompts while there is capacity and delivers completions.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -12,25 +12,25 @@ use candle_gpt2_generation::{
 use candle_gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
 
-use crate::memory::Room;
-use crate::{CallId, EngineError, Happened, LoadedModel, Reporter, Texts, Unit, system_clock};
+use crate::memory::KvDemand;
+use crate::{CallEvent, CallId, CompletionDriver, EngineError, LoadedModel, Reporter, Unit, system_clock};
 
-/// A finished text.
+/// A finished completion.
 ///
-/// Handed on by a [`Job`].
+/// Passed to a [`Job`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Text {
-    /// Its tokens, with the one that ended it.
+pub struct Completion {
+    /// Generated token ids, including the end token.
     pub ids: Vec<u32>,
-    /// What they say; absent without a tokenizer.
+    /// Decoded text; absent without a tokenizer.
     pub text: Option<String>,
-    /// Why it ended; as JSON its [name](StopReason::name).
+    /// Stop reason, serialized as its [name](StopReason::name).
     #[serde(serialize_with = "by_name")]
     pub stop_reason: StopReason,
-    /// Of a beam: its log-probability over its length.
+    /// Length-normalized log-probability of a beam.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// Where tokens were drafted: how many, and how many of them the text has.
+    /// Numbers of drafted and accepted tokens, if tokens were drafted.
     #[serde(flatten)]
     pub drafts: Option<Drafts>,
 }
@@ -39,10 +39,12 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
     serializer.serialize_str(reason.name())
 }
 
-/// Where prompts come from and where their texts go. Prompts are numbered from 0 in the order in which they are given.
+/// Source of prompts and receiver of their completions.
+///
+/// Prompts are numbered from 0 in the order in which the source returns them.
 ///
 /// ```
-/// use candle_gpt2_engine::{EngineError, Job, ModelOptions, Silent, Text};
+/// use candle_gpt2_engine::{Completion, EngineError, Job, ModelOptions, Silent};
 /// use candle_gpt2_generation::{GenerationConfig, GenerationError};
 ///
 /// #[derive(Default)]
@@ -58,7 +60,7 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 ///         Ok(self.waiting.pop())
 ///     }
 ///
-///     fn on_texts(&mut self, _: usize, texts: Result<Vec<Text>, GenerationError>) -> Result<(), EngineError> {
+///     fn on_texts(&mut self, _: usize, texts: Result<Vec<Completion>, GenerationError>) -> Result<(), EngineError> {
 ///         self.made.extend(texts?.into_iter().filter_map(|text| text.text));
 ///         Ok(())
 ///     }
@@ -73,65 +75,74 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Job {
-    /// What can go wrong with the texts once they are made, and with the machine.
+    /// Error type of the job, which errors of the engine convert to.
     type Error: From<EngineError>;
 
-    /// The next prompt; `None` after the last one.
+    /// Returns the next prompt, or `None` after the last one.
     ///
     /// # Errors
-    /// What ends the whole job.
+    /// An error that ends the whole job.
     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, Self::Error>;
 
-    /// The seed of the texts of a prompt, in place of the configuration's; asked once the prompt was given.
+    /// Returns a seed for a prompt's completions that replaces the configuration's seed.
+    ///
+    /// Called after [`Job::next_prompt`] has returned the prompt.
     fn seed(&self, prompt: usize) -> Option<u64> {
         let _ = prompt;
         None
     }
 
-    /// A token as it comes, if texts are made token by token.
+    /// Receives each generated token, unless the configuration requests a search.
     ///
     /// # Errors
-    /// What ends the whole job.
+    /// An error that ends the whole job.
     fn on_token(&mut self, token: &GeneratedToken) -> Result<(), Self::Error> {
         let _ = token;
         Ok(())
     }
 
-    /// All texts of a prompt, best first if they were searched for, or why there are none.
+    /// Receives all completions of a prompt, or its error.
+    ///
+    /// A search returns the best completion first.
     ///
     /// # Errors
-    /// What ends the whole job.
+    /// An error that ends the whole job.
     fn on_texts(
         &mut self,
         prompt: usize,
-        texts: Result<Vec<Text>, GenerationError>,
+        texts: Result<Vec<Completion>, GenerationError>,
     ) -> Result<(), Self::Error>;
 
-    /// Whether to end what is being made, asked after each token. What computes inside
-    /// [`candle_gpt2_kernels::interruptible`] ends sooner: what is there is then handed on likewise.
+    /// Whether to stop generating, checked after each token.
+    ///
+    /// An interruption through [`candle_gpt2_kernels::interruptible`] takes effect sooner. In both cases the
+    /// job still receives the partial completions.
     fn is_interrupted(&self) -> bool {
         false
     }
 
-    /// The clock by which a [`GenerationConfig::max_time`] is counted; by default the system's.
+    /// Clock that measures [`GenerationConfig::max_time`]; by default the system clock.
     fn clock(&self) -> Option<Clock> {
         system_clock()
     }
 
-    /// Logits processors of all texts besides those of the configuration, such as a grammar; for their order see
-    /// [`LogitsProcessor::add_to`].
+    /// Logits processors in addition to those of the configuration, such as a grammar.
+    ///
+    /// [`LogitsProcessor::add_to`] defines their order.
     fn processors(&self) -> Vec<LogitsProcessor> {
         Vec::new()
     }
 }
 
 impl LoadedModel {
-    /// Continues every prompt of a job, `batch_size` sequences at a time if they are generated token by token. `config` is
+    /// Generates completions for every prompt of a job.
+    ///
+    /// Token-by-token generation processes `batch_size` sequences at a time. `config` must be
     /// [complete](crate::Defaults::complete).
     ///
     /// # Errors
-    /// Those of the job, when the free memory has no room for the KV cache of a batch, and when the device fails. The error of a
-    /// single prompt is given to the job.
+    /// If the job returns an error, the KV cache of a batch does not fit in the free memory, or the device
+    /// fails. The error of a single prompt goes to the job.
     pub fn generate<J: Job>(
         &self,
         job: &mut J,
@@ -141,30 +152,32 @@ impl LoadedModel {
     ) -> Result<(), J::Error> {
         let is_search = config.search_mode() != SearchMode::TokenByToken;
         if is_search && self.assistant().is_some() {
-            let what = "an assistant works only when decoding token by token; it cannot be used with beam or contrastive search";
+            let what = "an assistant cannot be combined with beam or contrastive search";
             return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
         }
-        /// Prompts whose texts are not all there, for each text of a batch: if no tokens are asked for, none wait.
+        /// Maximum number of unfinished prompts per sequence of a batch.
+        ///
+        /// Without this limit, a job whose completions have no tokens would read all prompts at once.
         const OPEN_PROMPTS: usize = 2;
-        // Searches are made one after the other, with memory of their own.
+        // Searches run one after the other, each with its own memory.
         let batch_size = if is_search { 1 } else { batch_size.max(1) };
         let config = Arc::new(config.clone());
-        // One prompt more than a batch tells whether there are as many.
+        // Reads one prompt more than a batch, to detect jobs that are smaller.
         let mut ahead = VecDeque::new();
         while !is_search && ahead.len() <= batch_size {
             let Some(prompt) = job.next_prompt()? else { break };
             ahead.push_back(Request::new(prompt, Arc::clone(&config)));
         }
-        // The error of a refused prompt is reported when its turn comes.
+        // The error of a rejected prompt is reported when it is submitted.
         let kv_tokens = |request: &Request| request.kv_tokens(self.config()).unwrap_or(0);
         let tokens: Vec<usize> = ahead.iter().map(kv_tokens).collect();
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
         let is_cpu = self.device().is_cpu();
-        Room::of_texts(&tokens, config.num_return_sequences, options, is_cpu)
+        KvDemand::of_texts(&tokens, config.num_return_sequences, options, is_cpu)
             .check(self.model(), self.assistant())?;
         let mut scheduler = self.scheduler(options).map_err(EngineError::from)?;
         job.clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
-        let mut texts = Texts::new(scheduler);
+        let mut texts = CompletionDriver::new(scheduler);
         let mut prompt = 0;
         loop {
             while texts.scheduler().is_some_and(|scheduler| scheduler.waiting() < batch_size)
@@ -177,7 +190,7 @@ impl LoadedModel {
                 };
                 let Some(mut request) = next else { break };
                 if is_search {
-                    Room::of_search(&request.prompt, &config, self.config()).check(self.model(), None)?;
+                    KvDemand::of_search(&request.prompt, &config, self.config()).check(self.model(), None)?;
                 }
                 if let Some(seed) = job.seed(prompt) {
                     request.config = Arc::new(GenerationConfig { seed, ..(*config).clone() });
@@ -213,10 +226,10 @@ impl LoadedModel {
         }
     }
 
-    /// A scheduler of texts of this model, with its tokenizer.
+    /// Creates a scheduler for this model, with its tokenizer.
     ///
     /// # Errors
-    /// When an option is out of its range, or the memory for keys and values cannot be allocated.
+    /// If an option is out of range, or the KV cache cannot be allocated.
     pub fn scheduler(&self, options: SchedulerOptions) -> Result<Scheduler, GenerationError> {
         let mut scheduler = Scheduler::new(self.model(), self.vocabulary().tokenizer().cloned(), options)?;
         self.assistant().map_or(Ok(()), |assistant| scheduler.set_assistant(assistant))?;
@@ -224,12 +237,13 @@ impl LoadedModel {
         Ok(scheduler)
     }
 
-    /// A scheduler with room for these requests and no others, `batch_size` texts at a time, which it does not have yet. `clock` is for
-    /// texts with a [`max_time`](GenerationConfig::max_time); without one the system's counts.
+    /// Creates an empty scheduler with just enough capacity for these requests.
+    ///
+    /// It generates `batch_size` sequences at a time. `clock` measures
+    /// [`max_time`](GenerationConfig::max_time); by default the system clock does.
     ///
     /// # Errors
-    /// When a request does not fit the model, or the memory that is free has no room for the keys and values of the texts that are made
-    /// at once.
+    /// If a request does not fit the model, or the KV cache of a batch does not fit in the free memory.
     pub fn scheduler_for(
         &self,
         requests: &[Request],
@@ -240,29 +254,34 @@ impl LoadedModel {
         self.check_kv_room(options.max_texts, options.kv_tokens)?;
         let is_search = |request: &&Request| request.config.search_mode() != SearchMode::TokenByToken;
         for request in requests.iter().filter(is_search) {
-            Room::of_search(&request.prompt, &request.config, self.config()).check(self.model(), None)?;
+            KvDemand::of_search(&request.prompt, &request.config, self.config()).check(self.model(), None)?;
         }
         let mut scheduler = self.scheduler(options)?;
         clock.into_iter().for_each(|clock| scheduler.set_clock(clock));
         Ok(scheduler)
     }
 
-    /// What a prompt gives before its first token.
-    fn empty_texts(&self, config: &GenerationConfig) -> Vec<Text> {
+    /// Returns the completions of a prompt before their first token.
+    fn empty_texts(&self, config: &GenerationConfig) -> Vec<Completion> {
         let text = self.vocabulary().tokenizer().map(|_| String::new());
-        // That of a text which has not ended.
+        // Stop reason of a completion that has not ended.
         let stop_reason = StopReason::Interrupted;
         let is_drafted = self.assistant().is_some() || config.prompt_lookup_num_tokens.is_some();
         let drafts = (is_drafted && config.search_mode() == SearchMode::TokenByToken).then(Drafts::default);
-        vec![Text { ids: Vec::new(), text, stop_reason, score: None, drafts }; config.num_return_sequences]
+        vec![
+            Completion { ids: Vec::new(), text, stop_reason, score: None, drafts };
+            config.num_return_sequences
+        ]
     }
 }
 
-/// Hands on what became of a prompt. A device that fails would fail for every other one too.
+/// Delivers the result of a prompt.
+///
+/// A device failure ends the job instead, because it would affect every other prompt too.
 fn hand_on<J: Job>(
     job: &mut J,
     prompt: usize,
-    texts: Result<Vec<Text>, GenerationError>,
+    texts: Result<Vec<Completion>, GenerationError>,
 ) -> Result<(), J::Error> {
     match texts {
         Err(error @ GenerationError::Candle(_)) => Err(EngineError::from(error).into()),
@@ -270,8 +289,10 @@ fn hand_on<J: Job>(
     }
 }
 
-/// Room for `batch_size` texts of any length; if fewer are to be made, for those: `copies` of each prompt that was looked
-/// at, which keep keys and values of so many `tokens` each.
+/// Chooses the scheduler's capacity: `batch_size` sequences of any length, or fewer for a small job.
+///
+/// A small job has at most `batch_size` prompts. Each prompt has `copies` sequences, and `tokens` holds the
+/// number of cached tokens of one of them.
 fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2Config) -> SchedulerOptions {
     let (texts, each) = if tokens.len() <= batch_size {
         (tokens.len().saturating_mul(copies), tokens.iter().copied().fold(1, usize::max))
@@ -279,19 +300,19 @@ fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2C
         (batch_size, KvSlot::room_of(model.n_positions))
     };
     let max_texts = texts.clamp(1, batch_size);
-    // No caller waits for a running text while the next prompt is computed, so prompts are computed as a whole.
+    // No caller waits for other sequences during a prefill, so each prompt is one chunk.
     let chunk_tokens = model.n_positions;
     SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens }
 }
 
-/// A prompt whose texts are not all there.
+/// A prompt with unfinished completions.
 struct Unfinished {
     prompt: usize,
-    texts: Vec<Text>,
+    texts: Vec<Completion>,
 }
 
-/// Hands on what there is of all prompts.
-fn interrupt<J: Job>(job: &mut J, mut all: Texts<Unfinished>) -> Result<(), J::Error> {
+/// Delivers the partial completions of all prompts.
+fn interrupt<J: Job>(job: &mut J, mut all: CompletionDriver<Unfinished>) -> Result<(), J::Error> {
     let calls: Vec<CallId> = all.owners().map(|(call, _)| call).collect();
     let mut open = calls.into_iter().filter_map(|call| all.end(call));
     open.try_for_each(|Unfinished { prompt, texts }| job.on_texts(prompt, Ok(texts)))
@@ -299,8 +320,8 @@ fn interrupt<J: Job>(job: &mut J, mut all: Texts<Unfinished>) -> Result<(), J::E
 
 fn take_event<J: Job>(
     job: &mut J,
-    all: &mut Texts<Unfinished>,
-    Happened { call, event, is_last, .. }: Happened,
+    all: &mut CompletionDriver<Unfinished>,
+    CallEvent { call, event, is_last, .. }: CallEvent,
 ) -> Result<(), J::Error> {
     let Some(Unfinished { prompt, texts }) = all.owner(call) else { return Ok(()) };
     match event {
@@ -317,7 +338,7 @@ fn take_event<J: Job>(
         }
         Event::Found { texts: found, .. } => {
             let has_text = texts.iter().any(|text| text.text.is_some());
-            let text = |Found { ids, text, stop_reason, score }| Text {
+            let text = |Found { ids, text, stop_reason, score }| Completion {
                 ids,
                 text: has_text.then_some(text),
                 stop_reason,

@@ -1,4 +1,14 @@
 #![doc = include_str!("../README.md")]
+//!
+//! 1. [`ModelOptions::open`] finds the checkpoint and validates it, before the slow part.
+//! 2. [`Opened::load`] reads the weights into a [`LoadedModel`], whose clones share them.
+//! 3. [`LoadedModel::text_generator`] streams one completion, and [`LoadedModel::generate`] runs a job of
+//!    prompts. [`CompletionDriver`] runs concurrent calls step by step, and [`RowsJob`] a file of prompts, resumable.
+//!
+//! [`Choices`] compares continuations and [`Classifier`] predicts labels. The crate prints nothing: progress
+//! and notes go to a [`Reporter`]. It reads a clock only for `max_time` ([`system_clock`]); in tests, pass
+//! your own clock. Only [`HubOptions::from_environment`] reads environment variables. Settings of the whole
+//! process, such as the number of threads, are functions of the module [`process`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -47,7 +57,7 @@ pub use candle_gpt2_weights::WeightDType;
 pub use candle_gpt2_weights::{UnknownName, grouped};
 pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};
 pub use classifier::{
-    CLASSIFIED_AT_ONCE, Classification, Classifier, Label, LabelledToken, Question, RankedChoice,
+    CLASSIFIED_AT_ONCE, Classification, Classifier, Label, LabeledToken, Question, RankedChoice,
 };
 pub use clock::system_clock;
 pub use convert::{Conversion, ConvertOptions};
@@ -68,7 +78,7 @@ pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,
     KvBytesPerType, StoredFile, VocabularySizes,
 };
-pub use job::{Job, Text};
+pub use job::{Completion, Job};
 pub use large_pages::LargePages;
 pub use line_file::{HalfLine, LineFile};
 pub use loaded_model::LoadedModel;
@@ -78,15 +88,15 @@ pub use options::ModelOptions;
 pub use published::{PublishedCheck, PublishedValues};
 pub use reporter::{Progress, Reporter, Silent, Unit};
 pub use rows::{
-    FailedRow, PromptTexts, Row, RowFile, RowSequences, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob,
-    WriteLine,
+    FailedRow, PromptCompletions, Row, RowFile, RowSequences, Rows, RowsJob, RowsOutput, ScoredText,
+    TokenLogprob, WriteLine,
 };
 pub use secrecy::SecretString;
 pub use system_memory::{ProcessMemory, free_memory};
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;
-pub use texts::{CallId, Happened, Texts};
+pub use texts::{CallEvent, CallId, CompletionDriver};
 pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
-pub use watched::Watched;
+pub use watched::ReadJob;
 pub use yaml::{YamlError, check_yaml};

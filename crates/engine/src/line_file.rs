@@ -1,5 +1,7 @@
-//! A file of lines that one process at a time adds to: a line counts once its line break is written, so that a job resumed
-//! after an interruption loses and repeats none.
+//! File of lines that one process at a time appends to.
+//!
+//! A line counts once its line break is written. A job that resumes after an interruption therefore neither
+//! loses nor repeats lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -34,34 +36,34 @@ pub struct LineFile {
     file: File,
 }
 
-/// The bytes after the last line break of a file.
+/// Incomplete last line of a file.
 ///
-/// Given by [`LineFile::for_each_line`].
+/// Returned by [`LineFile::for_each_line`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HalfLine {
-    /// Its bytes.
+    /// Bytes of the incomplete line.
     pub bytes: Vec<u8>,
-    /// Length of the whole lines before it.
+    /// Offset of the incomplete line in the file.
     start: u64,
 }
 
 impl LineFile {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// When it cannot be read and written, or another process holds it.
+    /// If the file cannot be opened for reading and writing, or another process has locked it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true);
-        // Windows cannot truncate a file that was opened for appending.
+        // Windows cannot truncate a file opened for appending.
         let options = if cfg!(windows) { options.write(true) } else { options.append(true) };
         Ok(Self { file: create_locked(path, options)? })
     }
 
-    /// Shows every whole line with its line break, and gives back what follows the last one.
+    /// Calls `each` with every complete line, including its line break, and returns the rest.
     ///
     /// # Errors
-    /// Those of `each`, and when the file cannot be read.
+    /// If `each` fails, or the file cannot be read.
     pub fn for_each_line(&self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<HalfLine> {
         let mut reader = BufReader::new(&self.file);
         reader.seek(SeekFrom::Start(0))?;
@@ -74,35 +76,35 @@ impl LineFile {
         Ok(HalfLine { bytes, start })
     }
 
-    /// Removes what an interruption left behind the last line break.
+    /// Removes the incomplete last line.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn drop_half_line(&self, half: &HalfLine) -> io::Result<()> {
         self.file.set_len(half.start)
     }
 
-    /// Adds a line of JSON.
+    /// Appends a value as a line of JSON.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the line cannot be written.
     pub fn append(&mut self, value: &impl Serialize) -> io::Result<()> {
         self.append_line(&serde_json::to_string(value)?)
     }
 
-    /// Adds a line that is JSON already.
+    /// Appends a line that is already JSON.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the line cannot be written.
     pub fn append_line(&mut self, json: &str) -> io::Result<()> {
         if cfg!(windows) {
             self.file.seek(SeekFrom::End(0))?;
         }
-        // In one piece, so that a full disk leaves at most half of this line.
+        // One write, so that a full disk leaves at most a part of this line.
         self.file.write_all(format!("{json}\n").as_bytes())
     }
 
-    /// The file itself.
+    /// Returns the underlying file.
     pub fn as_file(&self) -> &File {
         &self.file
     }

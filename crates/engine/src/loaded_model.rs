@@ -1,4 +1,4 @@
-//! A loaded model with everything that generating needs, owned: a front end keeps it as long as it likes.
+//! A loaded model together with everything that generation needs.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,14 +8,16 @@ use candle_gpt2_generation::{GenerationConfig, GenerationError, TextGenerator};
 
 use crate::{Defaults, EncoderStates, EngineError, Vocabulary, system_clock};
 
-/// A model in memory with its tokenizer and its defaults. A clone shares them all.
+/// A model in memory with its tokenizer and generation defaults.
+///
+/// A clone shares all of them.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
 /// use candle_gpt2_generation::GenerationConfig;
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-/// assert_eq!((model.weight_type(), model.config().n_layer), ("f16", 6));
+/// assert_eq!((model.weight_type(), model.config().n_layer), ("q8", 7));
 /// let prompt = model.vocabulary().encode("One day")?;
 /// let greedy = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
 /// let text = |model: &candle_gpt2_engine::LoadedModel| -> Result<String, Box<dyn std::error::Error>> {
@@ -44,65 +46,69 @@ impl LoadedModel {
         Self { model, assistant, vocabulary, defaults: Arc::new(defaults), weights }
     }
 
-    /// The same model, of which `observer` sees every pass, see [`Gpt2LMHeadModel::observed_by`].
+    /// Returns the model with an observer of every forward pass.
+    ///
+    /// See [`Gpt2LMHeadModel::observed_by`].
     pub fn observed_by(self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         Self { model: self.model.observed_by(observer), ..self }
     }
 
-    /// The same model, which attends to these states in every pass, see [`Gpt2LMHeadModel::with_encoder_states`]; a model that drafts
-    /// tokens for it does not.
+    /// Returns the model with encoder hidden states that every forward pass attends to.
+    ///
+    /// The assistant model does not use them. See [`Gpt2LMHeadModel::with_encoder_states`].
     ///
     /// # Errors
-    /// When the states are those of another model, or the device has no room for their keys and values.
+    /// If the states do not fit the model, or the device lacks memory for their keys and values.
     pub fn with_encoder_states(self, states: &EncoderStates) -> Result<Self, EngineError> {
         let model = self.model.with_encoder_states(states.tensor()).map_err(GenerationError::from)?;
         Ok(Self { model, ..self })
     }
 
-    /// The model itself.
+    /// Returns the language model itself.
     pub fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
     }
 
-    /// The type of the weights in a word, as `q8`: the one that was asked for, otherwise the stored one.
+    /// Weight type, such as `q8`: the requested type, otherwise the stored one.
     pub fn weight_type(&self) -> &'static str {
         self.weights
     }
 
-    /// The model that drafts tokens for it, if there is one.
+    /// Assistant model that drafts tokens, if there is one.
     pub fn assistant(&self) -> Option<&Gpt2LMHeadModel> {
         self.assistant.as_ref()
     }
 
-    /// Its configuration.
+    /// Configuration of the model.
     pub fn config(&self) -> &Gpt2Config {
         self.model.config()
     }
 
-    /// The device that it runs on.
+    /// Device that the model runs on.
     pub fn device(&self) -> &Device {
         self.model.device()
     }
 
-    /// Its tokens.
+    /// Vocabulary of the model.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// How it generates by default.
+    /// Generation defaults of the checkpoint.
     ///
     /// # Errors
-    /// When `generation_config.json` cannot be used.
+    /// If `generation_config.json` cannot be used.
     pub fn defaults(&self) -> Result<&Defaults, EngineError> {
         self.defaults.as_ref().as_ref().map_err(|what| EngineError::Defaults { what: what.clone() })
     }
 
-    /// One text, piece by piece as it is made. `config` is [complete](Defaults::complete). A
-    /// [`max_time`](GenerationConfig::max_time) is counted by the system's clock, if there is one; see
-    /// [`TextGenerator::with_clock`] for another.
+    /// Generates a completion, piece by piece.
+    ///
+    /// `config` must be [complete](Defaults::complete). The system clock, if there is one, measures
+    /// [`max_time`](GenerationConfig::max_time); [`TextGenerator::with_clock`] replaces it.
     ///
     /// # Errors
-    /// When there is no tokenizer, or the configuration or the prompt does not fit the model.
+    /// If there is no tokenizer, or the configuration or the prompt does not fit the model.
     pub fn text_generator(
         &self,
         prompt: &[u32],

@@ -1,4 +1,4 @@
-//! The logits of a prompt, and the largest of some differences.
+//! Logits of a prompt, with and without a cache.
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Pass};
@@ -6,14 +6,14 @@ use candle_gpt2_weights::WeightsError;
 
 use crate::Reporter;
 
-/// The logits after each token of a prompt, one row after the other.
+/// Computes the logits after each token of a prompt, row by row.
 pub(crate) fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
     let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
     let logits = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     Ok(logits.flatten_all()?.to_vec1()?)
 }
 
-/// The same logits, computed one token at a time with a cache.
+/// Computes these logits one token at a time with a cache.
 pub(crate) fn logits_with_cache(
     model: &Gpt2LMHeadModel,
     prompt: &[u32],
@@ -33,8 +33,8 @@ pub(crate) fn logits_with_cache(
     Ok(logits)
 }
 
-/// The largest value without its sign; NaN if one of them is.
+/// Returns the largest absolute value, or NaN if any value is NaN.
 pub(crate) fn largest(values: impl Iterator<Item = f64>) -> f64 {
-    // In the total order a NaN without a sign comes after all numbers.
+    // The total order places a positive NaN after all numbers.
     values.map(f64::abs).max_by(f64::total_cmp).unwrap_or(0.0)
 }

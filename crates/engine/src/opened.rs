@@ -1,4 +1,4 @@
-//! A checkpoint that is opened and checked, before its weights are read.
+//! A checkpoint that has been opened and checked, before its weights are read.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,11 +10,13 @@ use candle_gpt2_weights::{Checkpoint, GivenFiles};
 
 use crate::options::with_notes_reported;
 use crate::{
-    Classifier, Defaults, EncoderStates, EngineError, LoadedModel, MemoryNeeded, ModelOptions, Reporter,
-    Vocabulary, Watched,
+    Classifier, Defaults, EncoderStates, EngineError, LoadedModel, MemoryNeeded, ModelOptions, ReadJob,
+    Reporter, Vocabulary,
 };
 
-/// A model whose weights are not read yet: requests are checked with it, before the long part begins.
+/// A model whose weights have not been read yet.
+///
+/// Requests can be checked with it before the slow part begins.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -22,7 +24,7 @@ use crate::{
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// assert_eq!(opened.config().n_positions, 512);
 /// assert!(opened.memory_needed()?.total() < 64 << 20);
-/// let prompt = opened.vocabulary().encode("Good night")?; // refused here, if ever
+/// let prompt = opened.vocabulary().encode("Good night")?; // an invalid prompt fails here
 /// let model = opened.load(&Silent)?;
 /// assert!(prompt.len() < model.config().n_positions);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -32,56 +34,67 @@ pub struct Opened {
     options: ModelOptions,
     device: Device,
     checkpoint: Checkpoint,
-    /// That of the model that drafts tokens.
+    /// Checkpoint of the assistant model.
     assistant: Option<Checkpoint>,
-    /// What the model attends to besides its tokens.
+    /// Encoder hidden states for cross-attention.
     encoder_states: Option<EncoderStates>,
     vocabulary: Arc<Vocabulary>,
-    /// What is wrong with the files' defaults matters to those who generate only.
+    /// An error here affects only callers that generate.
     defaults: Result<Defaults, String>,
 }
 
 impl ModelOptions {
-    /// Opens device and checkpoint of a language model, checks that the checkpoint holds every tensor of its model, and reads the
-    /// tokenizer if there is one. No weights are read yet.
+    /// Opens the device and the checkpoint of a language model, without reading the weights.
+    ///
+    /// Checks that the checkpoint contains every tensor, and reads the tokenizer if there is one.
     ///
     /// # Errors
-    /// When one of them cannot be used, they do not go together, or the model is a classifier.
+    /// If the device, the checkpoint or the tokenizer cannot be used, or they do not match. If the model is a
+    /// classifier.
     pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         self.open_any(reporter)?.language_model()
     }
 
-    /// As [`ModelOptions::open`], of a model with a head for classifying, see [`Classifier`].
+    /// Opens a model with a classification head; see [`Classifier`].
+    ///
+    /// Everything else is the same as in [`ModelOptions::open`].
     ///
     /// # Errors
-    /// As [`ModelOptions::open`], if the model has no such head.
+    /// Same as [`ModelOptions::open`], except that the model must have a classification head.
     pub fn open_classifier(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         self.open_any(reporter)?.classifier()
     }
 
-    /// As [`ModelOptions::open`], of a model with any head: what it is, its configuration says.
+    /// Opens a model with any head; the configuration names it.
+    ///
+    /// Everything else is the same as in [`ModelOptions::open`].
     ///
     /// # Errors
-    /// As [`ModelOptions::open`].
+    /// Same as [`ModelOptions::open`], except that classifiers are accepted.
     pub fn open_any(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         let device = self.open_device(reporter)?;
         let checkpoint = self.open_checkpoint(reporter)?;
         self.opened(device, checkpoint, reporter)
     }
 
-    /// As [`ModelOptions::open`], with a checkpoint whose files are given. `model` is not looked at.
+    /// Opens a model from supplied files; `model` is ignored.
+    ///
+    /// Everything else is the same as in [`ModelOptions::open`].
     ///
     /// # Errors
-    /// As [`ModelOptions::open`].
+    /// Same as [`ModelOptions::open`].
     pub fn open_given(&self, files: GivenFiles, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        let checkpoint = Checkpoint::open_given(files, &self.open_options(), &Watched::unseen(reporter))?;
+        let checkpoint =
+            Checkpoint::open_given(files, &self.open_options(), &ReadJob::without_progress(reporter))?;
         self.open_with(with_notes_reported(checkpoint, reporter)?, reporter)
     }
 
-    /// As [`ModelOptions::open`], with a checkpoint that is open already. `model` and `n_head` are not looked at.
+    /// Opens a model from a checkpoint that is already open; `model` and `n_head` are ignored.
+    ///
+    /// Everything else is the same as in [`ModelOptions::open`].
     ///
     /// # Errors
-    /// As [`ModelOptions::open`].
+    /// Same as [`ModelOptions::open`].
     pub fn open_with(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         self.opened(self.open_device(reporter)?, checkpoint, reporter)?.language_model()
     }
@@ -130,47 +143,47 @@ impl Opened {
         Ok(Self { options, device, checkpoint, assistant, encoder_states, vocabulary, defaults })
     }
 
-    /// The same, if it is a language model.
+    /// Rejects a model without a language-model head.
     fn language_model(self) -> Result<Self, EngineError> {
         self.checkpoint.check_language_model()?;
         Ok(self)
     }
 
-    /// The same, if it has a head for classifying.
+    /// Rejects a model without a classification head.
     fn classifier(self) -> Result<Self, EngineError> {
         self.checkpoint.check_classifier()?;
         Ok(self)
     }
 
-    /// The configuration of the model.
+    /// Configuration of the model.
     pub fn config(&self) -> &Gpt2Config {
         self.checkpoint.config()
     }
 
-    /// The device that it will run on.
+    /// Device that the model will run on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Its tokens.
+    /// Vocabulary of the model.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// The type that the weights will have in a word, as `q8`: the one that was asked for, otherwise the stored one.
+    /// Weight type after loading, such as `q8`: the requested type, otherwise the stored one.
     pub fn weight_type(&self) -> &'static str {
         self.options.weight_type(&self.checkpoint, &self.device)
     }
 
-    /// See [`ModelOptions::unpacked_note`].
+    /// Returns [`ModelOptions::unpacked_note`] for this checkpoint.
     pub fn unpacked_note(&self) -> Option<String> {
         self.options.unpacked_note(&self.checkpoint, &self.device)
     }
 
-    /// The memory that the model needs on the CPU; if another one drafts tokens, that of both.
+    /// Memory that the model needs on the CPU, including an assistant model.
     ///
     /// # Errors
-    /// When the CPU has not the type of the weights.
+    /// If the CPU does not support the type of the weights.
     pub fn memory_needed(&self) -> Result<MemoryNeeded, EngineError> {
         let needed = self.options.memory_of(&self.checkpoint)?;
         let assistant =
@@ -178,10 +191,10 @@ impl Opened {
         Ok(assistant.map_or(needed, |assistant| needed.with(assistant)))
     }
 
-    /// How it generates by default.
+    /// Generation defaults of the checkpoint.
     ///
     /// # Errors
-    /// When `generation_config.json` cannot be used.
+    /// If `generation_config.json` cannot be used.
     pub fn defaults(&self) -> Result<&Defaults, EngineError> {
         self.defaults.as_ref().map_err(|what| EngineError::Defaults { what: what.clone() })
     }
@@ -189,7 +202,7 @@ impl Opened {
     /// Reads the weights of a classifier.
     ///
     /// # Errors
-    /// As [`Opened::load`], and when the model has no head for classifying.
+    /// Same as [`Opened::load`], except that the model must have a classification head.
     pub fn load_classifier(self, reporter: &dyn Reporter) -> Result<Classifier, EngineError> {
         let weights = self.weight_type();
         self.options.load_classifier(&self.checkpoint, &self.device, self.vocabulary, weights, reporter)
@@ -198,8 +211,8 @@ impl Opened {
     /// Reads the weights.
     ///
     /// # Errors
-    /// When they cannot be read, or the device has no room for them; when `reporter` interrupts it, see
-    /// [`EngineError::is_interrupted`]; and when it is no language model.
+    /// If the weights cannot be read, the device lacks memory for them, the model is not a language model, or
+    /// `reporter` interrupts the job ([`EngineError::is_interrupted`]).
     pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;
         let load = |checkpoint: &Checkpoint| self.options.load(checkpoint, &self.device, reporter);

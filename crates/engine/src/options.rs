@@ -1,4 +1,4 @@
-//! Which model, and how it is to be held: everything that is said before a checkpoint is opened.
+//! Options that select a model and how to load it.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,17 @@ use clap::builder::ArgPredicate;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::adapters::of_texts;
+use crate::adapters::deserialize_adapters;
 use crate::memory::check_room;
 use crate::{
     ADAPTER_BASE, AdapterChoice, BUILT_IN, Classifier, DeviceChoice, EngineError, HubOptions, MemoryNeeded,
-    Reporter, Vocabulary, Watched, built_in, device, device_name, hub, is_nearly_built_in,
+    ReadJob, Reporter, Vocabulary, built_in, device, device_name, hub, is_nearly_built_in,
 };
 
-/// A model's name and how it is to be held. By default it is the model inside the program, on the device that
-/// [`DeviceChoice::Auto`] finds, in the numbers that are stored, and the network is not used.
+/// Options that select a model and how to load it.
+///
+/// The default is the built-in model on the device that [`DeviceChoice::Auto`] finds, in the stored types,
+/// without network access.
 ///
 /// ```
 /// use candle_gpt2_engine::{DeviceChoice, ModelOptions, Silent, WeightDType};
@@ -40,48 +42,59 @@ use crate::{
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[doc(alias("from_pretrained", "AutoModelForCausalLM"))]
 pub struct ModelOptions {
-    /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face Hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
+    /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c),
+    /// a name on the Hugging Face Hub (gpt2, owner/name, owner/name@revision),
+    /// or built-in, the small model inside the program
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "MODEL", default_value = BUILT_IN,
         default_value_if("adapter", ArgPredicate::IsPresent, ADAPTER_BASE)))]
     pub model: PathBuf,
-    /// LoRA adapter to apply: a folder in PEFT's format, or a name on the Hub; =WEIGHT after it scales it, as in DIR=0.5; may be given more
-    /// than once; without --model, the model is the base model that the first adapter names
-    #[serde(deserialize_with = "of_texts")]
+    /// LoRA adapter to apply: a folder in PEFT's format, or a name on the Hub; =WEIGHT after it scales it,
+    /// as in DIR=0.5; may be given more than once;
+    /// without --model, the model is the base model that the first adapter names
+    #[serde(deserialize_with = "deserialize_adapters")]
     #[cfg_attr(feature = "clap", arg(long, visible_alias = "lora", value_name = "DIR[=WEIGHT]"))]
     pub adapter: Vec<AdapterChoice>,
-    /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
+    /// Smaller model with the same vocabulary that drafts tokens, specified like `model`.
+    ///
+    /// The completions stay the same; see
     /// [`Scheduler::set_assistant`](candle_gpt2_generation::Scheduler::set_assistant).
     #[cfg_attr(feature = "clap", arg(skip))]
     pub assistant_model: Option<PathBuf>,
-    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's folder]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them
+    /// or with vocab.json and merges.txt [default: the model's folder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub tokenizer: Option<PathBuf>,
-    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda if this program was built with it and a GPU is available, else cpu
-    #[serde(deserialize_with = "of_text")]
+    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto:
+    /// cuda if this program was built with it and a GPU is available, else cpu
+    #[serde(deserialize_with = "deserialize_from_str")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
     /// Precision of the weights in memory [default: the checkpoint's dtype]
-    #[serde(deserialize_with = "some_of_text")]
+    #[serde(deserialize_with = "deserialize_option_from_str")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", help = dtype_help()))]
     pub dtype: Option<WeightDType>,
     /// Precision of the KV cache: f32, f16, or q8 on the CPU (8-bit integers)
     /// [default: f32, or f16 if the weights are rounded to f16 or integers; on GPUs that of the weights]
-    #[serde(deserialize_with = "some_of_text")]
+    #[serde(deserialize_with = "deserialize_option_from_str")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
-    // A setting of the whole process: front ends that set it also call `process::use_tf32`.
-    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has a 10-bit mantissa
+    // This is a process-wide setting: front ends that set it also call `process::use_tf32`.
+    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32,
+    /// which is faster and has a 10-bit mantissa
     #[cfg_attr(feature = "clap", arg(long))]
     pub tf32: bool,
-    /// A file with encoder hidden states for a model with cross-attention, see [`EncoderStates::read`](crate::EncoderStates::read);
-    /// without one its cross-attention is left out.
+    /// File with encoder hidden states for a model with cross-attention.
+    ///
+    /// See [`EncoderStates::read`](crate::EncoderStates::read). Without a file, cross-attention is skipped.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
-    /// Number of attention heads, if the checkpoint does not record it: weights with the names of the book "Build a Large Language Model
-    /// (From Scratch)" without a config.json; weights with other names need a config.json
+    /// Number of attention heads, if the checkpoint does not record it:
+    /// weights with the names of the book "Build a Large Language Model (From Scratch)"
+    /// without a config.json;
+    /// weights with other names need a config.json
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub n_head: Option<usize>,
-    /// Where models on the Hub come from.
+    /// Access to the Hub.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
@@ -95,12 +108,14 @@ fn dtype_help() -> String {
     )
 }
 
-/// What is written as at a command line.
-fn of_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
+/// Parses a value that is written as on the command line.
+fn deserialize_from_str<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
-fn some_of_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+fn deserialize_option_from_str<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
@@ -126,10 +141,10 @@ impl Default for ModelOptions {
 }
 
 impl ModelOptions {
-    /// The device alone.
+    /// Opens only the device.
     ///
     /// # Errors
-    /// When it cannot be opened, or lacks what the other options ask for.
+    /// If the device cannot be opened, or does not support the other options.
     pub fn open_device(&self, reporter: &dyn Reporter) -> Result<Device, EngineError> {
         let device = device::open(self.device, self.dtype, reporter)?;
         if self.tf32 && !device.is_cuda() {
@@ -138,10 +153,10 @@ impl ModelOptions {
         Ok(device)
     }
 
-    /// The checkpoint alone, with whatever tensors it has: for those who look into it.
+    /// Opens only the checkpoint, even one with unexpected tensors, for example to inspect it.
     ///
     /// # Errors
-    /// When there is none of this name, it cannot be read, or it has another number of heads.
+    /// If the checkpoint does not exist, cannot be read, or has a different number of heads.
     pub fn open_checkpoint(&self, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
         if self.model == Path::new(ADAPTER_BASE) {
             return self.with_base_model(reporter)?.open_checkpoint(reporter);
@@ -156,13 +171,13 @@ impl ModelOptions {
             Checkpoint::open_watched(
                 &hub::local_path(&self.model, &self.hub, reporter)?,
                 &options,
-                &Watched::unseen(reporter),
+                &ReadJob::without_progress(reporter),
             )?
         };
         with_notes_reported(self.adapted(checkpoint, reporter)?, reporter)
     }
 
-    /// The checkpoint with the adapters applied.
+    /// Applies the adapters to the checkpoint.
     fn adapted(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
         if self.adapter.is_empty() {
             return Ok(checkpoint);
@@ -172,22 +187,22 @@ impl ModelOptions {
         Ok(checkpoint.with_adapters(&adapters)?)
     }
 
-    /// The memory that a checkpoint's model needs on the CPU, in the types of these options.
+    /// Memory that a checkpoint's model needs on the CPU, in the types of these options.
     ///
     /// # Errors
-    /// As [`MemoryNeeded::of`].
+    /// Same as [`MemoryNeeded::of`].
     pub fn memory_of(&self, checkpoint: &Checkpoint) -> Result<MemoryNeeded, EngineError> {
         MemoryNeeded::of(checkpoint, self.dtype, self.kv_dtype)
     }
 
-    /// The note for users if a checkpoint holds small integers that a CPU will compute in f32, because no type was asked for.
+    /// Note for users if a CPU will compute quantized weights in f32 because no type was requested.
     pub fn unpacked_note(&self, checkpoint: &Checkpoint, device: &Device) -> Option<String> {
-        let note = "the quantized weights are computed in f32; `dtype` q8 is faster and takes about a quarter of the memory";
+        let note = "the quantized weights are expanded to f32; `dtype` q8 is faster and needs about a quarter of the memory";
         let is_unpacked = self.dtype.is_none() && device.is_cpu() && checkpoint.is_unpacked();
         is_unpacked.then(|| note.to_owned())
     }
 
-    /// The type that a checkpoint's weights will have on a device, such as `q8`: the requested type, otherwise the stored one.
+    /// Weight type on a device, such as `q8`: the requested type, otherwise the stored one.
     pub fn weight_type(&self, checkpoint: &Checkpoint, device: &Device) -> &'static str {
         let quantized = checkpoint.quantized_dtype().filter(|_| device.is_cpu());
         self.dtype.or(quantized).map_or(checkpoint.stored_dtype().as_str(), WeightDType::name)
@@ -197,12 +212,14 @@ impl ModelOptions {
         OpenOptions { n_head: self.n_head }
     }
 
-    /// The model of a checkpoint alone, in the types of these options. On a GPU it records steps if the program has called
+    /// Loads only the model of a checkpoint, in the types of these options.
+    ///
+    /// On a GPU it records decoding steps if the program has called
     /// [`process::allow_recorded_steps`](crate::process::allow_recorded_steps).
     ///
     /// # Errors
-    /// When the tensors are not those of the model, or the device has no room; when `reporter` interrupts it, see
-    /// [`EngineError::is_interrupted`].
+    /// If the tensors do not fit the model, the device lacks memory, or `reporter` interrupts the job
+    /// ([`EngineError::is_interrupted`]).
     pub fn load(
         &self,
         checkpoint: &Checkpoint,
@@ -210,12 +227,12 @@ impl ModelOptions {
         reporter: &dyn Reporter,
     ) -> Result<Gpt2LMHeadModel, EngineError> {
         let options = self.load_options(checkpoint, device)?;
-        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
+        let progress = ReadJob::new(reporter, "loading", checkpoint.parameter_bytes());
         let model = checkpoint.load(&options, &progress)?;
         Ok(crate::process::with_recorded_steps(model))
     }
 
-    /// The classifier of a checkpoint, in the types of these options.
+    /// Loads the classifier of a checkpoint, in the types of these options.
     pub(crate) fn load_classifier(
         &self,
         checkpoint: &Checkpoint,
@@ -225,11 +242,11 @@ impl ModelOptions {
         reporter: &dyn Reporter,
     ) -> Result<Classifier, EngineError> {
         let options = self.load_options(checkpoint, device)?;
-        let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
+        let progress = ReadJob::new(reporter, "loading", checkpoint.parameter_bytes());
         Classifier::load(checkpoint, vocabulary, weights, &options, &progress)
     }
 
-    /// How a checkpoint is loaded on a device that has room for it.
+    /// Creates the load options, after checking that the device has enough memory.
     fn load_options(&self, checkpoint: &Checkpoint, device: &Device) -> Result<LoadOptions, EngineError> {
         if device.is_cpu() {
             check_room(checkpoint, self.dtype)?;
@@ -241,7 +258,7 @@ impl ModelOptions {
     }
 }
 
-/// Reports the notes of a checkpoint that was opened.
+/// Reports the notes of an opened checkpoint.
 pub(crate) fn with_notes_reported(
     checkpoint: Checkpoint,
     reporter: &dyn Reporter,

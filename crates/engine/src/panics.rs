@@ -1,40 +1,45 @@
-//! What panics said and where, for a program that reports them itself.
+//! Messages and locations of panics, for programs that report them.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Panics that are kept until they are asked for: libraries catch some of their own, which are never asked for.
-const MOST_KEPT: usize = 16;
+/// Maximum number of stored panics.
+///
+/// Libraries catch some of their own panics, whose messages are never retrieved.
+const MAX_STORED_PANICS: usize = 16;
 
-static KEPT: Mutex<VecDeque<Kept>> = Mutex::new(VecDeque::new());
+static PANICS: Mutex<VecDeque<PanicRecord>> = Mutex::new(VecDeque::new());
 
-struct Kept {
+struct PanicRecord {
     message: String,
-    place: String,
+    location: String,
 }
 
-fn kept() -> MutexGuard<'static, VecDeque<Kept>> {
-    // The queue is whole at any moment.
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+fn stored_panics() -> MutexGuard<'static, VecDeque<PanicRecord>> {
+    // The queue is valid even if a thread panicked while it held the lock.
+    PANICS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes panics print nothing from here on: the code that catches one reports what [`panic_message`] returns. For a program, at
-/// the beginning of `main`.
+/// Makes panics print nothing and stores their messages for [`panic_message`].
+///
+/// The code that catches a panic reports it. Programs call this at the beginning of `main`.
 pub fn keep_panics() {
     panic::set_hook(Box::new(|panic| {
         let message = message_of(panic.payload());
-        let place = panic.location().map_or_else(String::new, |place| format!(", at {place}"));
-        let mut kept = kept();
-        if kept.len() == MOST_KEPT {
-            kept.pop_front();
+        let location = panic.location().map_or_else(String::new, |location| format!(", at {location}"));
+        let mut panics = stored_panics();
+        if panics.len() == MAX_STORED_PANICS {
+            panics.pop_front();
         }
-        kept.push_back(Kept { message, place });
+        panics.push_back(PanicRecord { message, location });
     }));
 }
 
-/// The message of a caught panic; after [`keep_panics`] also its place, on any thread.
+/// Returns the message of a caught panic, with its location if [`keep_panics`] was called.
+///
+/// The panic may come from any thread.
 ///
 /// ```
 /// use candle_gpt2_engine::process::{keep_panics, panic_message};
@@ -45,10 +50,10 @@ pub fn keep_panics() {
 /// ```
 pub fn panic_message(payload: &(dyn Any + Send)) -> String {
     let message = message_of(payload);
-    let mut kept = kept();
-    let last = kept.iter().rposition(|kept| kept.message == message);
-    let place = last.and_then(|last| kept.remove(last)).map(|kept| kept.place);
-    message + &place.unwrap_or_default()
+    let mut panics = stored_panics();
+    let last = panics.iter().rposition(|record| record.message == message);
+    let location = last.and_then(|last| panics.remove(last)).map(|record| record.location);
+    message + &location.unwrap_or_default()
 }
 
 fn message_of(payload: &dyn Any) -> String {

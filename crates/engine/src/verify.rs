@@ -1,4 +1,4 @@
-//! Is a checkpoint sound? Structure and values, tokenizer, cache against no cache, another checkpoint.
+//! Verification of checkpoints: structure, values, tokenizer, KV cache and comparisons.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use serde::Serialize;
 use crate::fingerprint::fixed_prompt;
 use crate::logits::{largest, logits, logits_with_cache};
 use crate::{
-    Classifier, Defaults, EngineError, ModelOptions, PublishedCheck, PublishedValues, Reporter, Vocabulary,
-    Watched, fingerprint,
+    Classifier, Defaults, EngineError, ModelOptions, PublishedCheck, PublishedValues, ReadJob, Reporter,
+    Vocabulary, fingerprint,
 };
 
-/// Tokens of the fixed prompt, if the context holds as many.
+/// Number of tokens in the fixed prompt, unless the context is shorter.
 const PROMPT_TOKENS: usize = 16;
-/// The note of a checkpoint without a tokenizer.
-const NO_TOKENIZER: &str = "there is no tokenizer";
-/// Largest difference between logits with a cache and without, relative to the largest logit: both are f32, summed in
-/// another order through every block.
+/// Note on a checkpoint without a tokenizer.
+const NO_TOKENIZER: &str = "no tokenizer found";
+/// Largest allowed difference between logits with and without a cache.
+///
+/// It is relative to the largest logit. Both sides are f32, but sum in a different order in every block.
 const CACHE_TOLERANCE: f64 = 1e-4;
 
 /// Options of a verification.
@@ -37,21 +38,21 @@ const CACHE_TOLERANCE: f64 = 1e-4;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifyOptions {
-    /// Another checkpoint, whose logits of a fixed prompt are compared with this one's.
+    /// Another checkpoint, whose logits for a fixed prompt are compared.
     pub against: Option<PathBuf>,
-    /// The largest difference of logits that is allowed there.
+    /// Largest allowed difference from the logits of `against`.
     pub tolerance: f64,
-    /// Whether the [`fingerprint`] is wanted too.
+    /// Whether to compute the [`fingerprint`].
     pub fingerprint: bool,
     /// Published values to compare the model with.
     pub published: Option<PublishedValues>,
 }
 
 impl VerifyOptions {
-    /// The difference that is allowed by default.
+    /// Default tolerance.
     pub const TOLERANCE: f64 = 1e-3;
 
-    /// Whether a tolerance can be one: a number of at least 0.
+    /// Whether a tolerance is valid: finite and at least 0.
     pub fn allows(tolerance: f64) -> bool {
         tolerance >= 0.0 && tolerance.is_finite()
     }
@@ -63,7 +64,7 @@ impl Default for VerifyOptions {
     }
 }
 
-/// Whether a checkpoint is sound, and what was found.
+/// Result of a verification.
 ///
 /// ```
 /// use candle_gpt2_engine::Verification;
@@ -75,29 +76,31 @@ impl Default for VerifyOptions {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verification {
-    /// Whether there is no problem and every published value holds.
+    /// Whether there are no problems and every published value matches.
     pub sound: bool,
-    /// The problems, in words.
+    /// Descriptions of the problems.
     pub problems: Vec<String>,
-    /// Notes: what is not wrong, and good to know.
+    /// Notes on facts that are not problems.
     pub notes: Vec<String>,
-    /// Largest difference between logits with a cache and without; absent if the model cannot be built or is a classifier.
+    /// Largest difference between logits with and without a cache.
+    ///
+    /// Absent if the model cannot be built or has no language-model head.
     pub cache_difference: Option<f64>,
-    /// Largest difference between the logits of a text in a batch and alone, for a classifier.
+    /// Largest difference between a classifier's logits for a text alone and in a batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_difference: Option<f64>,
-    /// Largest difference to the logits of the other checkpoint.
+    /// Largest difference from the logits of the other checkpoint.
     pub against_difference: Option<f64>,
-    /// The [`fingerprint`] of the model in the types of the options, if it was asked for and the checkpoint is sound.
+    /// Model [`fingerprint`] in the requested types, if requested and if the checkpoint is sound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// The comparisons with published values.
+    /// Results of the comparisons with published values.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<PublishedCheck>,
 }
 
 impl Verification {
-    /// A checkpoint that cannot even be opened has one problem.
+    /// Creates the report on a checkpoint that cannot be opened, with one problem.
     pub fn unopened(problem: String) -> Self {
         Self {
             sound: false,
@@ -111,15 +114,16 @@ impl Verification {
         }
     }
 
-    /// Whether the checkpoint has a tokenizer, or one was named.
+    /// Whether the checkpoint has a tokenizer, or one was specified.
     pub fn has_tokenizer(&self) -> bool {
         self.notes.iter().all(|note| note != NO_TOKENIZER)
     }
 
-    /// The report of an error that says that the files are damaged; other errors are returned.
+    /// Converts an error about damaged files into a report, and returns any other error.
     ///
     /// # Errors
-    /// The given error, if there is no such file, it cannot be read, the options are wrong, or the job was interrupted.
+    /// The error itself, if a file is missing or unreadable, the options are invalid, or the job was
+    /// interrupted.
     pub fn of_damage(error: EngineError) -> Result<Self, EngineError> {
         match &error {
             EngineError::Weights(
@@ -135,33 +139,39 @@ impl Verification {
 }
 
 impl ModelOptions {
-    /// Checks that the checkpoint holds every tensor with its shape and finite values, that tokenizer and special tokens go with its
-    /// vocabulary, and that the logits of a fixed prompt are the same with a cache and without, or, of a classifier, beside another
-    /// text and alone. All is computed on the CPU, in the
-    /// numbers that are stored, but for the fingerprint, whose model has the types of these options; `device` is not looked at.
+    /// Verifies the tensors, the tokenizer, the special tokens and the logits of the checkpoint.
+    ///
+    /// Every tensor must be present, with its shape and finite values. The tokenizer and the special tokens
+    /// must fit the vocabulary. The logits of a fixed prompt must be the same with and without a cache. A
+    /// classifier's logits must be the same alone and in a batch.
+    ///
+    /// Everything is computed on the CPU in the stored types, and `device` is ignored. Only the fingerprint
+    /// and the comparison with published values use the types of these options.
     ///
     /// # Errors
-    /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` interrupts it.
+    /// If the checkpoint cannot be opened or read, the other checkpoint has a different vocabulary or head,
+    /// or `reporter` interrupts the job.
     pub fn verify(
         &self,
         options: &VerifyOptions,
         reporter: &dyn Reporter,
     ) -> Result<Verification, EngineError> {
         let checkpoint = self.open_checkpoint(reporter)?;
-        let progress = Watched::new(reporter, "reading", checkpoint.parameter_bytes());
+        let progress = ReadJob::new(reporter, "reading", checkpoint.parameter_bytes());
         let problems = checkpoint.verify(&progress)?;
         drop(progress);
         let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let mut notes = check_tokens(&checkpoint, self.tokenizer.as_deref(), &mut problems);
         let (mut cache_difference, mut batch_difference, mut against_difference) = (None, None, None);
-        // Numbers are compared only where there are numbers.
+        // Logits are computed only if the tensors are sound.
         if problems.is_empty() {
             let models = Models::load(&checkpoint, reporter)?;
             let prompt = fixed_prompt(checkpoint.config(), PROMPT_TOKENS);
             let mut check = |difference: f64, largest: f64, how: &str| {
                 if !difference.is_finite() || difference > CACHE_TOLERANCE * largest.max(1.0) {
-                    problems
-                        .push(format!("{how} the logits differ by {difference:e}; they reach {largest:e}"));
+                    problems.push(format!(
+                        "{how}, the logits differ by {difference:e} (largest logit: {largest:e})"
+                    ));
                 }
                 Some(difference)
             };
@@ -171,7 +181,7 @@ impl ModelOptions {
                 cache_difference = check(difference, largest_logit(&logits), "with a cache");
             }
             if let Some(classifier) = &models.classifier {
-                // A text of its own, whose logits come first.
+                // The first row of both results belongs to the same text; the rest is not compared.
                 let (alone, beside) = (
                     classifier.logits(&[&prompt])?,
                     classifier.logits(&[&prompt, &prompt[..prompt.len().div_ceil(2)]])?,
@@ -195,7 +205,7 @@ impl ModelOptions {
                         ""
                     };
                     problems.push(format!(
-                        "the logits of the two differ by {difference:e}, and `tolerance` allows {:e}{normal}",
+                        "the logits of the two models differ by {difference:e}; `tolerance` is {:e}{normal}",
                         options.tolerance
                     ));
                 }
@@ -210,7 +220,7 @@ impl ModelOptions {
         let sound = problems.is_empty() && published.iter().all(|check| check.holds);
         let has_tokens = checkpoint.config().head.has_language_model();
         if options.fingerprint && !has_tokens {
-            notes.push("no fingerprint: a classifier has no logits of tokens".into());
+            notes.push("no fingerprint: a classifier has no token logits".into());
         }
         let fingerprint = match options.fingerprint && sound && has_tokens {
             true => Some(fingerprint(&self.load(&checkpoint, &Device::Cpu, reporter)?, reporter)?),
@@ -229,7 +239,7 @@ impl ModelOptions {
     }
 }
 
-/// Checks that the logits of two models are of the same things.
+/// Checks that two models have the same vocabulary size, head and labels.
 fn check_comparable(first: &Checkpoint, second: &Checkpoint) -> Result<(), EngineError> {
     let [found, other] = [first, second].map(|checkpoint| checkpoint.config().vocab_size);
     let other_path = second.weights_path().to_owned();
@@ -251,7 +261,7 @@ fn check_comparable(first: &Checkpoint, second: &Checkpoint) -> Result<(), Engin
     Ok(())
 }
 
-/// What a checkpoint holds, on the CPU, in the numbers that are stored.
+/// Models of a checkpoint, on the CPU in the stored types.
 struct Models {
     language_model: Option<Gpt2LMHeadModel>,
     classifier: Option<Classifier>,
@@ -273,7 +283,7 @@ impl Models {
         })
     }
 
-    /// The logits of a text, those over the vocabulary first.
+    /// Returns the logits of a text, with those over the vocabulary first.
     fn logits(&self, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
         let mut all = match &self.language_model {
             Some(model) => logits(model, prompt)?,
@@ -286,7 +296,7 @@ impl Models {
     }
 }
 
-/// Compares the tokenizer and the special tokens with the vocabulary.
+/// Checks the tokenizer and the special tokens against the vocabulary, and returns notes.
 fn check_tokens(
     checkpoint: &Checkpoint,
     tokenizer: Option<&Path>,
@@ -302,15 +312,16 @@ fn check_tokens(
         Ok(defaults)
     });
     let defaults = defaults.map_err(|error| problems.push(error.to_string())).ok();
-    let ends = defaults.as_ref().map_or(&[][..], Defaults::named_ends);
+    let ends = defaults.as_ref().map_or(&[][..], Defaults::end_tokens_in_files);
     let start = config.bos_token_id.iter().map(|id| ("bos_token_id", id));
     let named = start.chain(ends.iter().map(|id| ("eos_token_id", id)));
     let named = named.filter(|(_, id)| !config.has_token(**id));
     let beyond =
-        named.map(|(name, id)| format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
+        named.map(|(name, id)| format!("{name} {id} is outside the vocabulary of {vocab_size} tokens"));
     let mut beyond: Vec<String> = beyond.collect();
     match tokenizer {
-        // Without a tokenizer nothing is generated from text, and small configurations have transformers' default ids.
+        // Without a tokenizer no text is generated, and small configurations contain transformers' default
+        // ids.
         Err(WeightsError::NoTokenizer { .. }) if !is_named => {
             beyond.push(NO_TOKENIZER.into());
             beyond
@@ -325,7 +336,7 @@ fn check_tokens(
             let padding = vocab_size.saturating_sub(tokenizer.get_vocab_size(true));
             let mut notes = defaults.map_or(Vec::new(), |defaults| vocabulary.notes(defaults.config()));
             if padding > 0 {
-                notes.push(format!("{padding} rows of the vocabulary have no token: padding"));
+                notes.push(format!("{padding} vocabulary rows are padding, without a token"));
             }
             notes
         }

@@ -1,4 +1,4 @@
-//! The tokens of a model: text to ids and back, the token that texts begin with, the rows that are no tokens.
+//! Vocabulary of a model: encoding, decoding, the start token, and rows without a token.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use candle_gpt2_weights::{
 
 use crate::EngineError;
 
-/// A model's tokens, which are known without its weights.
+/// Tokens of a model, which are available without its weights.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -31,21 +31,21 @@ use crate::EngineError;
 pub struct Vocabulary {
     config: Gpt2Config,
     tokenizer: Option<Arc<Tokenizer>>,
-    /// The characters that the tokenizer may drop.
+    /// Check for characters that the tokenizer may drop.
     check: Option<CharacterCheck>,
-    /// Built for the first long text.
+    /// Encoder for long texts, built on first use.
     encoder: Arc<OnceLock<TextEncoder<'static>>>,
-    /// Where a tokenizer was looked for.
+    /// Folder that was searched for a tokenizer.
     folder: PathBuf,
-    /// A file there that may be one, if none was found.
+    /// Unsupported tokenizer file in that folder, if no tokenizer was found.
     other_tokenizer: Option<String>,
     padding: Vec<u32>,
-    /// What is wrong with it matters to those who hold conversations only.
+    /// An error here affects only callers that use chat.
     chat_template: Arc<Result<Option<String>, WeightsError>>,
 }
 
 impl Vocabulary {
-    /// The vocabulary of a checkpoint, with its tokenizer if there is one.
+    /// Creates the vocabulary of a checkpoint, with its tokenizer if there is one.
     pub fn new(checkpoint: &Checkpoint, tokenizer: Option<Tokenizer>) -> Self {
         Self {
             config: checkpoint.config().clone(),
@@ -59,7 +59,7 @@ impl Vocabulary {
         }
     }
 
-    /// The same with the tokenizer read, from this path or the checkpoint's own; there may be none.
+    /// Reads the tokenizer from this path, or from the checkpoint, which may have none.
     pub(crate) fn read(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Self, EngineError> {
         match checkpoint.tokenizer(tokenizer) {
             Err(WeightsError::NoTokenizer { folder, found }) => {
@@ -69,41 +69,42 @@ impl Vocabulary {
         }
     }
 
-    /// The configuration of the model.
+    /// Configuration of the model.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
     }
 
-    /// The tokenizer, if there is one.
+    /// Tokenizer, if there is one.
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.tokenizer.as_ref()
     }
 
-    /// The tokenizer, for what cannot do without.
+    /// Returns the tokenizer for callers that require one.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is no tokenizer.
     pub fn required_tokenizer(&self) -> Result<&Arc<Tokenizer>, EngineError> {
         let missing =
             || WeightsError::NoTokenizer { folder: self.folder.clone(), found: self.other_tokenizer.clone() };
         Ok(self.tokenizer.as_ref().ok_or_else(missing)?)
     }
 
-    /// Rows of the vocabulary that are no tokens.
+    /// Rows of the vocabulary without a token.
     pub fn padding(&self) -> &[u32] {
         &self.padding
     }
 
-    /// The Jinja template that makes a prompt of a conversation, if the checkpoint has one. It is the checkpoint's author's: a
-    /// program, to be run with care.
+    /// Jinja template that converts a conversation to a prompt, if the checkpoint has one.
+    ///
+    /// The template is a program by the author of the checkpoint. Treat it as untrusted input.
     ///
     /// # Errors
-    /// When its file cannot be used.
+    /// If the file of the template cannot be used.
     pub fn chat_template(&self) -> Result<Option<&str>, &WeightsError> {
         self.chat_template.as_ref().as_ref().map(Option::as_deref)
     }
 
-    /// Token ids of a text, with the special tokens that the tokenizer adds.
+    /// Encodes a text, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
     /// If there is no tokenizer, it cannot encode the text, or the model lacks one of the tokens.
@@ -112,10 +113,10 @@ impl Vocabulary {
             true => self.encoder()?.encode(text, true)?,
             false => encode(self.required_tokenizer()?, text)?,
         };
-        self.own(ids)
+        self.check_ids(ids)
     }
 
-    /// Token ids of a part of a text, without special tokens around it.
+    /// Encodes part of a text, without special tokens around it.
     ///
     /// # Errors
     /// Same as [`Vocabulary::encode`].
@@ -124,10 +125,10 @@ impl Vocabulary {
             true => self.encoder()?.encode(text, false)?,
             false => encode_piece(self.required_tokenizer()?, text)?,
         };
-        self.own(ids)
+        self.check_ids(ids)
     }
 
-    /// The note on the first character of a text that the tokenizer has no token for and leaves out.
+    /// Note on the first character that the tokenizer drops because it has no token for it.
     ///
     /// ```
     /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -141,17 +142,17 @@ impl Vocabulary {
         Some(lost.to_string())
     }
 
-    /// The note on tokens that the tokenizer has and the model lacks: texts with them are refused.
+    /// Note on tokens that the model lacks; texts with these tokens are rejected.
     pub fn foreign_note(&self) -> Option<String> {
         let (id, token) = largest_foreign_token(self.tokenizer.as_ref()?, self.config.vocab_size)?;
         let vocab_size = self.config.vocab_size;
         Some(format!(
-            "the tokenizer has the token id {id} (`{token}`), the vocabulary {vocab_size} tokens: they do not belong together, and \
-             texts with such tokens are refused"
+            "the tokenizer does not match the model: it has token id {id} (`{token}`), but the vocabulary has \
+             {vocab_size} tokens; texts with such tokens are rejected"
         ))
     }
 
-    /// Encoder that [`Vocabulary::encode`] uses for long texts. The first call builds it.
+    /// Returns the encoder that [`Vocabulary::encode`] uses for long texts; the first call builds it.
     ///
     /// # Errors
     /// If there is no tokenizer.
@@ -160,37 +161,37 @@ impl Vocabulary {
         Ok(self.encoder.get_or_init(|| TextEncoder::shared(Arc::clone(tokenizer))))
     }
 
-    /// Whether a text is worth the encoder, which takes some time to build.
+    /// Whether a text justifies the encoder, which takes some time to build.
     fn needs_encoder(&self, text: &str) -> bool {
-        /// Longest text for the library alone.
+        /// Maximum length of a text that the `tokenizers` library encodes alone, in bytes.
         const MAX_SHORT_BYTES: usize = 4096;
         text.len() > MAX_SHORT_BYTES || self.tokenizer.as_deref().is_some_and(TextEncoder::is_needed)
     }
 
-    /// The same with the characters of the text that each token stands for, see [`encode_with_places`].
+    /// Encodes a text, with the character range of each token; see [`encode_with_places`].
     ///
     /// # Errors
-    /// As [`Vocabulary::encode`].
+    /// Same as [`Vocabulary::encode`].
     pub(crate) fn encode_with_places(
         &self,
         text: &str,
     ) -> Result<(Vec<u32>, Vec<Range<usize>>), EngineError> {
-        let (ids, places) = match self.tokenizer.as_deref().is_some_and(TextEncoder::is_needed) {
+        let (ids, char_ranges) = match self.tokenizer.as_deref().is_some_and(TextEncoder::is_needed) {
             true => self.encoder()?.encode_with_places(text)?,
             false => encode_with_places(self.required_tokenizer()?, text)?,
         };
-        Ok((self.own(ids)?, places))
+        Ok((self.check_ids(ids)?, char_ranges))
     }
 
-    /// These tokens of the tokenizer, if the model has them.
-    pub(crate) fn own(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
+    /// Returns token ids of the tokenizer if the model has all of them.
+    pub(crate) fn check_ids(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
         match ids.iter().find(|id| !self.config.has_token(**id)) {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
             None => Ok(ids),
         }
     }
 
-    /// Text of `ids`; see [`decode`](candle_gpt2_generation::decode).
+    /// Decodes token ids; see [`decode`](candle_gpt2_generation::decode).
     ///
     /// # Errors
     /// If there is no tokenizer, or its decoder fails.
@@ -198,36 +199,40 @@ impl Vocabulary {
         Ok(decode(self.required_tokenizer()?, ids, skip_special_tokens)?)
     }
 
-    /// The bytes of a token, which may be a part of a character; without a tokenizer its number.
+    /// Returns the bytes of a token, possibly part of a character; without a tokenizer, `#` and the id.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let bytes = self.tokenizer.as_ref().and_then(|tokenizer| token_bytes(tokenizer, id));
         bytes.unwrap_or_else(|| format!("#{id}").into_bytes())
     }
 
-    /// The ids themselves, or the token that begins texts if there are none and the vocabulary has it.
+    /// Returns the ids, or the start token if there are none and the vocabulary has one.
     pub fn start_if_empty(&self, ids: Vec<u32>) -> Vec<u32> {
         if ids.is_empty() { self.config.start_token().into_iter().collect() } else { ids }
     }
 
-    /// The prompt that a model gets for these ids: the token that begins texts if there are none, and the part that is
-    /// kept of what is longer than the context.
+    /// Prepares the prompt that a model receives for these ids.
+    ///
+    /// An empty prompt becomes the start token. A prompt longer than the context is truncated.
     ///
     /// # Errors
-    /// When there is nothing to start from, an id is outside the vocabulary, or `config` keeps no part of a long prompt.
+    /// If there is neither a prompt nor a start token, an id is outside the vocabulary, or `config` forbids
+    /// truncation.
     pub fn prompt(&self, ids: Vec<u32>, config: &GenerationConfig) -> Result<Vec<u32>, EngineError> {
         Ok(config.fit_prompt(&self.start_if_empty(ids), &self.config)?)
     }
 
-    /// Notes on a configuration's end tokens that are ordinary tokens; none is an error.
+    /// Notes on end tokens that are ordinary tokens; they are not errors.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
         let note = |id: &u32| {
             let text = ordinary_token(self.tokenizer.as_ref()?, *id)?;
-            Some(format!("eos_token_id {id} is the ordinary token {text:?}; texts will end with it"))
+            Some(format!(
+                "eos_token_id {id} is the ordinary token {text:?}; completions will end at this token"
+            ))
         };
         config.eos_token_id.iter().filter_map(note).collect()
     }
 
-    /// The token that a text names, if it is one with a meaning of its own, such as the end of a text.
+    /// Returns the id of a special token, such as the end of a text, from its text.
     pub(crate) fn special_token(&self, text: &str) -> Option<u32> {
         let tokenizer = self.tokenizer.as_ref()?;
         tokenizer.token_to_id(text).filter(|id| ordinary_token(tokenizer, *id).is_none())

@@ -1,45 +1,45 @@
-//! A job with a checkpoint's files, reported to a reporter.
+//! Adapter that forwards the progress of reading a checkpoint to a reporter.
 
 use candle_gpt2_weights::ReadProgress;
 
 use crate::{Progress, Reporter, Silent, Unit};
 
-/// A job that reads a number of bytes: a reporter receives its progress, and may end it.
+/// Job that reads a known number of bytes, reports its progress and can be interrupted.
 ///
 /// ```
-/// use candle_gpt2_engine::{ModelOptions, Silent, Watched};
+/// use candle_gpt2_engine::{ModelOptions, ReadJob, Silent};
 ///
 /// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
 /// let bytes = checkpoint.files().map(|(_, bytes)| bytes).sum();
-/// let watched = Watched::new(&Silent, "reading", bytes);
-/// let statistics = checkpoint.statistics(0, &watched)?.ok_or("no weights")?;
+/// let job = ReadJob::new(&Silent, "reading", bytes);
+/// let statistics = checkpoint.statistics(0, &job)?.ok_or("no weights")?;
 /// assert!(statistics.mean.abs() < 1.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Watched<'a> {
+pub struct ReadJob<'a> {
     reporter: &'a dyn Reporter,
     bar: Box<dyn Progress>,
 }
 
-impl<'a> Watched<'a> {
-    /// A job of `bytes` begins; it ends when this is dropped.
+impl<'a> ReadJob<'a> {
+    /// Starts a job of `bytes` bytes, which ends when the value is dropped.
     pub fn new(reporter: &'a dyn Reporter, what: &str, bytes: u64) -> Self {
         Self { reporter, bar: reporter.start(what, bytes, Unit::Bytes) }
     }
 
-    /// A job that the reporter may end, without its progress.
-    pub fn unseen(reporter: &'a dyn Reporter) -> Self {
+    /// Creates a job that the reporter can interrupt but that shows no progress.
+    pub fn without_progress(reporter: &'a dyn Reporter) -> Self {
         Self { reporter, bar: Box::new(Silent) }
     }
 }
 
-impl std::fmt::Debug for Watched<'_> {
+impl std::fmt::Debug for ReadJob<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watched").finish_non_exhaustive()
+        f.debug_struct("ReadJob").finish_non_exhaustive()
     }
 }
 
-impl ReadProgress for Watched<'_> {
+impl ReadProgress for ReadJob<'_> {
     fn advance(&self, bytes: u64) {
         self.bar.advance(bytes);
     }

@@ -1,7 +1,8 @@
 //! Limits on untrusted YAML, checked before a parser reads it.
 //!
-//! libyaml compares each token with all open brackets and clears whole buffers after each blank, so 100 kB of brackets or of spaces
-//! can occupy it for a minute. [`check_yaml`] finds tokens in the same way, without values, and stops at the first violation.
+//! libyaml compares each token with all open brackets, and clears whole buffers after each blank. Therefore,
+//! 100 kB of brackets or spaces can occupy it for a minute. [`check_yaml`] finds tokens in the same way, but
+//! without their values, and stops at the first violation.
 //!
 //! # Source
 //! libyaml 0.2.5, `scanner.c`: indentation, simple keys and the ends of scalars.
@@ -10,11 +11,11 @@ use std::iter::repeat_n;
 
 use thiserror::Error;
 
-/// Deepest nesting of brackets and indentation together.
+/// Maximum nesting depth of brackets and indentation together.
 const MAX_DEPTH: usize = 64;
-/// Longest run of spaces, tabs and line breaks.
+/// Maximum length of a run of spaces, tabs and line breaks.
 const MAX_BLANKS: usize = 4096;
-/// Largest distance from a key to its colon, in bytes.
+/// Maximum distance from a key to its colon, in bytes.
 const MAX_KEY_BYTES: usize = 1024;
 
 /// A violated limit of [`check_yaml`].
@@ -49,9 +50,9 @@ pub enum YamlError {
     },
 }
 
-/// Rejects YAML that libyaml could not parse in linear time, tags and directives.
+/// Rejects YAML that libyaml could not parse in linear time, and any tags and directives.
 ///
-/// Returns the depth of the deepest node. Text that is not valid YAML passes, up to the error.
+/// Returns the depth of the deepest node. Invalid YAML is not rejected: it is checked up to its syntax error.
 ///
 /// ```
 /// use candle_gpt2_engine::check_yaml;
@@ -63,7 +64,7 @@ pub enum YamlError {
 /// ```
 ///
 /// # Errors
-/// [`YamlError`] with the line.
+/// A [`YamlError`] with the line number.
 pub fn check_yaml(text: &str) -> Result<usize, YamlError> {
     let mut scanner = Scanner::new(text);
     while let Progress::Token = scanner.token()? {}
@@ -73,11 +74,11 @@ pub fn check_yaml(text: &str) -> Result<usize, YamlError> {
 /// State after a token.
 enum Progress {
     Token,
-    /// The end of the text, or an error of syntax, which the parser reports.
+    /// End of the text, or a syntax error, which the parser will report.
     End,
 }
 
-/// The start of a possible block key without `?`.
+/// Start of a possible block key without `?`.
 struct SimpleKey {
     line: usize,
     index: usize,
@@ -85,17 +86,17 @@ struct SimpleKey {
 }
 
 struct Scanner {
-    /// The text, and the end marker `\0` that libyaml appends.
+    /// Text, with the end marker `\0` that libyaml appends.
     characters: Vec<char>,
     at: usize,
     line: usize,
     column: isize,
-    /// Bytes before `at`.
+    /// Number of bytes before `at`.
     index: usize,
-    /// Spaces, tabs and line breaks directly before `at`.
+    /// Number of spaces, tabs and line breaks directly before `at`.
     blanks: usize,
     flow_level: usize,
-    /// Columns of the open blocks, from -1.
+    /// Columns of the open blocks, starting with -1.
     indents: Vec<isize>,
     simple_key: Option<SimpleKey>,
     simple_key_allowed: bool,
@@ -110,7 +111,7 @@ fn is_blank(character: char) -> bool {
     matches!(character, ' ' | '\t')
 }
 
-/// A blank, a break or the end.
+/// Whether a character is a blank, a line break or the end.
 fn is_blank_or_end(character: char) -> bool {
     is_blank(character) || is_break(character) || character == '\0'
 }
@@ -119,7 +120,7 @@ impl Scanner {
     fn new(text: &str) -> Self {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         Self {
-            // Enough for each look ahead.
+            // Enough end markers for the longest lookahead.
             characters: text.chars().chain(repeat_n('\0', 4)).collect(),
             at: 0,
             line: 0,
@@ -142,7 +143,7 @@ impl Scanner {
         self.peek(0) == '\0'
     }
 
-    /// Skips a character that is not the end; a break ends the line.
+    /// Skips a character other than the end; a line break ends the line.
     fn skip(&mut self) -> Result<(), YamlError> {
         let character = self.peek(0);
         if is_blank(character) || is_break(character) {
@@ -193,7 +194,7 @@ impl Scanner {
         }
     }
 
-    /// Opens a block at a column, if it is not open yet.
+    /// Opens a block at a column unless it is already open.
     fn roll_indent(&mut self, column: isize) -> Result<(), YamlError> {
         if self.flow_level == 0 && self.indent() < column {
             self.indents.push(column);
@@ -202,7 +203,7 @@ impl Scanner {
         Ok(())
     }
 
-    /// Closes the blocks that are indented deeper.
+    /// Closes the blocks with deeper indentation.
     fn unroll_indent(&mut self, column: isize) {
         while self.flow_level == 0 && self.indents.len() > 1 && self.indent() > column {
             self.indents.pop();
@@ -305,7 +306,7 @@ impl Scanner {
                 self.skip_while(|character| character.is_ascii_alphanumeric() || "_-".contains(character))?;
             }
             '!' => {
-                /// Longest part of a tag in a message.
+                /// Maximum length of a tag in a message.
                 const SHOWN: usize = 40;
                 let rest = &self.characters[self.at..];
                 let tag = rest.iter().take_while(|character| !is_blank_or_end(**character)).take(SHOWN);
@@ -394,7 +395,7 @@ impl Scanner {
     fn block_scalar(&mut self) -> Result<Progress, YamlError> {
         self.skip()?;
         let mut increment = None;
-        // An indicator of chomping and one of indentation, in either order.
+        // A chomping indicator and an indentation indicator, in either order.
         for _ in 0..2 {
             match self.peek(0) {
                 '+' | '-' => self.skip()?,

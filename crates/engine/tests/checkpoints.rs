@@ -1,4 +1,4 @@
-//! Checkpoints without a model of them: what one is, whether it is sound, the same in another format; and jobs that end early.
+//! Checkpoints without their models: inspection, verification, conversion, and interrupted jobs.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -19,18 +19,18 @@ fn options(model: impl Into<PathBuf>) -> ModelOptions {
     ModelOptions { model: model.into(), ..ModelOptions::default() }
 }
 
-fn inspecting() -> InspectOptions {
+fn inspect_options() -> InspectOptions {
     let hub = ModelOptions::default().hub;
     InspectOptions { model: None, preset: None, tensors: false, diff: None, n_head: None, hub }
 }
 
-/// Wants no more when it is asked for the `last` time.
-struct Patience {
-    asked: AtomicUsize,
+/// Reporter that interrupts the job at check number `last`.
+struct InterruptAfter {
+    checks: AtomicUsize,
     last: usize,
 }
 
-impl Reporter for Patience {
+impl Reporter for InterruptAfter {
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
         Silent.start(what, total, unit)
     }
@@ -38,70 +38,74 @@ impl Reporter for Patience {
     fn note(&self, _: &str) {}
 
     fn is_interrupted(&self) -> bool {
-        self.asked.fetch_add(1, Ordering::Relaxed) + 1 >= self.last
+        self.checks.fetch_add(1, Ordering::Relaxed) + 1 >= self.last
     }
 }
 
-fn assert_ends_everywhere<T>(what: &str, job: impl Fn(&Patience) -> Result<T, EngineError>) {
-    let endless = Patience { asked: AtomicUsize::new(0), last: usize::MAX };
+fn assert_interruptible_at_every_check<T>(
+    what: &str,
+    job: impl Fn(&InterruptAfter) -> Result<T, EngineError>,
+) {
+    let endless = InterruptAfter { checks: AtomicUsize::new(0), last: usize::MAX };
     job(&endless).unwrap();
-    let asked = endless.asked.into_inner();
-    assert!(asked > 20, "{what} asks {asked} times");
-    for last in 1..=asked {
-        let patience = Patience { asked: AtomicUsize::new(0), last };
-        let ended = job(&patience).err().unwrap_or_else(|| panic!("{what} went on after {last} of {asked}"));
+    let checks = endless.checks.into_inner();
+    assert!(checks > 20, "{what} checks {checks} times");
+    for last in 1..=checks {
+        let reporter = InterruptAfter { checks: AtomicUsize::new(0), last };
+        let ended =
+            job(&reporter).err().unwrap_or_else(|| panic!("{what} continued after check {last} of {checks}"));
         assert!(ended.is_interrupted() && !ended.is_usage(), "{what}, {last}: {ended}");
     }
 }
 
 #[test]
-fn jobs_end_wherever_they_are() {
+fn jobs_can_be_interrupted_at_every_check() {
     let (folder, other) = (CheckpointFolder::tiny(), fixture_path("tiny-checkpoint"));
     let model = options(folder.path());
-    assert_ends_everywhere("load", |patience| model.open(patience)?.load(patience));
+    assert_interruptible_at_every_check("load", |reporter| model.open(reporter)?.load(reporter));
     let against = VerifyOptions { against: Some(other.clone()), ..VerifyOptions::default() };
-    assert_ends_everywhere("verify", |patience| model.verify(&against, patience));
+    assert_interruptible_at_every_check("verify", |reporter| model.verify(&against, reporter));
     let inspect = |options: InspectOptions| {
         let options = InspectOptions { model: Some(folder.path().into()), ..options };
-        assert_ends_everywhere("inspect", |patience| options.inspect(patience));
+        assert_interruptible_at_every_check("inspect", |reporter| options.inspect(reporter));
     };
-    inspect(InspectOptions { tensors: true, ..inspecting() });
-    inspect(InspectOptions { diff: Some(other), ..inspecting() });
+    inspect(InspectOptions { tensors: true, ..inspect_options() });
+    inspect(InspectOptions { diff: Some(other), ..inspect_options() });
     let target = tempfile::tempdir().unwrap();
-    assert_ends_everywhere("convert", |patience| {
+    assert_interruptible_at_every_check("convert", |reporter| {
         let output = target.path().join("copy");
         let options = ConvertOptions { output, dtype: WrittenDType::F32 };
-        let written = model.convert(&options, patience);
+        let written = model.convert(&options, reporter);
         if written.is_ok() {
             std::fs::remove_dir_all(&options.output).unwrap();
         }
-        assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "something is left");
+        assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "the target folder is not empty");
         written
     });
 }
 
 #[test]
-fn options_that_exclude_each_other_are_named() {
+fn conflicting_options_are_rejected() {
     let preset = Some("gpt2".to_owned());
-    let told = |options: InspectOptions| {
+    let error_message = |options: InspectOptions| {
         let error = options.inspect(&Silent).unwrap_err();
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
-    let of_preset = || InspectOptions { preset: preset.clone(), ..inspecting() };
+    let of_preset = || InspectOptions { preset: preset.clone(), ..inspect_options() };
     let without_values = "`diff` and `tensors` need `model`: a preset has no values";
-    assert_eq!(told(InspectOptions { tensors: true, ..of_preset() }), without_values);
-    assert_eq!(told(InspectOptions { diff: Some("x".into()), ..of_preset() }), without_values);
+    assert_eq!(error_message(InspectOptions { tensors: true, ..of_preset() }), without_values);
+    assert_eq!(error_message(InspectOptions { diff: Some("x".into()), ..of_preset() }), without_values);
     assert_eq!(
-        told(InspectOptions { n_head: Some(2), ..of_preset() }),
-        "`n_head` is for checkpoints; here the configuration has it"
+        error_message(InspectOptions { n_head: Some(2), ..of_preset() }),
+        "`n_head` applies only to checkpoints; the preset defines the number of heads"
     );
     let (model, diff) = (Some("x".into()), Some("y".into()));
     assert_eq!(
-        told(InspectOptions { model, diff, tensors: true, ..inspecting() }),
-        "`diff` and `tensors` exclude each other"
+        error_message(InspectOptions { model, diff, tensors: true, ..inspect_options() }),
+        "`diff` and `tensors` are mutually exclusive"
     );
-    assert!(told(inspecting()).contains("give `model` or `preset`"));
+    assert!(error_message(inspect_options()).contains("specify `model` or `preset`"));
     let dtype = WrittenDType::Q8_0;
     let convert = ConvertOptions { output: "folder".into(), dtype };
     let error = options("x").convert(&convert, &Silent).unwrap_err();
@@ -112,32 +116,32 @@ fn options_that_exclude_each_other_are_named() {
 }
 
 #[test]
-fn what_is_told_of_a_checkpoint_is_the_checkpoint() {
+fn inspection_reports_checkpoints_presets_and_differences() {
     let tiny = fixture_path("tiny-checkpoint");
     let inspected = |options: InspectOptions| options.inspect(&Silent).unwrap();
-    let options = InspectOptions { model: Some(tiny.clone()), tensors: true, ..inspecting() };
-    let Inspected::One(found) = inspected(options) else { panic!("one checkpoint is no comparison") };
+    let options = InspectOptions { model: Some(tiny.clone()), tensors: true, ..inspect_options() };
+    let Inspected::One(found) = inspected(options) else { panic!("expected one checkpoint") };
     assert_eq!((found.format, found.naming), ("safetensors", "Hugging Face"));
     assert_eq!(found.stored_parameters, Some(found.parameters.unique));
     assert!(found.tensors.iter().all(|tensor| tensor.statistics.is_some()), "{:?}", found.tensors);
     let preset = Some("distilgpt2".to_owned());
-    let options = InspectOptions { preset, ..inspecting() };
-    let Inspected::One(found) = inspected(options) else { panic!("a preset is no comparison") };
+    let options = InspectOptions { preset, ..inspect_options() };
+    let Inspected::One(found) = inspected(options) else { panic!("expected one preset") };
     assert_eq!((found.parameters.unique, found.memory_bytes.f16), (81_912_576, 163_825_152));
     let diff = Some(fixture_path("formats/gguf/q8_0.gguf"));
     let model = Some(fixture_path("formats/gguf/f32.gguf"));
-    let options = InspectOptions { model, diff, ..inspecting() };
+    let options = InspectOptions { model, diff, ..inspect_options() };
     let Inspected::Two(Comparison { equal, first_differing, largest, differences }) = inspected(options)
     else {
-        panic!("a comparison was asked for")
+        panic!("expected a comparison")
     };
     assert!(!equal && largest.is_some_and(|largest| largest > 0.0 && largest < 0.1), "{largest:?}");
     assert_eq!(first_differing.as_ref(), Some(&differences[0].name));
     let compared = |model: &str, diff: &str| {
         let [model, diff] = [model, diff].map(|name| Some(fixture_path("formats").join(name)));
-        match inspected(InspectOptions { model, diff, ..inspecting() }) {
+        match inspected(InspectOptions { model, diff, ..inspect_options() }) {
             Inspected::Two(comparison) => comparison,
-            Inspected::One(_) => panic!("a comparison was asked for"),
+            Inspected::One(_) => panic!("expected a comparison"),
         }
     };
     assert!(compared("tensorflow", "safetensors-shards").equal, "two formats of one model");
@@ -147,50 +151,51 @@ fn what_is_told_of_a_checkpoint_is_the_checkpoint() {
 }
 
 #[test]
-fn damage_is_a_verdict_and_a_missing_file_is_not() {
+fn damaged_file_fails_verification_but_missing_file_errors() {
     let truncated = CheckpointFolder::tiny().with("model.safetensors", b"\x10\0\0\0\0\0\0\0{");
     let error = options(truncated.path()).verify(&VerifyOptions::default(), &Silent).unwrap_err();
-    let told = error.to_string();
+    let message = error.to_string();
     let verdict = Verification::of_damage(error).unwrap();
-    assert!(!verdict.sound && verdict.problems == [told], "{verdict:?}");
+    assert!(!verdict.sound && verdict.problems == [message], "{verdict:?}");
     let error = options("/nowhere").verify(&VerifyOptions::default(), &Silent).unwrap_err();
     let error = Verification::of_damage(error).unwrap_err();
     assert!(matches!(error, EngineError::Weights(WeightsError::NotFound { .. })), "{error}");
     assert!(VerifyOptions::allows(0.0) && !VerifyOptions::allows(-1.0) && !VerifyOptions::allows(f64::NAN));
 }
 
-/// Rows of the embedding, configuration and tokenizer that do not belong together (ggml-org/ggml#371).
+/// Embedding rows, configuration and tokenizer that do not match (ggml-org/ggml#371).
 #[test]
-fn tokens_that_do_not_fit_and_other_logits_are_problems() {
+fn mismatched_tokens_and_logits_are_problems() {
     let verify = |model: &Path, options: VerifyOptions| self::options(model).verify(&options, &Silent);
     let alone = |folder: &CheckpointFolder| verify(folder.path(), VerifyOptions::default()).unwrap();
     let far = CheckpointFolder::tiny()
         .without("generation_config.json")
         .with_config(json!({"eos_token_id": 50256}));
-    assert_eq!(alone(&far).problems, ["eos_token_id 50256 is beyond the vocabulary of 300 tokens"]);
-    // transformers writes its default ids into the configuration of any size; without a tokenizer they do no harm.
+    assert_eq!(alone(&far).problems, ["eos_token_id 50256 is outside the vocabulary of 300 tokens"]);
+    // transformers writes its default ids into configurations of any size. Without a tokenizer they do no
+    // harm.
     let bare = alone(&far.without("tokenizer.json").without("vocab.json"));
-    assert!(bare.sound && bare.notes.contains(&"there is no tokenizer".to_owned()), "{bare:?}");
+    assert!(bare.sound && bare.notes.contains(&"no tokenizer found".to_owned()), "{bare:?}");
     let more =
         CheckpointFolder::tiny().without("tokenizer.json").with("added_tokens.json", r#"{"<pad>": 300}"#);
     let problems = alone(&more).problems;
-    assert!(problems[0].contains("the tokenizer has the token id 300"), "{problems:?}");
+    assert!(problems[0].contains("it has token id 300"), "{problems:?}");
 
     let file = |name: &str| fixture_path("formats").join(name);
     let against = |other: &str| VerifyOptions { against: Some(file(other)), ..VerifyOptions::default() };
     let (exact, rounded, shards) = (file("llmc/gpt2.bin"), file("llmc/gpt2_bf16.bin"), "safetensors-shards");
     assert!(verify(&exact, against(shards)).unwrap().sound);
     let problems = verify(&rounded, against(shards)).unwrap().problems;
-    assert!(problems[0].contains("the logits of the two differ by"), "{problems:?}");
+    assert!(problems[0].contains("the logits of the two models differ by"), "{problems:?}");
     assert!(verify(&rounded, VerifyOptions { tolerance: 0.5, ..against(shards) }).unwrap().sound);
-    let told = verify(&exact, against("nanogpt")).unwrap_err().to_string();
-    assert!(told.contains("the vocabularies differ: 300 tokens here, 320 in"), "{told}");
+    let message = verify(&exact, against("nanogpt")).unwrap_err().to_string();
+    assert!(message.contains("the vocabularies differ: 300 tokens here, 320 in"), "{message}");
 }
 
-/// Finite weights whose logits are not: whatever comes after a NaN, the checkpoint is not sound.
+/// A NaN among the logits makes a checkpoint with finite weights unsound, whatever value follows.
 #[test]
-fn logits_that_are_not_finite_are_not_sound() {
-    // With 0 the last logit is a number again.
+fn non_finite_logits_fail_verification() {
+    // With 0 the last logit is finite again.
     for scale in [1e4, 0.0] {
         let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
             let huge = Tensor::full(3e38_f32, 28, &Device::Cpu).unwrap();
@@ -202,31 +207,34 @@ fn logits_that_are_not_finite_are_not_sound() {
         });
         let found = options(folder.path()).verify(&VerifyOptions::default(), &Silent).unwrap();
         assert!(!found.sound);
-        assert_eq!(found.problems, ["with a cache the logits differ by NaN; they reach inf"]);
+        assert_eq!(found.problems, ["with a cache, the logits differ by NaN (largest logit: inf)"]);
     }
 }
 
 #[test]
-fn the_numbers_of_a_tensor_are_counted() {
+fn tensor_statistics_skip_non_finite_values() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         let values = [vec![f32::NAN, -3.0, 0.0, 5.0], vec![2.0; 24]].concat();
         tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
     });
-    let options = InspectOptions { model: Some(folder.path().into()), tensors: true, ..inspecting() };
+    let options = InspectOptions { model: Some(folder.path().into()), tensors: true, ..inspect_options() };
     let Inspected::One(found) = options.inspect(&Silent).unwrap() else { panic!("one checkpoint") };
     let bias = found.tensors.iter().find(|tensor| tensor.name == "transformer.ln_f.bias").unwrap();
-    let of = bias.statistics.as_ref().unwrap();
-    // Of 27 finite values: -3, 0, 5 and 24 twos.
-    assert_eq!((of.min, of.max, of.nan, of.zeros, of.infinite), (-3.0, 5.0, 1, 1, 0));
-    assert!((of.mean - 50.0 / 27.0).abs() < 1e-12);
+    let statistics = bias.statistics.as_ref().unwrap();
+    // Finite values: -3, 0, 5 and 24 twos, 27 in total.
+    assert_eq!(
+        (statistics.min, statistics.max, statistics.nan, statistics.zeros, statistics.infinite),
+        (-3.0, 5.0, 1, 1, 0)
+    );
+    assert!((statistics.mean - 50.0 / 27.0).abs() < 1e-12);
     let variance = (9.0 + 25.0 + 24.0 * 4.0) / 27.0 - (50.0f64 / 27.0).powi(2);
-    assert!((of.standard_deviation - variance.sqrt()).abs() < 1e-12);
+    assert!((statistics.standard_deviation - variance.sqrt()).abs() < 1e-12);
 }
 
-/// A hub that takes calls and never says a word.
+/// Hub that accepts connections but never responds.
 #[cfg(feature = "hub")]
 #[test]
-fn who_waits_for_a_silent_hub_may_stop() {
+fn waiting_for_a_silent_hub_can_be_interrupted() {
     use std::time::{Duration, Instant};
 
     use candle_gpt2_engine::{HubError, HubOptions, Network};
@@ -260,7 +268,7 @@ fn who_waits_for_a_silent_hub_may_stop() {
     assert!(error.is_interrupted() && until.elapsed() < Duration::from_secs(1), "{:?}", until.elapsed());
 }
 
-/// Keeps the notes.
+/// Reporter that records notes.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -282,7 +290,7 @@ impl Reporter for Notes {
 
 #[cfg(not(target_os = "wasi"))]
 #[test]
-fn a_conversion_reports_the_settings_that_it_drops() {
+fn conversion_reports_dropped_settings() {
     let source = CheckpointFolder::tiny()
         .with("generation_config.json", r#"{"temperature": 0.5, "eos_token_id": [5, 3]}"#);
     let folder = tempfile::tempdir().unwrap();
@@ -305,7 +313,7 @@ fn a_conversion_reports_the_settings_that_it_drops() {
 }
 
 #[test]
-fn tokens_beyond_the_vocabulary_are_noted_at_load() {
+fn tokens_outside_the_vocabulary_are_noted_at_open() {
     let notes = Notes::default();
     options(CheckpointFolder::tiny().path()).open(&notes).unwrap();
     assert_eq!(notes.text(), "");
@@ -319,7 +327,7 @@ fn tokens_beyond_the_vocabulary_are_noted_at_load() {
     let larger = CheckpointFolder::tiny().with("tokenizer.json", json.to_string());
     let opened = options(larger.path()).open(&notes).unwrap();
     assert!(
-        notes.text().contains("the tokenizer has the token id 300 (`<x>`), the vocabulary 300 tokens"),
+        notes.text().contains("it has token id 300 (`<x>`), but the vocabulary has 300 tokens"),
         "{}",
         notes.text()
     );
@@ -330,7 +338,7 @@ fn tokens_beyond_the_vocabulary_are_noted_at_load() {
 }
 
 #[test]
-fn a_character_without_a_token_is_noted_with_its_place() {
+fn character_without_a_token_is_noted_with_its_position() {
     let letters = CheckpointFolder::tiny()
         .without("tokenizer.json")
         .with("vocab.json", r#"{"a": 0, "b": 1, "Ġ": 2}"#)

@@ -1,4 +1,6 @@
-//! Classifiers against transformers: `scripts/reference/heads.py` made the checkpoints and what is expected of them.
+//! Classifiers compared with transformers.
+//!
+//! `scripts/reference/heads.py` created the checkpoints and the expected values.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -10,7 +12,9 @@ use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporar
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
-/// f32 sums through three blocks, in another order than PyTorch's: as the issue asks.
+/// Tolerance for f32 sums through three blocks, in a different order than in PyTorch.
+///
+/// The issue requires this bound.
 const TOLERANCE: f64 = 1e-4;
 
 fn options(name: &str) -> ModelOptions {
@@ -34,7 +38,7 @@ fn questions(classifier: &Classifier) -> Vec<Question> {
     texts().iter().map(question).collect()
 }
 
-/// The logits in the order of the labels' numbers.
+/// Returns the logits in the order of label ids.
 fn logits(labels: &[Label]) -> Vec<f64> {
     let mut labels: Vec<&Label> = labels.iter().collect();
     labels.sort_by_key(|label| label.id);
@@ -48,7 +52,7 @@ fn labels(classification: &Classification) -> &[Label] {
     }
 }
 
-/// All numbers of a classification: of each text, token or choice in their order.
+/// Returns all logits of a classification, in the order of the labels, tokens or choices.
 fn all_logits(classification: &Classification) -> Vec<f64> {
     match classification {
         Classification::Labels { labels } => logits(labels),
@@ -77,7 +81,7 @@ fn assert_within(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
 }
 
 #[test]
-fn logits_are_those_of_transformers_alone_and_in_any_batch() {
+fn logits_equal_transformers_at_any_batch_size() {
     for name in ["sequence", "multi_label", "token"] {
         let (classifier, expected) = (load(&options(name)), expected(name));
         let questions = questions(&classifier);
@@ -108,9 +112,11 @@ fn logits_are_those_of_transformers_alone_and_in_any_batch() {
     }
 }
 
-/// Rows that end with the padding token, and one of it alone: the token that is read is transformers'.
+/// Rows that end with padding tokens, and a row of padding alone.
+///
+/// The classifier reads the same token as transformers.
 #[test]
-fn padding_at_the_end_of_a_row_is_not_read() {
+fn trailing_padding_is_ignored() {
     let (classifier, expected) = (load(&options("sequence")), expected("sequence"));
     let rows: Vec<Vec<u32>> = serde_json::from_value(expected["padded_ids"].clone()).unwrap();
     let question = |row: &Vec<u32>| Question::of_ids(classifier.vocabulary(), row.clone(), None).unwrap();
@@ -121,15 +127,17 @@ fn padding_at_the_end_of_a_row_is_not_read() {
     }
 }
 
-/// transformers' `pipeline("text-classification")` and `pipeline("token-classification")`.
+/// Expected values come from the text and token classification pipelines of transformers.
+///
+/// They are `pipeline("text-classification")` and `pipeline("token-classification")`.
 #[test]
-fn probabilities_and_places_are_those_of_transformers_pipelines() {
+fn scores_and_offsets_equal_transformers_pipelines() {
     for name in ["sequence", "multi_label"] {
         let (classifier, expected) = (load(&options(name)), expected(name));
         let found = classifier.classify(&questions(&classifier)).unwrap();
         for (found, expected) in found.iter().zip(expected["pipeline"].as_array().unwrap()) {
             let found = labels(found);
-            // The best first, as there.
+            // Sorted best first, as in the pipeline.
             for (label, expected) in found.iter().zip(expected.as_array().unwrap()) {
                 assert_eq!(json!(label.label), expected["label"]);
                 let score = expected["score"].as_f64().unwrap();
@@ -144,7 +152,7 @@ fn probabilities_and_places_are_those_of_transformers_pipelines() {
     let mut compared = 0;
     for (found, expected) in found.iter().zip(expected["pipeline"].as_array().unwrap()) {
         let Classification::Tokens { tokens } = found else { panic!("{found:?}") };
-        // transformers leaves out the tokens whose best label is `O`.
+        // transformers omits tokens whose best label is `O`.
         let named = tokens.iter().enumerate().filter(|(_, token)| token.labels[0].label != "O");
         let named: Vec<_> = named.collect();
         assert_eq!(named.len(), expected.as_array().unwrap().len());
@@ -160,9 +168,9 @@ fn probabilities_and_places_are_those_of_transformers_pipelines() {
     assert!(compared > 20, "{compared}");
 }
 
-/// As the pipeline has them, whose function is `NONE` for a regression, and `SIGMOID` for a single label without a `problem_type`.
+/// The pipeline uses `NONE` for regression, and `SIGMOID` for one label without a `problem_type`.
 #[test]
-fn a_regression_scores_its_logits_and_a_single_label_by_the_sigmoid() {
+fn regression_uses_logits_and_a_single_label_the_sigmoid() {
     let folder = CheckpointFolder::of("heads/multi_label").with_config(json!({"problem_type": "regression"}));
     let classifier = load(&ModelOptions { model: folder.path().into(), ..ModelOptions::default() });
     let found = classifier.classify(&questions(&classifier)).unwrap();
@@ -194,10 +202,11 @@ fn a_regression_scores_its_logits_and_a_single_label_by_the_sigmoid() {
     }
 }
 
-/// Half precision and integers round the weights of all blocks; the head stays as it is stored. A mistake in scale, order or
-/// packing would be off by the size of the logits.
+/// Reduced precision rounds the weights of all blocks, but not of the head.
+///
+/// An error in scale, order or packing would change the logits by their full magnitude.
 #[test]
-fn weights_of_every_precision_classify() {
+fn every_weight_dtype_classifies_within_tolerance() {
     for name in ["sequence", "token"] {
         let expected = expected(name);
         for (dtype, tolerance) in [
@@ -218,7 +227,7 @@ fn weights_of_every_precision_classify() {
             }
         }
     }
-    // Stored in f16, in PyTorch's shards, with its own tokenizer elsewhere.
+    // Stored in f16, in PyTorch shards, with the tokenizer in another folder.
     let shards =
         ModelOptions { tokenizer: Some(fixture_path("tiny-checkpoint")), ..options("pytorch-shards") };
     let classifier = load(&shards);
@@ -230,7 +239,7 @@ fn weights_of_every_precision_classify() {
 }
 
 #[test]
-fn long_texts_are_refused_or_cut_in_front() {
+fn long_inputs_are_rejected_or_truncated_at_the_start() {
     let classifier = load(&options("token"));
     let vocabulary = classifier.vocabulary();
     let long = texts().join(" ");
@@ -240,15 +249,15 @@ fn long_texts_are_refused_or_cut_in_front() {
     assert!(error.is_usage() && error.to_string().contains("40"), "{error}");
     let cut = Question::of_text(vocabulary, &long, Some(9)).unwrap();
     assert_eq!(json!(cut), json!(ids[ids.len() - 9..]));
-    let given = Question::of_ids(vocabulary, ids, Some(9)).unwrap();
-    let found = classifier.classify(&[cut, given]).unwrap();
+    let from_ids = Question::of_ids(vocabulary, ids, Some(9)).unwrap();
+    let found = classifier.classify(&[cut, from_ids]).unwrap();
     assert_eq!(all_logits(&found[0]), all_logits(&found[1]));
     let Classification::Tokens { tokens } = &found[0] else { panic!("{found:?}") };
     assert_eq!(tokens.len(), 9);
-    assert_eq!(tokens[8].end, Some(long.chars().count()), "places are those of the whole text");
+    assert_eq!(tokens[8].end, Some(long.chars().count()), "offsets refer to the whole text");
     let Classification::Tokens { tokens } = &found[1] else { panic!("{found:?}") };
     assert!(tokens[8].end.is_none() && !tokens[8].text.is_empty());
-    // An empty text is the token that texts begin with.
+    // An empty text becomes the start token.
     let empty = Question::of_text(vocabulary, "", None).unwrap();
     assert_eq!(json!(empty), json!([0]));
     let beyond = Question::of_ids(vocabulary, vec![5, 300], None).unwrap_err();
@@ -256,7 +265,7 @@ fn long_texts_are_refused_or_cut_in_front() {
 }
 
 #[test]
-fn choices_are_ranked_and_texts_are_not() {
+fn only_double_heads_models_rank_choices() {
     let double = load(&options("double"));
     let choices = [" blue", " green", ""].map(str::to_owned);
     let question = Question::of_choices(double.vocabulary(), "The sky is", &choices, None).unwrap();
@@ -265,18 +274,21 @@ fn choices_are_ranked_and_texts_are_not() {
     assert!(ranked.is_sorted_by(|a, b| a.logit >= b.logit));
     assert!(ranked.iter().all(|choice| choice.text.as_ref() == Some(&choices[choice.index])));
     assert!((ranked.iter().map(|choice| choice.score).sum::<f64>() - 1.0).abs() < 1e-12);
-    let refused = |error: EngineError, told: &str| {
-        assert!(error.is_usage() && error.to_string().contains(told), "{error}");
+    let assert_usage_error = |error: EngineError, expected: &str| {
+        assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
     };
-    refused(Question::of_text(double.vocabulary(), "x", None).unwrap_err(), "give it choices");
-    refused(Question::of_choices(double.vocabulary(), "x", &[], None).unwrap_err(), "no choices");
+    assert_usage_error(Question::of_text(double.vocabulary(), "x", None).unwrap_err(), "pass choices");
+    assert_usage_error(
+        Question::of_choices(double.vocabulary(), "x", &[], None).unwrap_err(),
+        "at least one choice",
+    );
     let sequence = load(&options("sequence"));
     let error = Question::of_choices(sequence.vocabulary(), "x", &choices, None).unwrap_err();
-    refused(error, "does not choose among several");
+    assert_usage_error(error, "cannot rank choices");
 }
 
 #[test]
-fn a_model_of_another_kind_is_refused_before_it_is_loaded() {
+fn wrong_kind_of_model_is_rejected_at_open() {
     let error = options("sequence").open(&Silent).unwrap_err();
     assert!(error.is_usage(), "{error}");
     assert!(error.to_string().contains("GPT2ForSequenceClassification, a classifier"), "{error}");
@@ -289,7 +301,7 @@ fn a_model_of_another_kind_is_refused_before_it_is_loaded() {
         ..ModelOptions::default()
     };
     assert!(drafts.open(&Silent).unwrap_err().to_string().contains("a classifier"));
-    // The language model of double heads generates, and any model can be opened to be asked what it is.
+    // A model with double heads can generate, and any model can be opened to inspect its head.
     options("double").open(&Silent).unwrap().load(&Silent).unwrap();
     let head = options("token").open_any(&Silent).unwrap().config().head;
     assert_eq!(head.class_name(), "GPT2ForTokenClassification");
@@ -297,7 +309,7 @@ fn a_model_of_another_kind_is_refused_before_it_is_loaded() {
 
 #[test]
 fn classifiers_are_inspected_verified_and_converted() {
-    let place = temporary_folder();
+    let folder = temporary_folder();
     for (name, parameters) in
         [("sequence", 5 * 24), ("multi_label", 3 * 24), ("token", 8 * 21 + 7), ("double", 25)]
     {
@@ -306,7 +318,7 @@ fn classifiers_are_inspected_verified_and_converted() {
         assert!(found.sound, "{name}: {:?}", found.problems);
         assert!(found.batch_difference.unwrap() < TOLERANCE);
         assert_eq!(found.cache_difference.is_some(), name == "double");
-        let looking = InspectOptions {
+        let inspect_options = InspectOptions {
             model: Some(model.model.clone()),
             preset: None,
             tensors: false,
@@ -314,7 +326,7 @@ fn classifiers_are_inspected_verified_and_converted() {
             n_head: None,
             hub: model.hub.clone(),
         };
-        let Inspected::One(inspection) = looking.inspect(&Silent).unwrap() else { panic!("one") };
+        let Inspected::One(inspection) = inspect_options.inspect(&Silent).unwrap() else { panic!("one") };
         assert_eq!(inspection.tied_head, name == "double");
         assert_eq!(inspection.class, inspection.config["architectures"][0].as_str().unwrap());
         let blocks = 3 * (24 * 72 + 72 + 24 * 24 + 24 + 2 * 24 * 44 + 44 + 24 + 4 * 24);
@@ -326,14 +338,14 @@ fn classifiers_are_inspected_verified_and_converted() {
         assert!(needed.weights >= 4 * parameters as u64);
         assert_eq!(needed.kv == 0, name != "double");
 
-        let output = place.path().join(name);
-        let converting = |output, dtype| ConvertOptions { output, dtype };
-        model.convert(&converting(output.clone(), WrittenDType::F32), &Silent).unwrap();
+        let output = folder.path().join(name);
+        let convert_options = |output, dtype| ConvertOptions { output, dtype };
+        model.convert(&convert_options(output.clone(), WrittenDType::F32), &Silent).unwrap();
         let against = VerifyOptions { against: Some(output), ..VerifyOptions::default() };
         let found = model.verify(&against, &Silent).unwrap();
         assert_eq!((found.sound, found.against_difference), (true, Some(0.0)), "{name}");
-        let gguf = place.path().join(format!("{name}.gguf"));
-        let refusal = model.convert(&converting(gguf, WrittenDType::F32), &Silent).unwrap_err();
+        let gguf = folder.path().join(format!("{name}.gguf"));
+        let refusal = model.convert(&convert_options(gguf, WrittenDType::F32), &Silent).unwrap_err();
         assert!(refusal.to_string().contains("write a folder"), "{refusal}");
     }
     let against = VerifyOptions { against: Some(fixture_path("heads/token")), ..VerifyOptions::default() };

@@ -1,5 +1,7 @@
-//! A model with cross-attention that attends to the states of a file: in scoring, in generation of every kind, in every type of
-//! weights; against transformers (`scripts/reference/gradients.py`).
+//! Cross-attention to encoder hidden states from a file, compared with transformers.
+//!
+//! The tests cover scoring, every kind of generation and every weight type. `scripts/reference/gradients.py`
+//! created the expected values.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -7,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2_engine::{
-    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Silent, Text, WeightDType,
+    Completion, DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Silent, WeightDType,
 };
 use candle_gpt2_generation::{EarlyStopping, GenerationConfig, GenerationError, score};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder, worst};
 use serde_json::Value;
 
-/// Required: logits within 1e-4; their logarithms of probabilities are twice as far off at most.
+/// Tolerance for log-probabilities: at most twice the required logit tolerance of 1e-4.
 const LOG_PROBABILITIES: f64 = 2e-4;
 
 fn folder() -> PathBuf {
@@ -47,17 +49,17 @@ fn log_probabilities(model: &LoadedModel, row: &Value) -> Vec<f64> {
     scored.logprobs.into_iter().flatten().collect()
 }
 
-/// How far found numbers are from those of the fixture.
+/// Returns the largest difference from the fixture's values.
 fn difference(found: &[f64], row: &Value, key: &str) -> f64 {
     let expected: Vec<f64> = serde_json::from_value(row[key].clone()).unwrap();
     assert_eq!(found.len(), expected.len());
     worst(found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs()))
 }
 
-/// Prompts, and the new tokens of each.
+/// Job that collects the new tokens of each prompt.
 struct Prompts {
     waiting: Vec<Vec<u32>>,
-    made: Vec<Vec<u32>>,
+    results: Vec<Vec<u32>>,
 }
 
 impl Job for Prompts {
@@ -70,14 +72,14 @@ impl Job for Prompts {
     fn on_texts(
         &mut self,
         prompt: usize,
-        texts: Result<Vec<Text>, GenerationError>,
+        texts: Result<Vec<Completion>, GenerationError>,
     ) -> Result<(), EngineError> {
-        self.made[prompt] = texts?.remove(0).ids;
+        self.results[prompt] = texts?.remove(0).ids;
         Ok(())
     }
 }
 
-/// The new tokens of every row's prompt, three at once.
+/// Generates new tokens for the prompts of all rows, three at a time.
 fn generated(
     model: &LoadedModel,
     change: impl FnOnce(GenerationConfig) -> GenerationConfig,
@@ -86,9 +88,9 @@ fn generated(
     let config = GenerationConfig { max_new_tokens: 16, do_sample: false, ..defaults.config().clone() };
     let config = defaults.complete(change(config)).unwrap();
     let waiting: Vec<Vec<u32>> = rows().iter().map(|row| ids(row, "ids")).collect();
-    let mut prompts = Prompts { made: vec![Vec::new(); waiting.len()], waiting };
+    let mut prompts = Prompts { results: vec![Vec::new(); waiting.len()], waiting };
     model.generate(&mut prompts, 3, &config, &Silent).unwrap();
-    prompts.made
+    prompts.results
 }
 
 fn expected(key: &str) -> Vec<Vec<u32>> {
@@ -107,13 +109,13 @@ fn scores_equal_transformers_with_and_without_states() {
 }
 
 #[test]
-fn texts_equal_transformers_however_they_are_made() {
+fn completions_equal_transformers_in_every_decoding_mode() {
     let (with, without) = (load(&options()), load(&ModelOptions { encoder_states: None, ..options() }));
     assert_eq!(generated(&with, |config| config), expected("greedy"));
     assert_eq!(generated(&without, |config| config), expected("greedy_without"));
     let beams = |config| GenerationConfig { num_beams: 3, early_stopping: EarlyStopping::Full, ..config };
     assert_eq!(generated(&with, beams), expected("beams"));
-    // What is drafted is checked by the model that attends to the states.
+    // The model that attends to the states verifies the drafts.
     let lookup = |config| GenerationConfig { prompt_lookup_num_tokens: Some(4), ..config };
     assert_eq!(generated(&with, lookup), expected("greedy"));
     let assistant_model = Some(fixture_path("tiny-checkpoint"));
@@ -121,9 +123,9 @@ fn texts_equal_transformers_however_they_are_made() {
     assert_eq!(generated(&assisted, |config| config), expected("greedy"));
 }
 
-/// Weights of every type attend to the states: what differs from f32 is their rounding, which is far less than what the states do.
+/// The difference from f32 is rounding error, far smaller than the effect of the states.
 #[test]
-fn every_type_of_weights_attends_to_the_states() {
+fn every_weight_dtype_attends_to_encoder_states() {
     for (dtype, rounding) in [
         (WeightDType::F32, LOG_PROBABILITIES),
         (WeightDType::F16, 0.02),
@@ -151,7 +153,7 @@ fn every_type_of_weights_attends_to_the_states() {
     }
 }
 
-/// A file with `name` as its one tensor.
+/// Writes a file whose only tensor is `name`.
 fn written(folder: &Path, name: &str, tensor: &Tensor) -> PathBuf {
     let path = folder.join("states.safetensors");
     tensor.save_safetensors(name, &path).unwrap();
@@ -159,22 +161,22 @@ fn written(folder: &Path, name: &str, tensor: &Tensor) -> PathBuf {
 }
 
 #[test]
-fn states_that_cannot_be_used_are_refused_by_file_and_tensor() {
-    let place = temporary_folder();
-    let refused = |path: &Path| {
+fn invalid_states_are_rejected_with_file_and_tensor() {
+    let directory = temporary_folder();
+    let error_message = |path: &Path| {
         let options = ModelOptions { encoder_states: Some(path.to_owned()), ..options() };
-        let error = options.open(&Silent).expect_err("a refusal");
+        let error = options.open(&Silent).unwrap_err();
         assert!(!error.is_usage(), "the file is at fault");
         let message = error.to_string();
         assert!(message.starts_with(&path.display().to_string()), "{message}");
         message
     };
-    assert!(refused(&place.path().join("none.safetensors")).contains("cannot be read"));
+    assert!(error_message(&directory.path().join("none.safetensors")).contains("cannot be read"));
     let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
-    let message = refused(&written(place.path(), "states", &zeros(&[1, 3, 28])));
+    let message = error_message(&written(directory.path(), "states", &zeros(&[1, 3, 28])));
     assert!(message.contains("expected a tensor `encoder_hidden_states`, found [\"states\"]"), "{message}");
     for shape in [&[1, 3, 27][..], &[2, 3, 28], &[3, 28], &[1, 0, 28]] {
-        let message = refused(&written(place.path(), "encoder_hidden_states", &zeros(shape)));
+        let message = error_message(&written(directory.path(), "encoder_hidden_states", &zeros(shape)));
         let expected = format!(
             "tensor `encoder_hidden_states`: encoder hidden states: expected floating-point numbers of shape (1, S, 28), \
              found ({shape:?}, F32)"
@@ -183,22 +185,22 @@ fn states_that_cannot_be_used_are_refused_by_file_and_tensor() {
     }
     for number in [f32::NAN, f32::INFINITY] {
         let states = (zeros(&[1, 3, 28]) + f64::from(number)).unwrap();
-        let message = refused(&written(place.path(), "encoder_hidden_states", &states));
+        let message = error_message(&written(directory.path(), "encoder_hidden_states", &states));
         assert!(message.contains("tensor `encoder_hidden_states`: all numbers must be finite"), "{message}");
     }
 }
 
 #[test]
-fn a_model_without_cross_attention_refuses_states() {
+fn model_without_cross_attention_rejects_states() {
     let options = ModelOptions { model: fixture_path("tiny-checkpoint"), ..options() };
-    let error = options.open(&Silent).expect_err("a refusal");
+    let error = options.open(&Silent).unwrap_err();
     assert!(error.is_usage(), "{error}");
     assert!(error.to_string().contains("the model has no cross-attention"), "{error}");
 }
 
-/// The causal masks that old versions of transformers saved of both attentions are no parameters.
+/// Causal masks that old versions of transformers saved for both attentions are not parameters.
 #[test]
-fn masks_of_old_checkpoints_are_passed_over() {
+fn stored_causal_masks_are_ignored() {
     let folder = CheckpointFolder::of("cross-attention").with_tensors(|tensors| {
         for layer in 0..3 {
             for attention in ["attn", "crossattention"] {

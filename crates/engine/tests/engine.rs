@@ -1,4 +1,4 @@
-//! From a name to texts, as a face of the project does it: owned, told of progress, with nothing printed.
+//! A front end's use of the crate, from a model name to completions, without printed output.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle_gpt2_engine::{
-    DeviceChoice, EngineError, Happened, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Text,
-    Texts, Unit, banned_tokens,
+    CallEvent, Completion, CompletionDriver, DeviceChoice, EngineError, Job, LoadedModel, ModelOptions,
+    Progress, Reporter, Silent, Unit, banned_tokens,
 };
 use candle_gpt2_generation::{Event, GenerationConfig, GenerationError, GenerationOptions, Request};
 use candle_gpt2_kernels::interruptible;
@@ -24,20 +24,20 @@ fn load(folder: &CheckpointFolder) -> LoadedModel {
     options(folder).open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Greedy, as the fixture's texts are.
+/// Greedy configuration, as for the fixture's texts.
 fn greedy(model: &LoadedModel, max_new_tokens: usize) -> GenerationConfig {
     let defaults = model.defaults().unwrap();
     let config = GenerationConfig { max_new_tokens, do_sample: false, ..defaults.config().clone() };
     defaults.complete(config).unwrap()
 }
 
-/// The prompts of a test, and what becomes of each.
+/// Prompts of a test, and the result of each.
 #[derive(Default)]
 struct Prompts {
     waiting: Vec<Vec<u32>>,
-    made: Vec<(usize, Result<Vec<Text>, GenerationError>)>,
-    /// Prompts that were given, and the most of them at a time that had no texts yet.
-    given: usize,
+    results: Vec<(usize, Result<Vec<Completion>, GenerationError>)>,
+    /// Prompts requested so far; `most_open` is the peak number of prompts without a result.
+    requested: usize,
     most_open: usize,
     is_interrupted: bool,
     seeds: Vec<u64>,
@@ -47,17 +47,17 @@ impl Job for Prompts {
     type Error = EngineError;
 
     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, EngineError> {
-        self.most_open = self.most_open.max(self.given - self.made.len());
-        self.given += usize::from(!self.waiting.is_empty());
+        self.most_open = self.most_open.max(self.requested - self.results.len());
+        self.requested += usize::from(!self.waiting.is_empty());
         Ok((!self.waiting.is_empty()).then(|| self.waiting.remove(0)))
     }
 
     fn on_texts(
         &mut self,
         prompt: usize,
-        texts: Result<Vec<Text>, GenerationError>,
+        texts: Result<Vec<Completion>, GenerationError>,
     ) -> Result<(), EngineError> {
-        self.made.push((prompt, texts));
+        self.results.push((prompt, texts));
         Ok(())
     }
 
@@ -70,29 +70,29 @@ impl Job for Prompts {
     }
 }
 
-/// Keeps what it is told.
+/// Reporter that records everything.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<String>>>);
+struct RecordingReporter(Arc<Mutex<Vec<String>>>);
 
-impl Kept {
-    fn keep(&self, told: String) {
-        self.0.lock().unwrap().push(told);
+impl RecordingReporter {
+    fn record(&self, entry: String) {
+        self.0.lock().unwrap().push(entry);
     }
 }
 
 struct Counted {
-    kept: Kept,
+    reporter: RecordingReporter,
     done: Mutex<u64>,
 }
 
-impl Reporter for Kept {
+impl Reporter for RecordingReporter {
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
-        self.keep(format!("{what}: {total} {unit:?}"));
-        Box::new(Counted { kept: self.clone(), done: Mutex::new(0) })
+        self.record(format!("{what}: {total} {unit:?}"));
+        Box::new(Counted { reporter: self.clone(), done: Mutex::new(0) })
     }
 
     fn note(&self, note: &str) {
-        self.keep(format!("note: {note}"));
+        self.record(format!("note: {note}"));
     }
 }
 
@@ -104,12 +104,12 @@ impl Progress for Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.kept.keep(format!("done: {}", self.done.lock().unwrap()));
+        self.reporter.record(format!("done: {}", self.done.lock().unwrap()));
     }
 }
 
 #[test]
-fn a_model_is_owned_and_serves_any_thread() {
+fn cloned_model_generates_on_another_thread() {
     let case = json_fixture("tiny_checkpoint_expected")["greedy"][0].clone();
     let model = load(&CheckpointFolder::tiny());
     let prompt = model.vocabulary().encode(case["prompt"].as_str().unwrap()).unwrap();
@@ -124,33 +124,36 @@ fn a_model_is_owned_and_serves_any_thread() {
 }
 
 #[test]
-fn a_prompt_that_fails_is_told_and_the_others_are_made() {
+fn failing_prompts_do_not_affect_the_others() {
     let model = load(&CheckpointFolder::tiny());
     let config = greedy(&model, 3);
     let prompts = [vec![1, 2], vec![999], vec![], vec![3]];
     for batch_size in [1, 2, 9] {
         let mut job = Prompts { waiting: prompts.to_vec(), ..Prompts::default() };
         model.generate(&mut job, batch_size, &config, &Silent).unwrap();
-        job.made.sort_by_key(|(prompt, _)| *prompt);
-        let made: Vec<_> = job.made.iter().map(|(_, texts)| texts).collect();
-        assert_eq!(made.len(), 4);
-        assert!(matches!(made[1], Err(GenerationError::IdBeyondVocabulary { id: 999, .. })), "{made:?}");
-        assert!(matches!(made[2], Err(GenerationError::EmptyPrompt)), "{made:?}");
+        job.results.sort_by_key(|(prompt, _)| *prompt);
+        let results: Vec<_> = job.results.iter().map(|(_, texts)| texts).collect();
+        assert_eq!(results.len(), 4);
+        assert!(
+            matches!(results[1], Err(GenerationError::IdBeyondVocabulary { id: 999, .. })),
+            "{results:?}"
+        );
+        assert!(matches!(results[2], Err(GenerationError::EmptyPrompt)), "{results:?}");
         for index in [0, 3] {
             let alone = model.text_generator(&prompts[index], &config).unwrap();
             let expected: String = alone.map(Result::unwrap).collect();
-            let texts = made[index].as_ref().unwrap();
+            let texts = results[index].as_ref().unwrap();
             assert_eq!((texts.len(), texts[0].text.as_deref()), (1, Some(expected.as_str())));
             assert_eq!((texts[0].ids.len(), texts[0].stop_reason.name()), (3, "max_new_tokens"));
         }
     }
 }
 
-/// The texts of each prompt with its own seed are those that it gives alone.
+/// A prompt with its own seed has the same completions in a batch as alone.
 #[test]
-fn prompts_may_have_seeds_of_their_own() {
+fn each_prompt_may_have_its_own_seed() {
     let model = load(&CheckpointFolder::tiny());
-    let drawn = |seed| {
+    let sampled = |seed| {
         let defaults = model.defaults().unwrap();
         let config =
             GenerationConfig { seed, do_sample: true, max_new_tokens: 9, ..defaults.config().clone() };
@@ -160,21 +163,21 @@ fn prompts_may_have_seeds_of_their_own() {
     let seeds = vec![3, 1, 4, 1];
     let texts = |waiting: Vec<Vec<u32>>, seeds: &[u64], seed| {
         let mut job = Prompts { waiting, seeds: seeds.to_vec(), ..Prompts::default() };
-        model.generate(&mut job, 3, &drawn(seed), &Silent).unwrap();
-        job.made.sort_by_key(|(prompt, _)| *prompt);
-        job.made.into_iter().map(|(_, texts)| texts.unwrap()).collect::<Vec<_>>()
+        model.generate(&mut job, 3, &sampled(seed), &Silent).unwrap();
+        job.results.sort_by_key(|(prompt, _)| *prompt);
+        job.results.into_iter().map(|(_, texts)| texts.unwrap()).collect::<Vec<_>>()
     };
     let found = texts(prompts.clone(), &seeds, 7);
     assert_ne!(found, texts(prompts.clone(), &[], 7));
-    // The last one has the seed of all.
+    // The last prompt uses the seed of the configuration.
     for ((prompt, seed), found) in prompts.into_iter().zip([3, 1, 4, 1, 7]).zip(found) {
         assert_eq!(vec![found], texts(vec![prompt], &[], seed), "seed {seed}");
     }
 }
 
-/// A time that the checkpoint itself sets is counted, with nothing said by the caller.
+/// The `max_time` of a checkpoint applies without any setting by the caller.
 #[test]
-fn the_max_time_of_a_checkpoint_works() {
+fn max_time_of_a_checkpoint_applies() {
     for (max_time, pieces) in [(3600.0, 6), (1e-9, 1)] {
         let json = json!({"max_new_tokens": 6, "do_sample": false, "max_time": max_time});
         let model = load(&CheckpointFolder::tiny().with("generation_config.json", json.to_string()));
@@ -186,74 +189,74 @@ fn the_max_time_of_a_checkpoint_works() {
         assert_eq!(text.ids().len(), pieces, "{max_time} seconds");
         let mut job = Prompts { waiting: vec![vec![1, 2]], ..Prompts::default() };
         model.generate(&mut job, 2, &config, &Silent).unwrap();
-        let (_, texts) = &job.made[0];
+        let (_, texts) = &job.results[0];
         assert_eq!(texts.as_ref().unwrap()[0].ids.len(), pieces, "{max_time} seconds, in a batch");
     }
 }
 
-/// Step by step there are the same texts.
+/// Stepwise generation returns the same completions.
 #[test]
-fn a_batch_is_driven_by_its_caller() {
+fn stepwise_batch_equals_single_completions() {
     let model = load(&CheckpointFolder::tiny());
     let config = Arc::new(greedy(&model, 5));
     let request = |id: u32| Request::new(vec![id, 2], Arc::clone(&config));
-    let begun = |requests: Vec<Request>| {
-        let mut texts = Texts::new(model.scheduler_for(&requests, 2, None)?);
+    let started = |requests: Vec<Request>| {
+        let mut texts = CompletionDriver::new(model.scheduler_for(&requests, 2, None)?);
         texts.begin(requests, ());
         while let Some((_, _, taken)) = texts.feed(usize::MAX) {
             taken?;
         }
         Ok::<_, EngineError>(texts)
     };
-    let mut texts = begun((1..6).map(request).collect()).unwrap();
-    let mut made = vec![String::new(); 5];
+    let mut texts = started((1..6).map(request).collect()).unwrap();
+    let mut results = vec![String::new(); 5];
     while !texts.is_idle() {
-        let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+        let (events, failure) = texts.step(&|| ControlFlow::Continue(()));
         assert!(failure.is_none());
-        for Happened { prompt, event, .. } in happened {
+        for CallEvent { prompt, event, .. } in events {
             if let Event::Token { text, .. } = event {
-                made[prompt].push_str(&text);
+                results[prompt].push_str(&text);
             }
         }
     }
-    for (id, text) in (1..6).zip(&made) {
+    for (id, text) in (1..6).zip(&results) {
         let alone = model.text_generator(&[id, 2], &config).unwrap();
         assert_eq!(alone.map(Result::unwrap).collect::<String>(), *text);
     }
-    let refused = begun(vec![request(1), request(999)]).err().unwrap();
-    assert!(matches!(refused, EngineError::Generation(GenerationError::IdBeyondVocabulary { id: 999, .. })));
-    let mut texts = begun(vec![request(1)]).unwrap();
-    let (happened, failure) = interruptible(Arc::new(|| true), || texts.step(&|| ControlFlow::Continue(())));
-    assert!(happened.is_empty() && failure.is_some() && texts.is_idle());
+    let error = started(vec![request(1), request(999)]).err().unwrap();
+    assert!(matches!(error, EngineError::Generation(GenerationError::IdBeyondVocabulary { id: 999, .. })));
+    let mut texts = started(vec![request(1)]).unwrap();
+    let (events, failure) = interruptible(Arc::new(|| true), || texts.step(&|| ControlFlow::Continue(())));
+    assert!(events.is_empty() && failure.is_some() && texts.is_idle());
 }
 
-/// A model that is interrupted within a pass hands on what there was before it, however the texts are made.
+/// An interruption during a pass returns the tokens of earlier passes, in every kind of generation.
 #[test]
-fn an_interrupted_model_hands_on_what_there_is() {
+fn interrupted_generation_returns_the_tokens_so_far() {
     let model = load(&CheckpointFolder::tiny());
-    // How often a pass asks.
-    let asked = Arc::new(Mutex::new(0_usize));
-    let count = Arc::clone(&asked);
+    // Counts the interruption checks of one pass.
+    let checks = Arc::new(Mutex::new(0_usize));
+    let count = Arc::clone(&checks);
     let never = move || {
         *count.lock().unwrap() += 1;
         false
     };
     let score = || candle_gpt2_generation::score(model.model(), &[1, 2, 3], 4, 0, &|_| {});
     interruptible(Arc::new(never), score).unwrap();
-    let per_pass = *asked.lock().unwrap();
+    let per_pass = *checks.lock().unwrap();
     let beams = GenerationConfig { num_beams: 2, ..greedy(&model, 12) };
     let contrastive = GenerationConfig { penalty_alpha: 0.6, top_k: 3, ..greedy(&model, 12) };
     for (config, has_all) in [(greedy(&model, 12), true), (beams, false), (contrastive, true)] {
         let texts = || {
             let mut job = Prompts { waiting: vec![vec![1, 2, 3]], ..Prompts::default() };
             model.generate(&mut job, 1, &config, &Silent).unwrap();
-            let (_, texts) = job.made.pop().unwrap();
+            let (_, texts) = job.results.pop().unwrap();
             texts.unwrap().pop().unwrap()
         };
         let whole = texts();
         assert_eq!((whole.ids.len(), whole.stop_reason.name()), (12, "max_new_tokens"));
-        let ended = |asked: usize| {
-            let left = Arc::new(Mutex::new(asked));
+        let interrupted_at = |checks: usize| {
+            let left = Arc::new(Mutex::new(checks));
             let check = move || {
                 let mut left = left.lock().unwrap();
                 *left = left.saturating_sub(1);
@@ -261,46 +264,47 @@ fn an_interrupted_model_hands_on_what_there_is() {
             };
             interruptible(Arc::new(check), texts)
         };
-        for asked in 1..=4 * per_pass {
-            assert_eq!(ended(asked).stop_reason.name(), "interrupted", "{asked}");
+        for checks in 1..=4 * per_pass {
+            assert_eq!(interrupted_at(checks).stop_reason.name(), "interrupted", "{checks}");
         }
-        // In the prompt, at the beginning of a token's pass, and in the middle of one.
-        for (asked, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
-            let found = ended(asked);
-            assert_eq!(found.stop_reason.name(), "interrupted", "{asked}: {found:?}");
+        // During the prefill, at the beginning of a token's pass, and in the middle of one.
+        for (checks, passes) in [(1, 0), (per_pass, 1), (4 * per_pass + 3, 4)] {
+            let found = interrupted_at(checks);
+            assert_eq!(found.stop_reason.name(), "interrupted", "{checks}: {found:?}");
             let most = if config.penalty_alpha > 0.0 { passes.max(1) - 1 } else { passes };
-            assert!(found.ids.len() <= most && found.ids.len() + 1 >= most, "{asked}: {found:?}");
-            assert!(!has_all || whole.ids.starts_with(&found.ids), "{asked}: {found:?}");
+            assert!(found.ids.len() <= most && found.ids.len() + 1 >= most, "{checks}: {found:?}");
+            assert!(!has_all || whole.ids.starts_with(&found.ids), "{checks}: {found:?}");
         }
     }
     assert!(interruptible(Arc::new(|| true), score).is_err());
 }
 
-/// Texts without tokens wait for nothing; their prompts are not all held at once all the same.
+/// Completions without tokens never wait, but the number of open prompts is still limited.
 #[test]
-fn few_prompts_are_open_at_a_time() {
+fn number_of_open_prompts_is_limited() {
     let model = load(&CheckpointFolder::tiny());
     for max_new_tokens in [0, 2] {
         let mut job = Prompts { waiting: vec![vec![1, 2]; 100], ..Prompts::default() };
         model.generate(&mut job, 4, &greedy(&model, max_new_tokens), &Silent).unwrap();
-        assert_eq!((job.made.len(), job.given), (100, 100));
-        let ids = |text: &Text| text.ids.len();
-        assert!(job.made.iter().all(|(_, texts)| ids(&texts.as_ref().unwrap()[0]) == max_new_tokens));
-        // One more may always be asked for while there are less than twice the batch.
+        assert_eq!((job.results.len(), job.requested), (100, 100));
+        let ids = |text: &Completion| text.ids.len();
+        assert!(job.results.iter().all(|(_, texts)| ids(&texts.as_ref().unwrap()[0]) == max_new_tokens));
+        // The job requests one more prompt as long as fewer than twice the batch size are open.
         assert!(job.most_open < 2 * 4, "{} prompts were open", job.most_open);
     }
 }
 
-/// What is counted are the tokens that texts can have, and the refusal comes before any work.
+/// The check counts the tokens that the sequences can have, and runs before any work.
 #[cfg(target_os = "linux")]
 #[test]
-fn texts_without_room_are_refused_by_their_tokens() {
-    /// 2 · 3 · 28 values of 4 bytes.
+fn batch_that_exceeds_memory_is_rejected_before_any_work() {
+    /// Bytes per token: 2 · 3 · 28 values of 4 bytes.
     const OF_TOKEN: usize = 2 * 3 * 28 * 4;
     const COPIES: usize = 4096;
     let model = load(&CheckpointFolder::tiny());
     let available = candle_gpt2_engine::free_memory(model.device()).unwrap();
-    // Of 48 tokens each, one context, they take twice what is free; of 2 tokens a twelfth.
+    // With 48 tokens each, one context, the sequences need twice the free memory; with 2 tokens, a twelfth of
+    // it.
     let prompts = (2 * available / (48 * OF_TOKEN)).div_ceil(COPIES);
     let config = GenerationConfig {
         do_sample: true,
@@ -308,27 +312,27 @@ fn texts_without_room_are_refused_by_their_tokens() {
         max_new_tokens: 100,
         ..model.defaults().unwrap().config().clone()
     };
-    // Interrupted from the start, it ends once the room is checked.
+    // Interrupted from the start, the job ends after the memory check.
     let generate = |config: &GenerationConfig| {
         let waiting = vec![vec![1, 2]; prompts];
         let mut job = Prompts { waiting, is_interrupted: true, ..Prompts::default() };
         let result = model.generate(&mut job, usize::MAX, config, &Silent);
-        assert!(job.made.is_empty());
+        assert!(job.results.is_empty());
         result
     };
     let error = generate(&config).unwrap_err();
     let expected = prompts * COPIES;
-    let told = matches!(error, EngineError::NoRoom { rows, tokens: 48, needed, .. } if rows == expected && needed == rows * 48 * OF_TOKEN);
-    assert!(told && error.is_usage(), "{error}");
+    let is_expected = matches!(error, EngineError::NoRoom { rows, tokens: 48, needed, .. } if rows == expected && needed == rows * 48 * OF_TOKEN);
+    assert!(is_expected && error.is_usage(), "{error}");
     generate(&GenerationConfig { max_length: Some(3), ..config }).unwrap();
 }
 
-/// Everything from memory, as a page has it: no file is opened.
+/// Loads a model entirely from memory, as in a web page, without opening a file.
 #[test]
-fn a_model_comes_from_bytes() {
+fn model_loads_from_bytes() {
     let folder = CheckpointFolder::tiny();
     let read = |name: &str| std::fs::read(folder.file(name)).unwrap();
-    let given = |config: Vec<u8>, generation_config: &'static str| {
+    let files_with = |config: Vec<u8>, generation_config: &'static str| {
         GivenFiles::new("page")
             .with_bytes("config.json", config)
             .with_bytes("tokenizer.json", read("tokenizer.json"))
@@ -336,7 +340,7 @@ fn a_model_comes_from_bytes() {
             .with_bytes("model.safetensors", read("model.safetensors"))
     };
     let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
-    let files = given(read("config.json"), r#"{"max_new_tokens": 7, "do_sample": false}"#);
+    let files = files_with(read("config.json"), r#"{"max_new_tokens": 7, "do_sample": false}"#);
     let model = options.open_given(files, &Silent).unwrap().load(&Silent).unwrap();
     let config = model.defaults().unwrap().config().clone();
     assert_eq!((config.max_new_tokens, config.do_sample), (7, false));
@@ -344,29 +348,32 @@ fn a_model_comes_from_bytes() {
     let prompt = model.vocabulary().encode(case["prompt"].as_str().unwrap()).unwrap();
     let mut job = Prompts { waiting: vec![prompt], ..Prompts::default() };
     model.generate(&mut job, 1, &greedy(&model, 20), &Silent).unwrap();
-    let text = job.made[0].1.as_ref().unwrap()[0].text.clone();
+    let text = job.results[0].1.as_ref().unwrap()[0].text.clone();
     assert_eq!(json!(text), case["text"]);
 
-    let files = given(read("config.json"), r#"{"guidance_scale": 2}"#);
+    let files = files_with(read("config.json"), r#"{"guidance_scale": 2}"#);
     let error = options.open_given(files, &Silent).unwrap().defaults().unwrap_err().to_string();
     let file = Path::new("page").join("generation_config.json");
-    assert!(error.starts_with(&format!("{}: `guidance_scale` is 2", file.display())), "{error}");
+    assert!(
+        error.starts_with(&format!("{}: `guidance_scale` 2 is not supported", file.display())),
+        "{error}"
+    );
     let foreign = String::from_utf8(read("config.json")).unwrap().replace("\"n_layer\": 3", "\"n_layer\": 4");
-    let error = options.open_given(given(foreign.into_bytes(), "{}"), &Silent).unwrap_err();
+    let error = options.open_given(files_with(foreign.into_bytes(), "{}"), &Silent).unwrap_err();
     assert!(matches!(error, EngineError::Weights(WeightsError::Mismatches { .. })), "{error}");
 }
 
 #[test]
-fn progress_goes_to_the_reporter() {
+fn reporter_receives_progress() {
     let folder = CheckpointFolder::tiny();
-    let kept = Kept::default();
-    let opened = options(&folder).open(&kept).unwrap();
-    assert_eq!(*kept.0.lock().unwrap(), Vec::<String>::new(), "nothing long was done");
-    let model = opened.load(&kept).unwrap();
-    // Four bytes for each of the checkpoint's parameters.
+    let reporter = RecordingReporter::default();
+    let opened = options(&folder).open(&reporter).unwrap();
+    assert_eq!(*reporter.0.lock().unwrap(), Vec::<String>::new(), "no long job was started");
+    let model = opened.load(&reporter).unwrap();
+    // Four bytes for each parameter of the checkpoint.
     let bytes = 4 * model.model().parameter_count();
-    assert_eq!(*kept.0.lock().unwrap(), [format!("loading: {bytes} Bytes"), format!("done: {bytes}")]);
-    kept.0.lock().unwrap().clear();
+    assert_eq!(*reporter.0.lock().unwrap(), [format!("loading: {bytes} Bytes"), format!("done: {bytes}")]);
+    reporter.0.lock().unwrap().clear();
     let defaults = model.defaults().unwrap();
     let config = GenerationConfig {
         num_beams: 2,
@@ -377,13 +384,13 @@ fn progress_goes_to_the_reporter() {
     };
     let config = defaults.complete(config).unwrap();
     let mut job = Prompts { waiting: vec![vec![1, 2]], ..Prompts::default() };
-    model.generate(&mut job, 1, &config, &kept).unwrap();
-    assert_eq!(job.made[0].1.as_ref().unwrap()[0].ids.len(), 4);
-    assert_eq!(*kept.0.lock().unwrap(), ["searching: 4 Items(\"tokens\")", "done: 4"]);
+    model.generate(&mut job, 1, &config, &reporter).unwrap();
+    assert_eq!(job.results[0].1.as_ref().unwrap()[0].ids.len(), 4);
+    assert_eq!(*reporter.0.lock().unwrap(), ["searching: 4 Items(\"tokens\")", "done: 4"]);
 }
 
 #[test]
-fn what_can_be_refused_is_refused_before_the_weights_are_read() {
+fn invalid_inputs_are_rejected_before_the_weights_load() {
     let folder = CheckpointFolder::tiny();
     let bf16 = ModelOptions { dtype: Some("bf16".parse().unwrap()), ..options(&folder) };
     let error = bf16.open(&Silent).unwrap_err();
@@ -404,24 +411,24 @@ fn what_can_be_refused_is_refused_before_the_weights_are_read() {
     let bare = CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
     let opened = options(&bare).open(&Silent).unwrap();
     let error = opened.vocabulary().encode("The dog").unwrap_err();
-    let told = matches!(&error, EngineError::Weights(WeightsError::NoTokenizer { folder, .. }) if folder == bare.path());
-    assert!(told, "{error}");
+    let is_expected = matches!(&error, EngineError::Weights(WeightsError::NoTokenizer { folder, .. }) if folder == bare.path());
+    assert!(is_expected, "{error}");
     let defaults = opened.defaults().unwrap();
     let stops = GenerationConfig { stop_strings: vec!["x".into()], ..defaults.config().clone() };
     let error = defaults.complete(stops).unwrap_err();
     assert!(matches!(error, EngineError::Generation(GenerationError::StopStringsWithoutTokenizer)));
 }
 
-/// A broken file of defaults is in the way of those who generate only.
+/// A broken `generation_config.json` affects only callers that generate.
 #[test]
-fn defaults_are_judged_when_they_are_asked_for() {
+fn generation_config_is_validated_on_use() {
     let broken = CheckpointFolder::tiny().with("generation_config.json", r#"{"guidance_scale": 2}"#);
     let model = load(&broken);
-    let told = "generation_config.json: `guidance_scale` is 2, which is not supported; remove the key";
+    let expected = "generation_config.json: `guidance_scale` 2 is not supported; remove the key";
     for _ in 0..2 {
         let error = model.defaults().unwrap_err();
         assert!(
-            matches!(error, EngineError::Defaults { .. }) && error.to_string().ends_with(told),
+            matches!(error, EngineError::Defaults { .. }) && error.to_string().ends_with(expected),
             "{error}"
         );
     }
@@ -439,23 +446,23 @@ fn defaults_are_judged_when_they_are_asked_for() {
     assert!(own.is_usage() && !own.to_string().contains("generation_config.json"), "{own}");
 }
 
-/// Without options for the Hub there is neither network nor cache.
+/// The default Hub options disable the network and the cache.
 #[cfg(feature = "hub")]
 #[test]
-fn the_hub_is_asked_only_where_options_say_so() {
+fn hub_is_not_contacted_by_default() {
     use candle_gpt2_engine::HubError;
     let options = ModelOptions { model: "someone/tiny".into(), ..ModelOptions::default() };
     let error = options.open(&Silent).unwrap_err();
     assert!(matches!(error, EngineError::Hub(HubError::NotCached { .. })), "{error}");
     let file = ModelOptions { model: "someone/tiny.gguf".into(), ..ModelOptions::default() };
     let error = file.open(&Silent).unwrap_err();
-    let told = matches!(&error, EngineError::Weights(WeightsError::NotFound { path }) if path.as_os_str() == "someone/tiny.gguf");
-    assert!(told, "{error}");
+    let is_expected = matches!(&error, EngineError::Weights(WeightsError::NotFound { path }) if path.as_os_str() == "someone/tiny.gguf");
+    assert!(is_expected, "{error}");
 }
 
-/// vLLM's `bad_words`: with a space in front and without one, however the word is given.
+/// vLLM's `bad_words`: a word is banned with and without a leading space, in either spelling.
 #[test]
-fn a_banned_word_is_banned_with_a_space_and_without() {
+fn word_is_banned_with_and_without_a_leading_space() {
     let opened = ModelOptions::default().open(&Silent).unwrap();
     let vocabulary = opened.vocabulary();
     let forms = [vocabulary.encode("king").unwrap(), vocabulary.encode(" king").unwrap()];
@@ -472,10 +479,10 @@ fn a_banned_word_is_banned_with_a_space_and_without() {
     }
 }
 
-/// Rows of the vocabulary without a token are never drawn (karpathy/nanoGPT#169).
+/// Rows of the vocabulary without a token are never sampled (karpathy/nanoGPT#169).
 #[test]
-fn padding_rows_are_never_drawn() {
-    // The tokenizer knows 300 tokens; the next 20 rows are padding with the largest logits there are.
+fn vocabulary_padding_is_never_sampled() {
+    // The tokenizer has 300 tokens; the next 20 rows are padding with the largest logits.
     let folder = CheckpointFolder::tiny().with_config(json!({"vocab_size": 320})).with_tensors(|tensors| {
         let wte = tensors["transformer.wte.weight"].clone();
         let padding = (wte.narrow(0, 0, 20).unwrap() * 50.0).unwrap();
@@ -483,11 +490,11 @@ fn padding_rows_are_never_drawn() {
         tensors.insert("transformer.wte.weight".into(), padded);
     });
     let model = load(&folder);
-    let drawn = GenerationConfig { do_sample: true, temperature: 3.0, top_k: 320, ..greedy(&model, 40) };
-    for config in [drawn, GenerationConfig { num_beams: 3, ..greedy(&model, 9) }] {
+    let sampled = GenerationConfig { do_sample: true, temperature: 3.0, top_k: 320, ..greedy(&model, 40) };
+    for config in [sampled, GenerationConfig { num_beams: 3, ..greedy(&model, 9) }] {
         let mut job = Prompts { waiting: vec![vec![1, 2], vec![3], vec![4, 5]], ..Prompts::default() };
         model.generate(&mut job, 3, &config, &Silent).unwrap();
-        for (_, texts) in job.made {
+        for (_, texts) in job.results {
             let ids = &texts.unwrap()[0].ids;
             assert!(!ids.is_empty() && ids.iter().all(|id| *id < 300), "{ids:?}");
         }
@@ -495,7 +502,7 @@ fn padding_rows_are_never_drawn() {
 }
 
 #[test]
-fn a_temperature_of_0_writes_the_greedy_text() {
+fn zero_temperature_generates_greedily() {
     let folder = CheckpointFolder::tiny();
     let model = load(&folder);
     let options = |temperature, do_sample| GenerationOptions {
@@ -513,7 +520,7 @@ fn a_temperature_of_0_writes_the_greedy_text() {
 }
 
 #[test]
-fn tokens_are_never_shown() {
+fn access_tokens_are_hidden_in_debug_output() {
     let folder = CheckpointFolder::tiny();
     let mut options = options(&folder);
     options.hub.token = Some("hf_secret".into());

@@ -1,32 +1,40 @@
-//! Every machine computes the same bits: the hashes of `fingerprints.json`, of logits, and of what the built-in model scores, samples and
-//! searches for. Other tests read the file too, in other processes with other instructions and thread counts, and under Node.
+//! Hashes in `fingerprints.json` that must be the same on every machine.
 //!
-//! After a change of the arithmetic `WRITE_FINGERPRINTS=1 cargo test -p candle-gpt2-engine --test fingerprints` writes them anew.
+//! They cover logits, and what the built-in model scores, samples and finds by search. Other tests check the
+//! same file in other processes, with other instruction sets and thread counts, and under Node.
+//!
+//! After a change of the arithmetic, `WRITE_FINGERPRINTS=1 cargo test -p candle-gpt2-engine --test
+//! fingerprints` updates the file.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use candle_gpt2_engine::{BUILT_IN, LoadedModel, ModelOptions, Opened, Silent, Texts, fingerprint, process};
+use candle_gpt2_engine::{
+    BUILT_IN, CompletionDriver, LoadedModel, ModelOptions, Opened, Silent, fingerprint, process,
+};
 use candle_gpt2_generation::{Event, GenerationConfig, Request, SchedulerOptions, score};
 use candle_gpt2_testing::{CheckpointFolder, SAMPLERS};
 use candle_gpt2_weights::GivenFiles;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// The file: a list of models, each with what is changed in the configuration of the tiny checkpoint, and its hash by type.
+/// Path of `fingerprints.json`.
+///
+/// The file lists models, each with its changes to the tiny checkpoint's configuration and its hashes by
+/// type.
 fn file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fingerprints.json")
 }
 
-/// Types of weights, and of keys and values.
+/// Types of the weights and of the KV cache.
 const TYPES: [(&str, &str); 5] =
     [("f32", "f32"), ("f16", "f16"), ("q8", "f16"), ("q6", "f16"), ("q4", "f16")];
 
-/// With the instructions that `GPT2_INSTRUCTION_SET` names, or the fastest.
+/// Uses the instruction set that `GPT2_INSTRUCTION_SET` names, or the fastest one.
 #[test]
-fn logits_texts_and_scores_have_the_bits_of_every_other_machine() {
+fn logits_completions_and_scores_match_the_stored_hashes() {
     if let Ok(name) = std::env::var(process::INSTRUCTION_SET) {
         process::use_instruction_set(&name).unwrap();
     }
@@ -35,7 +43,7 @@ fn logits_texts_and_scores_have_the_bits_of_every_other_machine() {
     let is_writing = std::env::var_os("WRITE_FINGERPRINTS").is_some();
     for model in &mut models {
         let folder = model.get("config").map(|changes| CheckpointFolder::tiny().with_config(changes.clone()));
-        // WebAssembly rounds twice where a weight in f32 is multiplied, see the book's page on the arithmetic.
+        // WebAssembly rounds twice in products with f32 weights; see the book's page on arithmetic.
         let types = if cfg!(target_family = "wasm") { &TYPES[1..] } else { &TYPES };
         for (dtype, kv_dtype) in types {
             let options = ModelOptions {
@@ -47,7 +55,7 @@ fn logits_texts_and_scores_have_the_bits_of_every_other_machine() {
             let loaded = open(&options, folder.as_ref()).load(&Silent).unwrap();
             let mut found = vec![("fingerprints", fingerprint(loaded.model(), &Silent).unwrap())];
             if folder.is_none() {
-                found.push(("texts", hash_of_texts(&loaded)));
+                found.push(("texts", hash_of_completions(&loaded)));
             }
             for (what, hash) in found {
                 if is_writing {
@@ -64,8 +72,8 @@ fn logits_texts_and_scores_have_the_bits_of_every_other_machine() {
     }
 }
 
-/// Of a text's log-probabilities, and of the tokens that every sampler and search gives.
-fn hash_of_texts(loaded: &LoadedModel) -> String {
+/// Hashes the log-probabilities of a text, and the tokens from every sampler and search.
+fn hash_of_completions(loaded: &LoadedModel) -> String {
     let encode = |text: &str| loaded.vocabulary().encode(text).unwrap();
     let mut hash = Sha256::new();
     let scored = encode("But soft, what light through yonder window breaks?");
@@ -73,7 +81,7 @@ fn hash_of_texts(loaded: &LoadedModel) -> String {
         hash.update(logprob.to_le_bytes());
     }
     let scheduler = SchedulerOptions { max_texts: 8, kv_tokens: 1024, chunk_tokens: 16 };
-    let mut texts = Texts::new(loaded.scheduler(scheduler).unwrap());
+    let mut texts = CompletionDriver::new(loaded.scheduler(scheduler).unwrap());
     for sampler in SAMPLERS {
         let config = GenerationConfig { do_sample: true, seed: 7, max_new_tokens: 16, ..Default::default() };
         let mut config = config.with_json(sampler).unwrap();
@@ -84,10 +92,10 @@ fn hash_of_texts(loaded: &LoadedModel) -> String {
             while let Some((_, _, taken)) = texts.feed(8) {
                 taken.unwrap();
             }
-            let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+            let (events, failure) = texts.step(&|| ControlFlow::Continue(()));
             assert!(failure.is_none(), "{failure:?}");
-            for happened in happened {
-                match happened.event {
+            for event in events {
+                match event.event {
                     Event::Token { sequence, id, .. } => ids[sequence].push(id),
                     Event::Found { texts, .. } => {
                         ids = texts.into_iter().map(|found| found.ids).collect();
@@ -104,7 +112,7 @@ fn hash_of_texts(loaded: &LoadedModel) -> String {
     format!("{:x}", hash.finalize())
 }
 
-/// The files of a folder, which WebAssembly can only be given, or the built-in model.
+/// Opens a folder's files as bytes, as WebAssembly requires, or the built-in model.
 fn open(options: &ModelOptions, folder: Option<&CheckpointFolder>) -> Opened {
     let Some(folder) = folder else { return options.open(&Silent).unwrap() };
     let mut files = GivenFiles::new("tiny");

@@ -1,7 +1,7 @@
 //! Downloads from a hostile or broken Hub on this machine.
 //!
-//! No answer creates, changes or removes a file outside the repository's folder in the cache, and errors name the header or field
-//! with its value.
+//! No response may create, change or remove a file outside the repository's folder in the cache. Error
+//! messages name the header or field and its value.
 
 #![cfg(feature = "hub")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,11 @@ use serde_json::json;
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 const TOKEN: &str = "hf_secret";
-/// Timeout where the Hub is silent on purpose, and where it is not, on a busy machine.
+/// Timeout for a Hub that is silent on purpose; `PATIENCE` allows for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An answer, which the table of each test changes.
+/// Response of the Hub, which each test can change.
 #[derive(Clone)]
 struct Reply {
     status: u16,
@@ -37,7 +37,7 @@ struct Reply {
     end: End,
 }
 
-/// What follows the body.
+/// Behavior of the connection after the body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     NextRequest,
@@ -79,7 +79,7 @@ impl Request {
     }
 }
 
-/// A Hub with one model and its cache, next to a file that must stay as it is.
+/// Hub with one model and its cache, next to a file that must not change.
 struct Hub {
     endpoint: String,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -88,7 +88,7 @@ struct Hub {
 }
 
 impl Hub {
-    /// Serves the tiny checkpoint as `someone/tiny`; `change` can replace each answer.
+    /// Serves the tiny checkpoint as `someone/tiny`; `change` can replace each response.
     fn new(change: impl Fn(&Request, Reply) -> Reply + Send + Sync + 'static) -> Self {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("victim")).unwrap();
@@ -123,7 +123,7 @@ impl Hub {
         options.open(&Silent)
     }
 
-    /// Opens the model, which must fail and leave everything outside the cache alone.
+    /// Opens the model, which must fail and change nothing outside the cache.
     #[track_caller]
     fn error(&self) -> HubError {
         let before = self.outside();
@@ -139,7 +139,7 @@ impl Hub {
     }
 
     #[track_caller]
-    fn assert_refused(&self, parts: &[&str]) {
+    fn assert_rejected(&self, parts: &[&str]) {
         let error = self.error();
         assert!(matches!(error, HubError::InvalidResponse { .. }), "{error}");
         let text = error.to_string();
@@ -160,11 +160,11 @@ impl Hub {
         self.root.path().join("victim/.bashrc")
     }
 
-    /// Everything next to the repository's folder, with contents.
+    /// Returns all files next to the repository's folder, with their contents.
     fn outside(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         list(self.root.path(), &self.repository(), &mut found);
-        // The folders of the cache itself.
+        // Excludes the folders of the cache itself.
         found.retain(|path, _| !self.cache().starts_with(path));
         found
     }
@@ -174,15 +174,15 @@ impl Hub {
     }
 }
 
-fn list(folder: &Path, left_out: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
+fn list(folder: &Path, excluded: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
     for entry in fs::read_dir(folder).unwrap() {
         let (path, kind) = entry.map(|entry| (entry.path(), entry.file_type().unwrap())).unwrap();
-        if path == left_out {
+        if path == excluded {
             continue;
         }
         let contents = if kind.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
         if kind.is_dir() {
-            list(&path, left_out, found);
+            list(&path, excluded, found);
         }
         found.insert(path, contents);
     }
@@ -249,7 +249,7 @@ fn listing(names: &[&str], sha: &str) -> Reply {
     Reply::new(json!({ "sha": sha, "siblings": siblings }).to_string())
 }
 
-/// A Hub that sends this header with every file.
+/// Hub that sends this header with every file.
 fn with_header(name: &'static str, value: impl Into<String>) -> Hub {
     let value = value.into();
     Hub::new(move |request, reply| match request.path.starts_with("/api/") {
@@ -258,12 +258,12 @@ fn with_header(name: &'static str, value: impl Into<String>) -> Hub {
     })
 }
 
-/// A Hub with this list of files.
+/// Hub with this list of files.
 fn with_listing(reply: Reply) -> Hub {
     Hub::new(move |request, other| if request.path.starts_with("/api/") { reply.clone() } else { other })
 }
 
-/// A Hub whose repository holds the adapter `plain` of the tiny checkpoint.
+/// Hub whose repository contains the adapter `plain` of the tiny checkpoint.
 fn with_adapter() -> Hub {
     Hub::new(|request, reply| {
         if request.path.starts_with("/api/") {
@@ -278,7 +278,7 @@ fn with_adapter() -> Hub {
 }
 
 #[test]
-fn an_adapter_is_downloaded_and_is_not_a_model() {
+fn adapter_is_downloaded_but_rejected_as_a_model() {
     let hub = with_adapter();
     let open = |network| {
         let hub = HubOptions { network, ..hub.options() };
@@ -299,10 +299,13 @@ fn an_adapter_is_downloaded_and_is_not_a_model() {
     let adapter = vec![AdapterChoice::new("someone/tiny")];
     let options = ModelOptions { adapter, hub: model.options(), ..ModelOptions::default() };
     let error = options.open(&Silent).unwrap_err().to_string();
-    assert!(error.contains("someone/tiny holds no LoRA adapter (looked for adapter_config.json"), "{error}");
+    assert!(
+        error.contains("someone/tiny contains no LoRA adapter (looked for adapter_config.json"),
+        "{error}"
+    );
 }
 
-/// Values that are unsafe as one component of a path, with the part of each that a message quotes.
+/// Values that are unsafe as a path component, and the part of each that a message quotes.
 fn unsafe_values(victim: &Path) -> Vec<(String, String)> {
     let long = "a".repeat(129);
     let victim = victim.display().to_string();
@@ -330,9 +333,9 @@ fn unsafe_values(victim: &Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn unsafe_etags_and_commits_are_refused() {
+fn unsafe_etags_and_commits_are_rejected() {
     for header in ["etag", "x-linked-etag", "x-repo-commit"] {
-        // The path of the victim is known once there is a Hub.
+        // The victim's path is unknown until the Hub exists.
         for index in 0..unsafe_values(Path::new("/victim")).len() {
             let victim = Arc::new(Mutex::new(PathBuf::new()));
             let known = Arc::clone(&victim);
@@ -348,19 +351,19 @@ fn unsafe_etags_and_commits_are_refused() {
             *victim.lock().unwrap() = hub.victim();
             let (_, shown) = unsafe_values(&hub.victim())[index].clone();
             let shown: String = shown.chars().take(60).collect();
-            hub.assert_refused(&[&format!("header {header} is "), &shown]);
+            hub.assert_rejected(&[&format!("header {header} is "), &shown]);
             assert!(!hub.repository().exists(), "{header}: {shown}");
         }
     }
 }
 
 #[test]
-fn unsafe_commits_and_names_in_the_list_are_refused() {
+fn unsafe_commits_and_file_names_in_listings_are_rejected() {
     let hub = with_header("x-none", "");
     for (value, shown) in unsafe_values(&hub.victim()) {
         let hub = with_listing(listing(&["config.json", "model.safetensors"], &value));
         let shown: String = shown.chars().take(60).collect();
-        hub.assert_refused(&["sha is ", &shown]);
+        hub.assert_rejected(&["sha is ", &shown]);
         assert!(!hub.cache().exists());
     }
     for name in [
@@ -377,52 +380,52 @@ fn unsafe_commits_and_names_in_the_list_are_refused() {
     ] {
         let hub = with_listing(listing(&["config.json", "model.safetensors.index.json", name], SHA));
         let shown = name.replace('\\', "\\\\").replace('\u{1b}', "\\u{1b}");
-        hub.assert_refused(&["siblings", &format!("\"{shown}\"")]);
+        hub.assert_rejected(&["siblings", &format!("\"{shown}\"")]);
         assert!(!hub.cache().exists());
     }
-    // Unusual names that are not needed are left alone.
+    // Unusual names are ignored if they are not needed.
     let names = ["config.json", "tokenizer.json", "model.safetensors", "notes: what?.txt", "a\\b", "con"];
     with_listing(listing(&names, SHA)).open().unwrap();
 }
 
 #[test]
-fn invalid_lists_are_refused() {
+fn invalid_listings_are_rejected() {
     let json = |text: &str| with_listing(Reply::new(text));
-    json("[]").assert_refused(&["the list of files is not valid"]);
-    json(r#"{"sha": 7, "siblings": []}"#).assert_refused(&["the list of files is not valid"]);
+    json("[]").assert_rejected(&["the list of files is invalid"]);
+    json(r#"{"sha": 7, "siblings": []}"#).assert_rejected(&["the list of files is invalid"]);
     let nested = format!(r#"{{"a": {}"#, "[".repeat(100_000));
-    json(&nested).assert_refused(&["the list of files is not valid"]);
+    json(&nested).assert_rejected(&["the list of files is invalid"]);
     let quoted = format!(r#"{{"sha": "a", "siblings": "{}"}}"#, "\\u001b".repeat(1_000_000));
-    json(&quoted).assert_refused(&["the list of files is not valid"]);
+    json(&quoted).assert_rejected(&["the list of files is invalid"]);
     let endless = Reply {
         end: End::Silence,
         ..Reply::new(vec![b' '; 10_100_000]).with("content-length", "99999999999")
     };
-    with_listing(endless).assert_refused(&["more than 10000000 bytes"]);
+    with_listing(endless).assert_rejected(&["more than 10000000 bytes"]);
     let many: Vec<String> = (0..10_001).map(|shard| format!("model-{shard}.safetensors")).collect();
     let names =
         ["config.json", "model.safetensors.index.json"].into_iter().chain(many.iter().map(String::as_str));
-    with_listing(listing(&names.collect::<Vec<_>>(), SHA)).assert_refused(&["has 10003 shards"]);
+    with_listing(listing(&names.collect::<Vec<_>>(), SHA)).assert_rejected(&["has 10003 shards"]);
 }
 
-/// Without decompression there is no bomb.
+/// Compressed responses are rejected, which rules out decompression bombs.
 #[test]
-fn compressed_answers_are_refused() {
+fn compressed_responses_are_rejected() {
     for encoding in ["gzip", "br", "zstd", "gzip, gzip", "\u{1b}[31m"] {
         let bomb = Reply::new([0x1f, 0x8b, 8, 0]).with("content-encoding", encoding);
         if encoding.starts_with('\u{1b}') {
-            // Not HTTP.
+            // Not valid HTTP.
             assert!(matches!(with_listing(bomb).error(), HubError::InvalidResponse { .. }));
             continue;
         }
         let expected = format!("header content-encoding is \"{encoding}\"");
-        with_listing(bomb).assert_refused(&[&expected]);
-        with_header("content-encoding", encoding).assert_refused(&[&expected]);
+        with_listing(bomb).assert_rejected(&[&expected]);
+        with_header("content-encoding", encoding).assert_rejected(&[&expected]);
     }
 }
 
 #[test]
-fn wrong_sizes_leave_nothing() {
+fn wrong_sizes_are_rejected_and_leave_no_files() {
     let size = fs::metadata(fixture_path("tiny-checkpoint/config.json")).unwrap().len();
     for announced in [size + 7, size - 7] {
         let hub = with_header("x-linked-size", announced.to_string());
@@ -432,27 +435,27 @@ fn wrong_sizes_leave_nothing() {
         assert_eq!(fs::read_dir(hub.repository().join("blobs")).unwrap().count(), 0);
         assert!(!hub.repository().join("snapshots").exists());
     }
-    with_header("x-linked-size", "-1").assert_refused(&["header x-linked-size is \"-1\""]);
-    with_header("x-linked-size", "+1").assert_refused(&["header x-linked-size is \"+1\""]);
-    with_header("x-linked-size", "99999999999999999999").assert_refused(&["header x-linked-size is \"9999"]);
-    with_header("content-range", "bytes 5").assert_refused(&["header content-range is \"bytes 5\""]);
-    // A partial answer that was not asked for.
+    with_header("x-linked-size", "-1").assert_rejected(&["header x-linked-size is \"-1\""]);
+    with_header("x-linked-size", "+1").assert_rejected(&["header x-linked-size is \"+1\""]);
+    with_header("x-linked-size", "99999999999999999999").assert_rejected(&["header x-linked-size is \"9999"]);
+    with_header("content-range", "bytes 5").assert_rejected(&["header content-range is \"bytes 5\""]);
+    // A partial response that was not requested.
     let partial = Hub::new(|request, reply| match request.path.starts_with("/api/") {
         true => reply,
         false => Reply { status: 206, ..reply.with("content-range", "bytes 5-9/10") },
     });
-    partial.assert_refused(&["header content-range is \"bytes 5-9/10\""]);
+    partial.assert_rejected(&["header content-range is \"bytes 5-9/10\""]);
     let unknown = Hub::new(|request, reply| match request.path.starts_with("/api/") {
         true => reply,
         false => Reply { end: End::Close, ..reply.with("content-length", "") },
     });
-    unknown.assert_refused(&["header content-length is missing"]);
+    unknown.assert_rejected(&["header content-length is missing"]);
 }
 
 #[test]
 fn missing_and_changed_commits_are_errors() {
-    with_header("x-repo-commit", "").assert_refused(&["header x-repo-commit is missing"]);
-    with_header("etag", "").assert_refused(&["header etag is missing"]);
+    with_header("x-repo-commit", "").assert_rejected(&["header x-repo-commit is missing"]);
+    with_header("etag", "").assert_rejected(&["header etag is missing"]);
     let hub = with_header("x-repo-commit", "1".repeat(40));
     let error = hub.error();
     assert!(matches!(error, HubError::Changed { .. }), "{error}");
@@ -460,18 +463,18 @@ fn missing_and_changed_commits_are_errors() {
 }
 
 #[test]
-fn redirects_are_limited_and_keep_the_token() {
+fn redirects_are_limited_and_do_not_leak_the_token() {
     let to = |location: &str| {
         let location = location.to_owned();
         Hub::new(move |_, reply| Reply { status: 302, ..reply.with("location", &location) })
     };
-    to("/loop").assert_refused(&["more than 10 redirects"]);
+    to("/loop").assert_rejected(&["more than 10 redirects"]);
     for location in ["file:///etc/passwd", "ftp://127.0.0.1/", "other", "http://"] {
-        to(location).assert_refused(&[&format!("header location is \"{location}\"")]);
+        to(location).assert_rejected(&[&format!("header location is \"{location}\"")]);
     }
     let elsewhere = Hub::new(|_, reply| reply);
     let address = elsewhere.endpoint.clone();
-    // The endpoint describes the weights, another server has them, and its headers about them are not used.
+    // The endpoint describes the weights; another server sends them, and its headers about them are ignored.
     let hub = Hub::new(move |request, reply| match request.is_for_weights() {
         true => Reply { status: 302, body: Vec::new(), ..reply }
             .with("content-length", "0")
@@ -487,10 +490,10 @@ fn redirects_are_limited_and_keep_the_token() {
 }
 
 #[test]
-fn silence_ends_the_wait() {
+fn silent_hub_times_out() {
     let began = Instant::now();
-    let silent = |is_meant: fn(&Request) -> bool, cut: fn(Reply) -> Reply| {
-        let change = move |request: &Request, reply| match is_meant(request) {
+    let silent = |is_silent: fn(&Request) -> bool, cut: fn(Reply) -> Reply| {
+        let change = move |request: &Request, reply| match is_silent(request) {
             true => Reply { end: End::Silence, ..cut(reply) },
             false => reply,
         };
@@ -498,16 +501,19 @@ fn silence_ends_the_wait() {
     };
     let half = |reply: Reply| Reply { body: reply.body[..reply.body.len() / 2].to_vec(), ..reply };
     let error = silent(|request| request.path.starts_with("/api/"), half).error();
-    assert!(matches!(&error, HubError::Unreachable { cause, .. } if cause == "no answer for 1 s"), "{error}");
+    assert!(
+        matches!(&error, HubError::Unreachable { cause, .. } if cause == "no response for 1 s"),
+        "{error}"
+    );
     let hub = silent(Request::is_for_weights, half);
     let error = hub.error();
     assert!(matches!(error, HubError::Silent { .. }), "{error}");
-    assert!(error.to_string().contains("the Hub sent nothing for 1 s"), "{error}");
-    // The half stays for the next attempt, and nothing looks complete.
+    assert!(error.to_string().contains("received no data from the Hub for 1 s"), "{error}");
+    // The first half is kept for the next attempt, and nothing looks complete.
     assert!(hub.repository().join("blobs/etag-model.safetensors.part").is_file());
     assert!(!hub.repository().join("snapshots").join(SHA).join("model.safetensors").exists());
 
-    // A server that accepts and sends nothing, or only the beginning of a head.
+    // A server that accepts connections and sends nothing, or only the beginning of a header.
     for beginning in ["", "HTTP/1.1 200 OK\r\ncontent-le"] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -525,7 +531,7 @@ fn silence_ends_the_wait() {
 
 #[test]
 fn interrupted_downloads_are_resumed() {
-    // The weights break off twice.
+    // The connection breaks off twice during the weights.
     for has_ranges in [true, false] {
         let broken_off = AtomicUsize::new(0);
         let hub = Hub::new(move |request, reply| {
@@ -552,13 +558,18 @@ fn interrupted_downloads_are_resumed() {
 }
 
 #[test]
-fn clients_that_share_a_cache_download_once() {
-    let hub = Hub::new(|_, reply| {
-        thread::sleep(Duration::from_millis(20));
+fn concurrent_clients_share_one_cache() {
+    const CLIENTS: usize = 4;
+    // No client receives the weights before all have requested them.
+    let (requested, all) = (AtomicUsize::new(0), Barrier::new(CLIENTS));
+    let hub = Hub::new(move |request, reply| {
+        if request.is_for_weights() && requested.fetch_add(1, Ordering::Relaxed) < CLIENTS {
+            all.wait();
+        }
         reply
     });
     thread::scope(|scope| {
-        for client in (0..4).map(|_| scope.spawn(|| hub.open().map(drop))).collect::<Vec<_>>() {
+        for client in (0..CLIENTS).map(|_| scope.spawn(|| hub.open().map(drop))).collect::<Vec<_>>() {
             client.join().unwrap().unwrap();
         }
     });
@@ -566,12 +577,21 @@ fn clients_that_share_a_cache_download_once() {
         fs::read_dir(hub.repository().join("blobs")).unwrap().map(|blob| blob.unwrap().file_name()).collect();
     blobs.sort();
     assert_eq!(blobs, ["etag-config.json", "etag-model.safetensors", "etag-tokenizer.json"]);
+    // A client that waits for another's download does not request the file again.
+    let requests = hub.requests();
+    let count = |file: &str| requests.iter().filter(|request| request.file() == file).count();
+    assert_eq!(count("model.safetensors"), CLIENTS);
+    for file in ["config.json", "tokenizer.json"] {
+        assert!((1..=CLIENTS).contains(&count(file)), "{file}: {requests:?}");
+    }
+    let weights = fs::read(hub.repository().join("blobs/etag-model.safetensors")).unwrap();
+    assert_eq!(weights, fs::read(fixture_path("tiny-checkpoint/model.safetensors")).unwrap());
 }
 
-/// Links that an earlier program left in the cache, for instance.
+/// Links can exist in the cache, for example from an earlier program.
 #[cfg(unix)]
 #[test]
-fn links_in_the_cache_are_not_followed_when_writing() {
+fn writes_do_not_follow_links_in_the_cache() {
     use std::os::unix::fs::symlink;
     let planted = |at: &str, to: &str| {
         let hub = Hub::new(|_, reply| reply);
@@ -590,11 +610,11 @@ fn links_in_the_cache_are_not_followed_when_writing() {
     for at in folders {
         let hub = planted(&at, if at.ends_with(".part") { "victim/.bashrc" } else { "victim" });
         let error = hub.error().to_string();
-        assert!(error.contains("of the cache; remove it"), "{at}: {error}");
+        assert!(error.contains("; remove it from the cache"), "{at}: {error}");
     }
     let hub = planted("models--someone--tiny/refs", "victim");
-    assert!(hub.error().to_string().contains("of the cache; remove it"));
-    // A link in the place of a file is replaced, or read if it leads to a file.
+    assert!(hub.error().to_string().contains("; remove it from the cache"));
+    // A link at the path of a file is replaced, or read if it leads to a file.
     let hub = planted("models--someone--tiny/refs/main", "victim/.bashrc");
     hub.open().unwrap();
     assert_eq!(fs::read_to_string(hub.victim()).unwrap(), "precious");
@@ -604,9 +624,9 @@ fn links_in_the_cache_are_not_followed_when_writing() {
     assert!(!hub.root.path().join("victim/new").exists());
 }
 
-/// A cache from an earlier version, whose records a hostile Hub chose.
+/// Cache from an earlier version, with records chosen by a hostile Hub.
 #[test]
-fn unsafe_records_in_the_cache_are_not_used() {
+fn unsafe_refs_in_the_cache_are_rejected() {
     let hub = Hub::new(|_, reply| reply);
     hub.open().unwrap();
     let offline = || {
@@ -627,22 +647,29 @@ fn unsafe_records_in_the_cache_are_not_used() {
 }
 
 #[test]
-fn an_incomplete_cache_names_the_missing_part() {
+fn error_names_the_missing_part_of_the_cache() {
     let hub = Hub::new(|_, reply| reply);
     hub.open().unwrap();
-    let told = || {
+    let offline_error = || {
         let options = HubOptions { network: Network::Offline, ..hub.options() };
         let model = ModelOptions { model: "someone/tiny".into(), hub: options, ..ModelOptions::default() };
         model.open(&Silent).unwrap_err().to_string()
     };
     let snapshot = hub.repository().join("snapshots").join(SHA);
     fs::remove_file(snapshot.join("model.safetensors")).unwrap();
-    assert!(told().contains("at main incompletely (not all of its files); download it again"), "{}", told());
-    fs::remove_file(hub.repository().join("refs/main")).unwrap();
     assert!(
-        told()
-            .contains(&format!("without refs/main; name one of its snapshots after the name, as in @{SHA}"))
+        offline_error().contains("but revision main is incomplete (missing files); download it again"),
+        "{}",
+        offline_error()
     );
+    fs::remove_file(hub.repository().join("refs/main")).unwrap();
+    assert!(offline_error().contains(&format!(
+        "refs/main is missing; append the commit of a snapshot to the name, as in @{SHA}"
+    )));
     fs::write(hub.repository().join("refs/main"), "f".repeat(40)).unwrap();
-    assert!(told().contains(&format!("without the snapshot {} of main", "f".repeat(40))), "{}", told());
+    assert!(
+        offline_error().contains(&format!("the snapshot {} of main is missing", "f".repeat(40))),
+        "{}",
+        offline_error()
+    );
 }

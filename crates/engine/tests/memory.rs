@@ -1,5 +1,6 @@
-//! The memory that a model says it needs before it is loaded is what it takes. A program of its own, because it counts every
-//! allocation.
+//! Stated memory requirements of a model match its allocations.
+//!
+//! These tests have their own process, because they count every allocation.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -19,45 +20,47 @@ use candle_gpt2_weights::{
     Checkpoint, GivenFiles, LoadOptions, OpenOptions, ReadAt, WrittenDType, load_tokenizer, write_gguf,
 };
 
-static HELD: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the bytes that are allocated.
+/// Allocator that counts the allocated bytes.
 struct Counting;
 
-#[expect(unsafe_code, reason = "an allocator that counts has to be one")]
-// SAFETY: every call goes to the system's allocator as it came.
+#[expect(unsafe_code, reason = "a counting allocator must implement `GlobalAlloc`")]
+// SAFETY: every call is forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: as it came.
+        let allocated = ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(allocated, Ordering::Relaxed);
+        // SAFETY: the arguments are forwarded unchanged.
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as it came.
-        unsafe { System.dealloc(place, layout) }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the arguments are forwarded unchanged.
+        unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// One test at a time: what another allocates would be counted too.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Lock that runs one test at a time, because allocations of another test would also count.
+static SERIAL: Mutex<()> = Mutex::new(());
 
-/// What `work` makes, the bytes that are held after it and the most that were, beside those before.
+/// Runs `work` and returns its result, the bytes that it keeps allocated, and its peak.
+///
+/// Bytes allocated before are not included.
 fn counted<T>(work: impl FnOnce() -> T) -> (T, u64, u64) {
-    // Large pages are memory of the system, which the allocator does not hand out.
+    // Large pages come from the system and are invisible to the allocator.
     process::use_large_pages("off").unwrap();
-    let before = HELD.load(Ordering::Relaxed);
+    let before = ALLOCATED.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    let made = work();
-    let [held, peak] =
-        [&HELD, &PEAK].map(|bytes| bytes.load(Ordering::Relaxed).saturating_sub(before) as u64);
-    (made, held, peak)
+    let result = work();
+    let [allocated, peak] =
+        [&ALLOCATED, &PEAK].map(|bytes| bytes.load(Ordering::Relaxed).saturating_sub(before) as u64);
+    (result, allocated, peak)
 }
 
 /// A file that is read in parts.
@@ -84,13 +87,13 @@ impl ReadAt for Parts {
     }
 }
 
-/// Widths that are no multiples of what is packed together; the embedding is the largest tensor.
+/// Widths that are not multiples of the packing sizes; the embedding is the largest tensor.
 fn config() -> Gpt2Config {
     let json = r#"{"vocab_size": 5003, "n_positions": 500, "n_embd": 264, "n_layer": 3, "n_head": 11, "n_inner": 1000}"#;
     Gpt2Config::from_json(json).unwrap()
 }
 
-/// A checkpoint in `dtype`, of files that are read in parts.
+/// Writes a checkpoint in `dtype`, and opens it from a file that is read in parts.
 fn written(folder: &Path, config: &Gpt2Config, dtype: DType) -> Checkpoint {
     let tensor = |shape: Vec<usize>| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
     let tensors: HashMap<String, Tensor> = expected_parameters(config)
@@ -105,15 +108,15 @@ fn written(folder: &Path, config: &Gpt2Config, dtype: DType) -> Checkpoint {
     Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).unwrap()
 }
 
-/// What is not counted: names, lists of tensors, and what threads keep.
+/// Allowance for memory that is not stated: names, lists of tensors, and data kept by threads.
 const SMALL: u64 = 256 << 10;
 
 #[test]
-fn a_model_takes_the_memory_that_was_stated_before() {
-    let _alone = ALONE.lock();
+fn allocations_match_the_stated_memory() {
+    let _serial = SERIAL.lock();
     let folder = tempfile::tempdir().unwrap();
     let largest = 5003 * 264;
-    // Once before, for what is allocated once in a process.
+    // Loads once beforehand, because some data is allocated once per process.
     written(folder.path(), &config(), DType::F32).load(&LoadOptions::default(), &|_| ()).unwrap();
     for stored in [DType::F32, DType::F16, DType::BF16, DType::F64] {
         let checkpoint = written(folder.path(), &config(), stored);
@@ -130,10 +133,13 @@ fn a_model_takes_the_memory_that_was_stated_before() {
             for kv_dtype in [None, Some(KvDType::Q8)] {
                 let needed = MemoryNeeded::of(&checkpoint, dtype, kv_dtype).unwrap();
                 let options = LoadOptions { dtype, kv_dtype, ..LoadOptions::default() };
-                let (model, held, peak) = counted(|| checkpoint.load(&options, &|_| ()).unwrap());
+                let (model, allocated, peak) = counted(|| checkpoint.load(&options, &|_| ()).unwrap());
                 assert_eq!(needed.weights, model.weight_bytes() as u64, "{what}");
-                assert!(held.abs_diff(needed.weights) < SMALL, "{what}: {held} held, {needed:?}");
-                // The largest tensor as it is in the file; F64 becomes f32 before it is packed.
+                assert!(
+                    allocated.abs_diff(needed.weights) < SMALL,
+                    "{what}: {allocated} allocated, {needed:?}"
+                );
+                // The largest tensor as it is stored; F64 becomes f32 before it is packed.
                 let of_piece = 8 * ((1 << 20) / 264 * 264);
                 let reading = match stored {
                     DType::F64 => 4 * largest + of_piece,
@@ -160,12 +166,12 @@ fn a_model_takes_the_memory_that_was_stated_before() {
 
 /// Blocks of integers become f32 before they are packed.
 #[test]
-fn a_gguf_file_takes_no_more_than_was_stated() {
-    let _alone = ALONE.lock();
+fn gguf_allocations_stay_within_the_stated_memory() {
+    let _serial = SERIAL.lock();
     let folder = tempfile::tempdir().unwrap();
     let json = r#"{"vocab_size": 5003, "n_positions": 64, "n_embd": 256, "n_layer": 2, "n_head": 4}"#;
     let checkpoint = written(folder.path(), &Gpt2Config::from_json(json).unwrap(), DType::F32);
-    let companions = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap().into();
+    let companions = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap().into();
     let path = folder.path().join("model.gguf");
     write_gguf(&checkpoint, &companions, &path, WrittenDType::Q8_0, &|_| ()).unwrap();
     let files = GivenFiles::new("made-up").with_file("model.gguf", Parts::open(&path));
@@ -173,19 +179,19 @@ fn a_gguf_file_takes_no_more_than_was_stated() {
     for dtype in [None, Some(WeightDType::Q8), Some(WeightDType::Q4)] {
         let needed = MemoryNeeded::of(&checkpoint, dtype, None).unwrap();
         let options = LoadOptions { dtype, ..LoadOptions::default() };
-        let (model, held, peak) = counted(|| checkpoint.load(&options, &|_| ()).unwrap());
+        let (model, allocated, peak) = counted(|| checkpoint.load(&options, &|_| ()).unwrap());
         assert_eq!(needed.weights, model.weight_bytes() as u64, "{dtype:?}");
-        assert!(held.abs_diff(needed.weights) < SMALL, "{dtype:?}: {held} held, {needed:?}");
+        assert!(allocated.abs_diff(needed.weights) < SMALL, "{dtype:?}: {allocated} allocated, {needed:?}");
         assert!(needed.loading > 4 * 5003 * 256, "{dtype:?}: {needed:?}");
         assert!(peak <= needed.weights + needed.loading + SMALL, "{dtype:?}: peak {peak}, {needed:?}");
-        // The embedding comes first, when nothing else is there.
+        // The embedding is read first, when nothing else is loaded.
         assert!(peak + SMALL > needed.loading, "{dtype:?}: peak {peak}, {needed:?}");
     }
 }
 
 #[test]
-fn what_is_asked_of_an_opened_model_is_the_same() {
-    let _alone = ALONE.lock();
+fn opened_model_states_the_same_memory() {
+    let _serial = SERIAL.lock();
     let options = ModelOptions {
         model: fixture_path("tiny-checkpoint"),
         device: DeviceChoice::Cpu,

@@ -1,4 +1,4 @@
-//! Settings of the process: the tests here have a process to themselves.
+//! Process-wide settings, whose tests run in their own process.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -10,9 +10,9 @@ use candle_gpt2_engine::{DeviceChoice, ModelOptions, Silent};
 use candle_gpt2_generation::GenerationConfig;
 use candle_gpt2_testing::CheckpointFolder;
 
-/// Where there are threads already: a test is run by one of them.
+/// Other threads already exist, because the test itself runs on a separate thread.
 #[test]
-fn the_number_of_threads_is_set_before_the_first_computation() {
+fn thread_count_is_fixed_by_the_first_computation() {
     assert!(set_thread_count(3));
     let folder = CheckpointFolder::tiny();
     let options =
@@ -25,20 +25,20 @@ fn the_number_of_threads_is_set_before_the_first_computation() {
 }
 
 #[test]
-fn a_panic_is_told_with_its_place_by_whoever_catches_it() {
+fn panic_message_contains_its_location() {
     keep_panics();
-    let of_thread = thread::spawn(|| panic!("no room for {}", 5)).join().unwrap_err();
-    let again = catch_unwind(AssertUnwindSafe(|| resume_unwind(of_thread))).unwrap_err();
-    let told = panic_message(again.as_ref());
-    assert!(told.starts_with("no room for 5, at ") && told.contains("process.rs:"), "{told}");
-    assert_eq!(told.lines().count(), 1);
+    let payload = thread::spawn(|| panic!("no room for {}", 5)).join().unwrap_err();
+    let again = catch_unwind(AssertUnwindSafe(|| resume_unwind(payload))).unwrap_err();
+    let message = panic_message(again.as_ref());
+    assert!(message.starts_with("no room for 5, at ") && message.contains("process.rs:"), "{message}");
+    assert_eq!(message.lines().count(), 1);
     assert_eq!(panic_message(&"of elsewhere"), "of elsewhere");
     assert_eq!(panic_message(&5), "a panic without a message");
 }
 
 #[cfg(unix)]
 #[test]
-fn the_limit_of_open_files_is_raised_and_never_lowered() {
+fn open_file_limit_is_raised_but_never_lowered() {
     use candle_gpt2_engine::process::{allow_open_files, open_files};
 
     let before = open_files().unwrap();

@@ -1,4 +1,4 @@
-//! Comparisons with published values: the program's table, and made-up tables of the built-in model.
+//! Comparisons with published values: the built-in table, and tables written for these tests.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -15,7 +15,7 @@ use candle_gpt2_testing::skipped;
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
-/// Names the folder of the published checkpoints.
+/// Environment variable that names the folder of the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 
 fn verified(options: &ModelOptions, published: PublishedValues) -> Verification {
@@ -28,9 +28,9 @@ fn table(values: &Value) -> PublishedValues {
     PublishedValues::from_json(&table.to_string()).unwrap()
 }
 
-/// Each count is that of the architecture with the published configuration.
+/// Each parameter count matches the published configuration.
 #[test]
-fn counts_of_the_table_are_those_of_its_configurations() {
+fn parameter_counts_in_the_table_match_its_configs() {
     let table: Value = serde_json::from_str(include_str!("../src/published.json")).unwrap();
     let models = table["models"].as_array().unwrap();
     for model in models {
@@ -73,7 +73,7 @@ fn measured(loaded: &LoadedModel) -> Vec<Value> {
 }
 
 #[test]
-fn measured_values_hold_and_changed_ones_are_named() {
+fn measured_values_pass_and_altered_ones_fail() {
     let options = ModelOptions { dtype: Some(WeightDType::F32), ..ModelOptions::default() };
     let values = measured(&options.open(&Silent).unwrap().load(&Silent).unwrap());
     let found = verified(&options, table(&json!(values)));
@@ -102,9 +102,9 @@ fn measured_values_hold_and_changed_ones_are_named() {
     }
 }
 
-/// Rounded weights have wider tolerances, which their logits need.
+/// Quantized weights have wider tolerances, which their logits need.
 #[test]
-fn integer_weights_have_wider_tolerances() {
+fn quantized_weights_have_wider_tolerances() {
     let values = {
         let options = ModelOptions { dtype: Some(WeightDType::F32), ..ModelOptions::default() };
         json!(measured(&options.open(&Silent).unwrap().load(&Silent).unwrap()))
@@ -120,9 +120,9 @@ fn integer_weights_have_wider_tolerances() {
     }
 }
 
-/// A quantized file is computed in its own type, whose tolerance it needs.
+/// A quantized file is computed in its own type and needs the tolerance of that type.
 #[test]
-fn quantized_files_have_the_tolerance_of_their_own_type() {
+fn quantized_file_uses_the_tolerance_of_its_dtype() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stories.gguf");
     let options = ConvertOptions { output: file.clone(), dtype: WrittenDType::Q8_0 };
@@ -140,11 +140,11 @@ fn quantized_files_have_the_tolerance_of_their_own_type() {
 }
 
 #[test]
-fn models_without_values_and_broken_tables_are_errors() {
+fn unlisted_models_and_invalid_tables_are_errors() {
     let published = Some(PublishedValues::built_in().unwrap());
     let options = VerifyOptions { published, ..VerifyOptions::default() };
     let error = ModelOptions::default().verify(&options, &Silent).unwrap_err().to_string();
-    assert!(error.starts_with("no published values of `built-in`; there are values of gpt2, "), "{error}");
+    assert!(error.starts_with("no published values for `built-in`; available models: gpt2, "), "{error}");
     for (json, expected) in [
         ("[1", "line 1"),
         (r#"{"models": [{"names": ["a"], "values": [{"check": "mood", "source": "b"}]}]}"#, "mood"),
@@ -152,15 +152,15 @@ fn models_without_values_and_broken_tables_are_errors() {
     ] {
         let error = PublishedValues::from_json(json).unwrap_err().to_string();
         assert!(
-            error.starts_with("not a table of published values: ") && error.contains(expected),
+            error.starts_with("invalid table of published values: ") && error.contains(expected),
             "{error}"
         );
     }
 }
 
-/// A kind of value without a source has a note.
+/// A kind of value without a source produces a note.
 #[test]
-fn kinds_without_a_source_are_notes() {
+fn unpublished_kinds_of_value_are_noted() {
     let values = json!([{ "check": "config", "value": { "n_positions": 512 }, "source": "this test" }]);
     let notes = verified(&ModelOptions::default(), table(&values)).notes;
     for kind in ["greedy text", "logit", "loss"] {
@@ -168,9 +168,9 @@ fn kinds_without_a_source_are_notes() {
     }
 }
 
-/// The real models have the values of the program's table.
+/// Real checkpoints match the built-in table.
 #[test]
-fn real_checkpoints_have_the_published_values() {
+fn real_checkpoints_match_the_published_values() {
     let values = PublishedValues::built_in().unwrap();
     let names: Vec<String> = values.names().filter(|name| !name.contains('/')).map(str::to_owned).collect();
     for name in names {

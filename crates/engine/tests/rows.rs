@@ -1,4 +1,6 @@
-//! Bulk jobs with models: every row has the answer that it has alone, whatever is computed with it, and after an interruption.
+//! Bulk jobs with models.
+//!
+//! A row's result depends neither on the other rows nor on interruptions.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -16,7 +18,7 @@ use serde_json::{Value, json};
 
 const SETTINGS: &str = r#"{"seed":5}"#;
 
-/// A job over a `.jsonl` file whose output is `output`.
+/// Runs a job over a `.jsonl` file with the destination `output`.
 fn run<T: Serialize + Clone>(
     content: &str,
     output: RowsOutput<'_>,
@@ -29,13 +31,15 @@ fn run<T: Serialize + Clone>(
         output,
         settings: &serde_json::from_str(SETTINGS).unwrap(),
         what: "testing",
-        told: &|error| error.to_string(),
+        format_error: &|error| error.to_string(),
         reporter: &Silent,
     };
     job.run(tokens, work).unwrap()
 }
 
-/// The objects that `job` writes, which must be the same from whatever line on it resumes.
+/// Returns the objects that `job` writes, after checking that a resumed job writes the same ones.
+///
+/// The job is resumed after every number of lines.
 fn objects(job: &dyn Fn(RowsOutput<'_>) -> Vec<FailedRow>) -> Vec<Value> {
     let mut lines = Vec::new();
     let failed = job(RowsOutput::Lines(Box::new(|line| {
@@ -48,8 +52,8 @@ fn objects(job: &dyn Fn(RowsOutput<'_>) -> Vec<FailedRow>) -> Vec<Value> {
         let kept: String = lines[..written].iter().map(|line| format!("{line}\n")).collect();
         fs::write(&partial, format!("{SETTINGS}\n{kept}")).unwrap();
         assert_eq!(job(RowsOutput::File { path: &output, resume: true }), failed);
-        let made = fs::read_to_string(&output).unwrap();
-        assert_eq!(made.lines().collect::<Vec<_>>(), lines, "{written} lines were there");
+        let text = fs::read_to_string(&output).unwrap();
+        assert_eq!(text.lines().collect::<Vec<_>>(), lines, "{written} lines were present");
         fs::remove_file(&output).unwrap();
     }
     lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -66,10 +70,10 @@ fn classifier(name: &str) -> Classifier {
     options.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap()
 }
 
-/// The texts of rows, and those of a prompt that cannot go on, which is the third.
+/// Completions of several rows; the third prompt cannot be continued.
 #[test]
-fn a_row_has_the_text_that_it_has_alone() {
-    // Three tokens are left, each once: the third prompt has used them up.
+fn completions_do_not_depend_on_other_rows() {
+    // Three tokens are allowed, each once, and the third prompt has used all of them.
     let suppressed: Vec<u32> = (0..300).filter(|id| ![5, 6, 7].contains(id)).collect();
     let config = json!({"suppress_tokens": suppressed, "no_repeat_ngram_size": 1, "eos_token_id": null});
     let model = load(&CheckpointFolder::tiny().with("generation_config.json", config.to_string()));
@@ -108,7 +112,7 @@ fn a_row_has_the_text_that_it_has_alone() {
 }
 
 #[test]
-fn a_row_has_the_score_that_it_has_alone() {
+fn scores_do_not_depend_on_other_rows() {
     let model = load(&CheckpointFolder::tiny());
     let rows = "{\"prompt\": \"The dog\"}\n{\"ids\": [5, 6, 7]}\n{\"ids\": [5]}\n{\"ids\": [5, 999]}\n";
     let found = objects(&|output| {
@@ -124,7 +128,7 @@ fn a_row_has_the_score_that_it_has_alone() {
 }
 
 #[test]
-fn a_row_has_the_labels_that_it_has_in_its_batch() {
+fn labels_equal_direct_classification_of_the_batch() {
     let model = classifier("sequence");
     let rows: String = (0..10).map(|number| format!("{{\"text\": \"citizen number {number}\"}}\n")).collect();
     let rows = format!("{rows}{{\"ids\": [999]}}\n{{\"ids\": [5, 6]}}\n");
@@ -137,30 +141,30 @@ fn a_row_has_the_labels_that_it_has_in_its_batch() {
     let questions: Vec<_> =
         questions.map(|text| Question::of_text(model.vocabulary(), &text, None).unwrap()).collect();
     for (found, expected) in found.iter().zip(model.classify(&questions).unwrap()) {
-        // By way of text, as f32 is written.
+        // Converted through text, because the job writes f32 values as text.
         let expected: Value = serde_json::from_str(&serde_json::to_string(&expected).unwrap()).unwrap();
         assert_eq!(found["labels"], expected["labels"]);
     }
 }
 
 #[test]
-fn a_row_has_choices_of_its_own() {
+fn each_row_may_have_its_own_choices() {
     let model = classifier("double");
     let rows = "{\"prompt\": \"The sky is\", \"choices\": [\" blue\", \" green\"]}\n{\"ids\": [[5, 6], [7]]}\n\
                 {\"prompt\": \"The\", \"choices\": 5}\n{\"prompt\": \"The sky is\"}\n";
-    let made = |choices: &[String]| {
+    let classified = |choices: &[String]| {
         objects(&|output| {
             let question = |row: &Row| row.question(model.vocabulary(), choices, None);
             run(rows, output, question, |rows| rows.classify(&model, Some(2)))
         })
     };
-    let found = made(&[]);
+    let found = classified(&[]);
     let texts = [" blue", " green"].map(String::from);
     let alone = Question::of_choices(model.vocabulary(), "The sky is", &texts, None).unwrap();
     assert_eq!(found[0]["prompt_ids"], json!(alone));
     assert_eq!(found[0]["choices"].as_array().unwrap().len(), 2);
     assert_eq!(found[1]["prompt_ids"], json!([[5, 6], [7]]));
-    assert!(found[2]["error"].as_str().unwrap().starts_with("`choices`: expected a list of texts"));
-    assert!(found[3]["error"].as_str().unwrap().starts_with("there are no choices"));
-    assert_eq!(made(&texts)[3]["prompt_ids"], found[0]["prompt_ids"]);
+    assert!(found[2]["error"].as_str().unwrap().starts_with("`choices`: expected a list of strings"));
+    assert!(found[3]["error"].as_str().unwrap().starts_with("expected at least one choice"));
+    assert_eq!(classified(&texts)[3]["prompt_ids"], found[0]["prompt_ids"]);
 }

@@ -1,4 +1,6 @@
-//! How many bits does a model need for each byte of a text? `cargo run -p candle-gpt2-evaluation --example bits_of_a_text`.
+//! Bits per byte that a model needs for a text.
+//!
+//! Run it with `cargo run -p candle-gpt2-evaluation --example bits_of_a_text`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
@@ -14,7 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = folder.path().join("lines.txt");
     fs::write(&path, LINES.repeat(4))?;
 
-    // `text:bits` is a protocol of this crate: every token is scored once, in windows with half of the context before them.
+    // `text:bits` is a protocol of this crate. It scores every token once, in windows that overlap by
+    // half of the context.
     let options = EvaluationOptions { data: vec![path], ..EvaluationOptions::new(["text:bits"]) };
     let plan = options.check()?;
     let options = ModelOptions::default();

@@ -1,4 +1,6 @@
-//! How do I measure a task of my own? Here: which of two words ends a line. `cargo run -p candle-gpt2-evaluation --example own_protocol`.
+//! A custom protocol: predicting which of two words ends a line.
+//!
+//! Run it with `cargo run -p candle-gpt2-evaluation --example own_protocol`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
@@ -19,7 +21,7 @@ const ENDINGS: Protocol = Protocol {
     name: "endings:example",
     about: "which of two words ends a line: the more probable one",
     source: "this example",
-    dataset: Dataset { name: "three lines", hub: None, sha256: &[], licence: "MIT OR Apache-2.0" },
+    dataset: Dataset { name: "three lines", hub: None, sha256: &[], license: "MIT OR Apache-2.0" },
     published: &[],
     parameter: None,
     few_shot: None,
@@ -27,7 +29,7 @@ const ENDINGS: Protocol = Protocol {
     measure,
 };
 
-/// Each entry becomes an item with two choices.
+/// Builds an item with two choices from each entry.
 fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
     let mut items = Vec::new();
     for (index, record) in data.records().enumerate() {
@@ -43,10 +45,17 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
         items.push(Item { index, id: None, group: None, context_tokens, work });
     }
     let totals = Totals::default();
-    Ok(Prepared { items, totals, left_out: Vec::new(), cut: 0, notes: Vec::new(), damaged: None })
+    Ok(Prepared {
+        items,
+        totals,
+        suppressed_tokens: Vec::new(),
+        truncated_count: 0,
+        notes: Vec::new(),
+        damaged: None,
+    })
 }
 
-/// The share of right answers.
+/// Computes the fraction of correct answers.
 fn measure(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let right = results.iter().filter(|result| result.correct == Some(true)).count();
     let (value, count) = (right as f64 / results.len() as f64, results.len());

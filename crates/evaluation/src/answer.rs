@@ -1,4 +1,4 @@
-//! A model's result for an item: the line of the log, from which every metric can be computed again.
+//! A model's result for an item: a line of the log, sufficient to recompute every metric.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,42 +6,43 @@ use crate::EvaluationError;
 
 /// A model's result for one item.
 ///
-/// Given by [`Prepared::evaluate`](crate::Prepared::evaluate), and as a line of the log by [`logged_results`](crate::logged_results).
+/// [`Prepared::evaluate`](crate::Prepared::evaluate) returns it.
+/// [`logged_results`](crate::logged_results) reads it from a line of the log.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ItemResult {
-    /// The item's place in the data, from 0.
+    /// Index of the item in the data, from 0.
     pub index: usize,
-    /// Its name, if the data has one.
+    /// Id of the item, if the data has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub id: Option<String>,
-    /// The part of the data that it counts in.
+    /// Group of the data that the item counts toward.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub group: Option<String>,
-    /// Which tokens the model was asked about: [`Item::asked`](crate::Item::asked).
+    /// Digest of the item's tokens: [`Item::token_digest`](crate::Item::token_digest).
     pub asked: String,
-    /// Tokens before the first that was scored or written.
+    /// Number of tokens before the first scored or generated one.
     pub context_tokens: usize,
-    /// What was scored.
+    /// Results of the scored choices.
     pub choices: Vec<ChoiceResult>,
-    /// Index of the right choice.
+    /// Index of the correct choice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gold: Option<usize>,
-    /// Index of the best choice by each measure, if there are several.
+    /// Index of the best choice by each measure, if there are several choices.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub predicted: Option<Predicted>,
-    /// The word that was to be written, and the one that was.
+    /// Expected word and generated word.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub words: Option<[String; 2]>,
-    /// Whether it counts as right in `acc`; absent for texts.
+    /// Whether the item counts as correct in `acc`; absent for texts.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub correct: Option<bool>,
 }
 
 impl ItemResult {
-    /// Itself if a model says the same now, but for what other instructions of a processor may round otherwise.
+    /// Returns `self` if `now` is equal up to rounding differences between instruction sets.
     ///
     /// # Errors
-    /// When it says something else.
+    /// Returns [`EvaluationError::OtherResult`] if the results differ.
     pub(crate) fn if_like(self, now: &Self) -> Result<Self, EvaluationError> {
         let sums = self.choices.iter().zip(&now.choices).map(|(a, b)| (a.logprob, b.logprob));
         if self.words == now.words && is_like(sums) {
@@ -51,9 +52,11 @@ impl ItemResult {
     }
 }
 
-/// Whether log-probabilities differ by rounding at most.
+/// Whether log-probabilities differ at most by rounding.
 pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
-    /// Weights in integers of 4 bits differ more from others than two processors with the same weights.
+    /// Relative tolerance.
+    ///
+    /// Two CPUs with the same weights differ less, and 4-bit weights change results more.
     const RELATIVE: f64 = 1e-4;
     pairs.all(|(a, b)| a == b || (a - b).abs() <= RELATIVE * a.abs().max(1.0))
 }
@@ -70,42 +73,42 @@ pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChoiceResult {
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the choice's probability.
     #[serde(with = "crate::number")]
     pub logprob: f64,
-    /// Tokens that were scored.
+    /// Number of scored tokens.
     pub tokens: usize,
-    /// Unicode characters that the score is divided by.
+    /// Number of Unicode characters that the score is divided by.
     pub characters: usize,
-    /// Bytes of UTF-8 that the score is divided by.
+    /// Number of UTF-8 bytes that the score is divided by.
     pub bytes: usize,
-    /// Words that the score is divided by, if the protocol has them.
+    /// Number of words that the score is divided by, if the protocol counts words.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub words: Option<usize>,
-    /// Whether every token is the most probable one at its place, of several the first.
+    /// Whether every token is the most probable one at its position; ties go to the first token.
     pub is_greedy: bool,
-    /// Sum of the squares of the tokens' log-probabilities.
+    /// Sum of the squared log-probabilities of the tokens.
     #[serde(with = "crate::number")]
     pub squares: f64,
 }
 
-/// Index of the best choice by each measure; of equals the first.
+/// Index of the best choice by each measure; ties go to the first choice.
 ///
 /// See [`ChoiceResult`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
-    /// By log-probability.
+    /// Best by log-probability.
     pub sum: usize,
-    /// By log-probability over characters.
+    /// Best by log-probability per character.
     pub per_character: usize,
-    /// By log-probability over tokens.
+    /// Best by log-probability per token.
     pub per_token: usize,
-    /// By log-probability over bytes.
+    /// Best by log-probability per byte.
     pub per_byte: usize,
 }
 
 impl Predicted {
-    /// The best of these.
+    /// Finds the best of these choices by each measure.
     pub fn of(choices: &[ChoiceResult]) -> Self {
         let best = |measure: fn(&ChoiceResult) -> f64| {
             candle_gpt2_generation::first_best(choices.iter().map(measure))

@@ -1,4 +1,4 @@
-//! The meaning of a name: a protocol, a task of a file, or a comparison of two models.
+//! Meaning of a protocol name: a protocol, a task file, or the comparison of two models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,36 +9,36 @@ use crate::protocols::harness::HarnessTask;
 use crate::protocols::{KL, TASK};
 use crate::{EvaluationError, ExampleSource, ItemResult, Kl, Metric, Protocol, Totals, named};
 
-/// What is asked for by a name.
+/// A protocol that was requested by name.
 #[derive(Debug, Clone)]
-pub(crate) struct AskedProtocol {
-    /// What is known of it; of a task's file what all have in common.
+pub(crate) struct RequestedProtocol {
+    /// Description of the protocol; for a task file, the fields that all task files share.
     pub(crate) protocol: Protocol,
-    /// The number at the end of its name.
+    /// Number at the end of the name.
     number: Option<usize>,
     pub(crate) kind: Kind,
 }
 
-/// Who prepares and measures.
+/// Component that prepares and measures.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
     /// The protocol itself.
     Protocol,
-    /// A task of a YAML file.
+    /// A task from a YAML file.
     Task(Arc<HarnessTask>),
-    /// Two models side by side.
+    /// A comparison of two models.
     Kl,
 }
 
-impl AskedProtocol {
-    /// The meaning of a name. Child processes of `worker` run the templates of a task file.
+impl RequestedProtocol {
+    /// Resolves a name. Child processes of `worker` render the templates of a task file.
     pub(crate) fn named(name: &str, worker: Option<&WorkerProgram>) -> Result<Self, EvaluationError> {
         if name == Kl::NAME {
             return Ok(Self { protocol: KL, number: None, kind: Kind::Kl });
         }
         if HarnessTask::is_file(name) {
             let task = HarnessTask::read(Path::new(name), worker)?;
-            // The task's file says where examples come from.
+            // The task file specifies the source of the examples.
             let few_shot = task.takes_examples().then_some(ExampleSource::Training);
             let protocol = Protocol { few_shot, ..TASK };
             return Ok(Self { protocol, number: None, kind: Kind::Task(Arc::new(task)) });
@@ -47,17 +47,17 @@ impl AskedProtocol {
         Ok(Self { protocol: *protocol, number, kind: Kind::Protocol })
     }
 
-    /// Whether it needs a second model.
+    /// Whether the protocol needs a second model.
     pub(crate) fn compares(&self) -> bool {
         matches!(self.kind, Kind::Kl)
     }
 
-    /// Whether the length of its windows is the caller's to choose.
+    /// Whether the caller can choose the window length.
     pub(crate) fn takes_context(&self) -> bool {
         self.compares() || self.protocol.name == "wikitext:llama.cpp"
     }
 
-    /// How many examples precede each question of a run that asks for `wanted`, and a note if it is another number.
+    /// Returns the number of examples before each question, with a note if it differs from `wanted`.
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match &self.kind {
             Kind::Task(task) => task.shots(wanted),
@@ -65,13 +65,13 @@ impl AskedProtocol {
         }
     }
 
-    /// The number at the end of its name, or what it is if there is none.
+    /// Returns the number at the end of the name, or its default.
     pub(crate) fn parameter(&self) -> usize {
         let usual = self.protocol.parameter.and_then(|parameter| parameter.default);
         self.number.or(usual).unwrap_or(0)
     }
 
-    /// Name in a report of the protocol that `name` means: the protocol's own, with its number.
+    /// Returns the protocol's name for reports, with its number; `name` is the caller's name for it.
     pub(crate) fn name(&self, name: &str) -> String {
         match &self.kind {
             Kind::Task(task) => task.name().to_owned(),
@@ -80,7 +80,7 @@ impl AskedProtocol {
         }
     }
 
-    /// Makes metrics of what a model said to items.
+    /// Computes the metrics of the results.
     pub(crate) fn measure(&self, totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         match &self.kind {
             Kind::Task(task) => task.measure(totals, results),
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_name_the_protocol_and_not_its_task() {
+    fn reports_name_the_resolved_protocol() {
         for (name, expected) in [
             ("lambada", "lambada:lm-eval"),
             ("bpb", "text:bits"),
@@ -102,7 +102,7 @@ mod tests {
             ("text:bits-128", "text:bits-128"),
             ("kl", "kl"),
         ] {
-            assert_eq!(AskedProtocol::named(name, None).unwrap().name(name), expected);
+            assert_eq!(RequestedProtocol::named(name, None).unwrap().name(name), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Words as BERT's `BasicTokenizer` cuts them: lower case without accents, cut at white space and at every mark.
+//! BERT's `BasicTokenizer`: lower case without accents, split at whitespace and around punctuation.
 
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -6,10 +6,10 @@ use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
 
-/// The words and marks of a text.
+/// Splits a text into words and punctuation marks.
 pub(crate) fn words(text: &str) -> Vec<String> {
     let mut text = NormalizedString::from(text);
-    // Neither fails on any text; a text that cannot be cut has no words.
+    // Neither step fails on any text. A text that cannot be split has no words.
     if BertNormalizer::new(true, true, Some(true), true).normalize(&mut text).is_err() {
         return Vec::new();
     }
@@ -25,9 +25,9 @@ pub(crate) fn words(text: &str) -> Vec<String> {
 mod tests {
     use super::words;
 
-    /// By transformers' `BasicTokenizer(do_lower_case=True)`.
+    /// Expected values come from transformers' `BasicTokenizer(do_lower_case=True)`.
     #[test]
-    fn words_are_cut_as_berts() {
+    fn words_match_berts_basic_tokenizer() {
         let cases: &[(&str, &[&str])] = &[
             ("", &[]),
             ("She didn't go, did she?", &["she", "didn", "'", "t", "go", ",", "did", "she", "?"]),

@@ -1,19 +1,21 @@
-//! Two runs item by item: which answers flipped, and a difference with the error of pairs. Two models of equal accuracy may well
-//! differ in many answers, and the error of a difference on the same items is far smaller than those of both figures suggest.
+//! Item-by-item comparison of two runs: flipped answers, and differences with paired standard errors.
+//!
+//! Two models with equal accuracy can disagree on many answers. The standard error of a difference on the
+//! same items is far smaller than the errors of both metrics suggest.
 
 use serde::Serialize;
 
 use crate::ItemResult;
 
-/// A run beside another one, item by item.
+/// Item-by-item comparison of a run with another one.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{Comparison, ItemResult};
 ///
 /// let result = |index, correct| ItemResult { index, correct: Some(correct), ..ItemResult::default() };
-/// let here = [result(0, true), result(1, true), result(2, false)];
-/// let there = [result(0, true), result(1, false), result(2, false)];
-/// let compared = Comparison::new("items.jsonl".into(), "gpt2, f32".into(), &here, &there);
+/// let this = [result(0, true), result(1, true), result(2, false)];
+/// let other = [result(0, true), result(1, false), result(2, false)];
+/// let compared = Comparison::new("items.jsonl".into(), "gpt2, f32".into(), &this, &other);
 /// let flips = &compared.answers[0];
 /// assert_eq!((flips.n11, flips.n10, flips.n01, flips.n00), (1, 1, 0, 1));
 /// assert!((flips.difference.difference - 1.0 / 3.0).abs() < 1e-12);
@@ -21,58 +23,62 @@ use crate::ItemResult;
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The log of the other run.
+    /// Log of the other run.
     pub path: String,
-    /// What the other run depends on, see [`LogHead::run`](crate::LogHead::run).
+    /// Summary of the other run, see [`LogHead::run`](crate::LogHead::run).
     pub run: String,
-    /// Items that were compared.
+    /// Number of compared items.
     pub items: usize,
-    /// Answers by each measure that picks one.
+    /// Answers by each measure that selects one.
     pub answers: Vec<Flips>,
-    /// Difference of the items' log-probabilities, this run minus the other, in nats for each item; absent if items have several
-    /// choices or none.
+    /// Mean difference in log-probability per item, this run minus the other, in nats.
+    ///
+    /// Absent unless every item has exactly one choice.
     pub logprob: Option<PairedDifference>,
 }
 
-/// Answers that are right in one run or the other.
+/// Answers that are correct in one run or the other.
 ///
 /// Part of a [`Comparison`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Flips {
-    /// What picks the answer: `sum`, `per_character`, `per_token` and `per_byte` of several choices, otherwise `correct`.
+    /// Measure that selects the answer.
+    ///
+    /// With several choices, it is `sum`, `per_character`, `per_token` or `per_byte`; otherwise it is
+    /// `correct`.
     pub measure: &'static str,
-    /// Right in this run and in the other.
+    /// Number of items that both runs answer correctly.
     pub n11: usize,
-    /// Right in this run only.
+    /// Number of items that only this run answers correctly.
     pub n10: usize,
-    /// Right in the other run only.
+    /// Number of items that only the other run answers correctly.
     pub n01: usize,
-    /// Right in neither.
+    /// Number of items that neither run answers correctly.
     pub n00: usize,
-    /// Other answers than in the other run, right or wrong.
+    /// Number of answers that differ from the other run's, correct or not.
     pub changed: usize,
-    /// Share of right answers, this run minus the other.
+    /// Accuracy of this run minus that of the other.
     #[serde(flatten)]
     pub difference: PairedDifference,
 }
 
-/// A mean of differences between pairs.
+/// Mean difference between pairs.
 ///
 /// Part of a [`Comparison`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PairedDifference {
-    /// The mean.
+    /// Mean of the differences.
     #[serde(serialize_with = "crate::number::serialize")]
     pub difference: f64,
-    /// Its standard error: the standard deviation of the differences over the root of their number.
+    /// Standard error: the standard deviation of the differences over the square root of their number.
     #[serde(serialize_with = "crate::number::optional::serialize")]
     pub stderr: Option<f64>,
 }
 
-/// An answer to an item, and whether it is right.
+/// Answer to an item, and whether it is correct.
 type Answer = (usize, bool);
 
-/// What picks an answer.
+/// Name of a measure, and a function that selects an answer by it.
 type Measure = (&'static str, fn(&ItemResult) -> Option<Answer>);
 
 const OF_CHOICES: [Measure; 4] = [
@@ -88,7 +94,7 @@ fn answer(result: &ItemResult, predicted: usize) -> Option<Answer> {
 }
 
 impl Comparison {
-    /// Of the results of this run with those of another, which are of the same items in the same order.
+    /// Compares the results of two runs on the same items in the same order.
     pub fn new(path: String, run: String, here: &[ItemResult], there: &[ItemResult]) -> Self {
         let has_choices = here.iter().any(|result| result.predicted.is_some());
         let measures = if has_choices { &OF_CHOICES[..] } else { &[OF_ONE] };
@@ -106,7 +112,7 @@ impl Comparison {
 }
 
 impl Flips {
-    /// Of answers that all items have; `None` if there are none.
+    /// Counts the flips of a measure; `None` if an item lacks an answer or there are no items.
     fn of((measure, answer): Measure, here: &[ItemResult], there: &[ItemResult]) -> Option<Self> {
         let pairs = here.iter().zip(there).map(|(here, there)| Some((answer(here)?, answer(there)?)));
         let pairs = pairs.collect::<Option<Vec<_>>>().filter(|pairs| !pairs.is_empty())?;
@@ -148,18 +154,21 @@ mod tests {
     }
 
     fn result(predicted: Option<usize>, correct: Option<bool>, logprobs: &[f64]) -> ItemResult {
-        let of = |sum| Predicted { sum, per_character: 0, per_token: sum, per_byte: sum };
+        let prediction = |sum| Predicted { sum, per_character: 0, per_token: sum, per_byte: sum };
         let choices = logprobs.iter().copied().map(choice).collect();
-        let predicted = predicted.map(of);
+        let predicted = predicted.map(prediction);
         ItemResult { choices, gold: Some(1), predicted, correct, ..ItemResult::default() }
     }
 
-    /// Right answers 1; this run has 1 1 2 0 3, the other 1 0 1 2 3: differences 0 1 -1 0 0, mean 0, variance 2 / 4.
+    /// Paired differences of five answers, where 1 is correct.
+    ///
+    /// This run answers 1 1 2 0 3 and the other 1 0 1 2 3. The differences are 0 1 -1 0 0, with mean 0
+    /// and variance 2 / 4.
     #[test]
-    fn answers_flip_in_both_directions() {
+    fn flips_are_counted_in_both_directions() {
         let results = |answers: [usize; 5]| answers.map(|answer| result(Some(answer), None, &[0.0, 1.0]));
-        let (here, there) = (results([1, 1, 2, 0, 3]), results([1, 0, 1, 2, 3]));
-        let compared = Comparison::new("log".into(), "run".into(), &here, &there);
+        let (ours, theirs) = (results([1, 1, 2, 0, 3]), results([1, 0, 1, 2, 3]));
+        let compared = Comparison::new("log".into(), "run".into(), &ours, &theirs);
         let measures: Vec<_> = compared.answers.iter().map(|flips| flips.measure).collect();
         assert_eq!(measures, ["sum", "per_character", "per_token", "per_byte"]);
         let Flips { n11, n10, n01, n00, changed, difference, .. } = compared.answers[0];
@@ -170,12 +179,12 @@ mod tests {
         assert_eq!(compared.logprob, None);
     }
 
-    /// Log-probabilities -1 and -4 beside -2 and -2: differences 1 and -2, mean -0.5, variance 4.5.
+    /// Log-probabilities -1 and -4 versus -2 and -2: differences 1 and -2, mean -0.5, variance 4.5.
     #[test]
-    fn single_choices_have_paired_log_probabilities() {
-        let here = [result(None, Some(true), &[-1.0]), result(None, Some(false), &[-4.0])];
-        let there = [result(None, Some(false), &[-2.0]), result(None, Some(false), &[-2.0])];
-        let compared = Comparison::new("log".into(), "run".into(), &here, &there);
+    fn single_choices_compare_paired_log_probabilities() {
+        let ours = [result(None, Some(true), &[-1.0]), result(None, Some(false), &[-4.0])];
+        let theirs = [result(None, Some(false), &[-2.0]), result(None, Some(false), &[-2.0])];
+        let compared = Comparison::new("log".into(), "run".into(), &ours, &theirs);
         assert_eq!(compared.logprob, Some(PairedDifference { difference: -0.5, stderr: Some(1.5) }));
         assert_eq!(compared.answers.len(), 1);
         let flips = &compared.answers[0];

@@ -1,7 +1,7 @@
-//! The data: a file's bytes, their SHA-256, and its entries whatever format holds them.
+//! Evaluation data: the bytes of files, their SHA-256, and their entries in any supported format.
 //!
-//! Entries are read one by one as they are asked for, so that what is wrong with a later one does not matter to those who stop
-//! before it. They are untrusted: whatever a file holds, an error names the file, the line and the field.
+//! Entries are parsed lazily, so an error in a later entry does not affect callers that stop before it.
+//! Entries are untrusted. Every error names the file, the line and the field.
 
 mod csv_rows;
 mod json_lines;
@@ -22,18 +22,18 @@ use crate::{DataError, EvaluationError};
 pub use record::Record;
 use record::Row;
 
-/// Most bytes of data in memory.
+/// Maximum number of bytes of data in memory.
 const MAX_BYTES: u64 = 4 << 30;
-/// Most bytes of the data that a task file names.
+/// Maximum number of bytes of the data that a task file names.
 const MAX_BYTES_OF_TASK: u64 = 1 << 30;
-/// Most bytes from a FIFO or a device.
+/// Maximum number of bytes from a FIFO or a device.
 const MAX_STREAM_BYTES: u64 = 256 << 20;
-/// What the files in Parquet begin with.
+/// Magic bytes at the start of a Parquet file.
 const PARQUET_MAGIC: &[u8] = b"PAR1";
-/// The endings of files that hold entries; others hold a text.
+/// Extensions of files that contain entries; any other file contains text.
 const RECORD_EXTENSIONS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
 
-/// A file of data, or a folder of them, in memory.
+/// A data file, or a folder of data files, in memory.
 ///
 /// ```
 /// use candle_gpt2_evaluation::Data;
@@ -41,15 +41,15 @@ const RECORD_EXTENSIONS: [&str; 4] = ["jsonl", "json", "csv", "parquet"];
 /// let text = br#"{"text": "Good night", "label": 1}"#;
 /// let data = Data::from_bytes("lines.jsonl".as_ref(), text.to_vec())?;
 /// assert!(data.has_records());
-/// let record = data.records().next().ok_or("there is none")??;
+/// let record = data.records().next().ok_or("no record")??;
 /// assert_eq!((record.text("text")?, record.index("label", 0, 2)?), ("Good night", 1));
-/// let told = record.text("title").err().ok_or("it is there")?.to_string();
-/// assert!(told.starts_with("lines.jsonl: line 1: "), "{told}");
+/// let message = record.text("title").err().ok_or("expected an error")?.to_string();
+/// assert!(message.starts_with("lines.jsonl: line 1: "), "{message}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Data {
-    /// In the order of their names.
+    /// Files, sorted by name in each folder.
     files: Vec<DataFile>,
     path: PathBuf,
     sha256: String,
@@ -61,24 +61,24 @@ struct DataFile {
     bytes: Vec<u8>,
 }
 
-/// Entries in their order, up to the first that cannot be read.
+/// Entries in order, up to the first one that cannot be read.
 ///
-/// Given by [`Data::records`].
+/// Returned by [`Data::records`].
 pub type Records<'a> = Box<dyn Iterator<Item = Result<Record, DataError>> + 'a>;
 
 impl Data {
-    /// Reads a file, or every file of data in a folder.
+    /// Reads a file, or every data file in a folder.
     ///
     /// # Errors
-    /// When one cannot be read, or is in Parquet and this program was built without it.
+    /// Fails if a file cannot be read, or is in Parquet and this build lacks Parquet support.
     pub fn read(path: &Path) -> Result<Self, EvaluationError> {
         Self::of(path, read_files(path, Streams::Accepted, &mut { MAX_BYTES })?)
     }
 
-    /// Reads the files of a task file: regular files, one after the other.
+    /// Reads the regular files that a task file names, in order.
     ///
     /// # Errors
-    /// Those of [`Data::read`], and for FIFOs and devices.
+    /// Fails for the same reasons as [`Data::read`], and also for FIFOs and devices.
     pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self, EvaluationError> {
         let (mut files, mut left) = (Vec::new(), MAX_BYTES_OF_TASK);
         for path in paths {
@@ -87,10 +87,10 @@ impl Data {
         Self::of(paths.first().map_or(Path::new(""), PathBuf::as_path), files)
     }
 
-    /// The lines of files of text as entries with the field `text`.
+    /// Returns the lines of text files as entries with the field `text`.
     ///
     /// # Errors
-    /// When a file is not UTF-8.
+    /// Fails if a file is not UTF-8.
     pub(crate) fn lines(&self) -> Result<Vec<Record>, EvaluationError> {
         let mut records = Vec::new();
         for file in &self.files {
@@ -103,18 +103,18 @@ impl Data {
         Ok(records)
     }
 
-    /// A file of these bytes; `path` says what it is called.
+    /// Creates data from bytes in memory; `path` is the name of the file.
     ///
     /// # Errors
-    /// When it is in Parquet and this program was built without it.
+    /// Fails if the data is in Parquet and this build lacks Parquet support.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, EvaluationError> {
         Self::of(path, vec![DataFile { path: path.to_owned(), bytes }])
     }
 
     fn of(path: &Path, files: Vec<DataFile>) -> Result<Self, EvaluationError> {
         if let Some(file) = files.iter().find(|file| file.is_parquet() && cfg!(not(feature = "parquet"))) {
-            let what = "the file is in Parquet, which this program was built without; build it with `--features parquet`, or \
-                        give the data as JSONL";
+            let what = "the file is in Parquet, and this program was built without it; build it with `--features parquet`, or \
+                        convert the data to JSONL";
             return Err(EvaluationError::Unusable {
                 file: file.path.display().to_string(),
                 what: what.to_owned(),
@@ -125,17 +125,19 @@ impl Data {
         Ok(Self { files, path: path.to_owned(), sha256: format!("{:x}", digest.finalize()) })
     }
 
-    /// Where they were read.
+    /// Returns the path that the data was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// SHA-256 of the file's bytes, of a folder those of its files one after the other; in lower-case hexadecimal digits.
+    /// Returns the SHA-256 of the bytes in lowercase hexadecimal, for a folder over its concatenated
+    /// files.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// Whether they are entries in JSONL, CSV or Parquet by the files' names, and not a text.
+    /// Whether the data holds entries in JSONL, CSV or Parquet instead of text, judging by the file
+    /// names.
     pub fn has_records(&self) -> bool {
         let holds = |file: &DataFile| {
             file.is_parquet() || RECORD_EXTENSIONS.iter().any(|known| has_extension(&file.path, known))
@@ -143,16 +145,16 @@ impl Data {
         self.files.iter().any(holds)
     }
 
-    /// The text of the file.
+    /// Returns the text of the file.
     ///
     /// # Errors
-    /// When it is not UTF-8, it is empty, or there are several files.
+    /// Fails if the file is empty or not UTF-8, or if there are several files.
     pub fn text(&self) -> Result<&str, EvaluationError> {
         let unusable = |what: &str| {
             Err(EvaluationError::Unusable { file: self.path.display().to_string(), what: what.to_owned() })
         };
         let [file] = self.files.as_slice() else {
-            return unusable("expected one file of text, found a folder of several files");
+            return unusable("expected a single text file, found a folder with several files");
         };
         if file.bytes.is_empty() {
             return unusable("expected a text, found an empty file");
@@ -160,10 +162,10 @@ impl Data {
         Ok(utf8(file)?)
     }
 
-    /// The texts of the data: the field `text` of each entry, or the file of text as a whole.
+    /// Returns the texts of the data: the field `text` of each entry, or the whole text file.
     ///
     /// # Errors
-    /// Those of [`Data::text`], and when an entry cannot be read or has no such field.
+    /// Fails for the same reasons as [`Data::text`], and if an entry cannot be read or lacks the field.
     pub fn texts(&self) -> Result<Vec<Cow<'_, str>>, EvaluationError> {
         if !self.has_records() {
             return Ok(vec![self.text()?.into()]);
@@ -172,13 +174,17 @@ impl Data {
         self.records().map(text).collect()
     }
 
-    /// The entries of JSONL, CSV and Parquet in their order, up to the first that cannot be read; empty lines of JSONL are none.
-    /// The first row of CSV names the fields.
+    /// Iterates over the entries of JSONL, CSV and Parquet in order, up to the first unreadable one.
+    ///
+    /// Empty lines of JSONL are skipped. The first row of CSV names the fields.
     pub fn records(&self) -> Records<'_> {
         self.records_with_columns(&[])
     }
 
-    /// The same; if the first row of CSV has none of these names, it is an entry itself and its fields have these names.
+    /// Iterates like [`Data::records`], with default column names for CSV.
+    ///
+    /// If the first row of CSV contains none of `columns`, the row is an entry itself, and `columns` name
+    /// the fields.
     pub fn records_with_columns(&self, columns: &'static [&'static str]) -> Records<'_> {
         let mut has_failed = false;
         let until_failure = move |record: Result<Record, DataError>| {
@@ -209,7 +215,7 @@ impl DataFile {
     }
 }
 
-/// Policy for FIFOs and devices, which only users may name.
+/// Policy for FIFOs and devices; only the user's own paths may refer to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Streams {
     Accepted,
@@ -229,7 +235,7 @@ fn read_files(path: &Path, streams: Streams, left: &mut u64) -> Result<Vec<DataF
         });
         paths.sort();
         if paths.is_empty() {
-            let what = "the folder holds no .jsonl, .json, .csv or .parquet file".to_owned();
+            let what = "the folder contains no .jsonl, .json, .csv or .parquet file".to_owned();
             return Err(EvaluationError::Unusable { file: path.display().to_string(), what });
         }
     }
@@ -247,12 +253,12 @@ fn read_files(path: &Path, streams: Streams, left: &mut u64) -> Result<Vec<DataF
     paths.into_iter().map(read).collect()
 }
 
-/// The text of a file.
+/// Decodes a file as UTF-8.
 fn utf8(file: &DataFile) -> Result<&str, DataError> {
     std::str::from_utf8(&file.bytes).map_err(|error| {
         let before = &file.bytes[..error.valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        let what = format!("expected UTF-8, found something else after {} bytes of the file", before.len());
+        let what = format!("expected UTF-8, found an invalid byte after {} bytes of the file", before.len());
         DataError { file: file.path.display().to_string(), line, what }
     })
 }

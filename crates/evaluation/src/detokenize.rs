@@ -1,11 +1,13 @@
-//! Cleaning of texts, as the Python of the protocols does it: the de-tokenizer of WikiText that Megatron-LM and
-//! lm-evaluation-harness share, HellaSwag's `preprocess`, and what Python means by white space and by a capital letter.
+//! Text cleaning that matches the Python code of the protocols.
+//!
+//! It covers the WikiText detokenizer of Megatron-LM and lm-evaluation-harness, HellaSwag's `preprocess`,
+//! and Python's definitions of whitespace and capitalization.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Python's `str.isspace` and `\s`: Unicode's white space, and the four separators of ASCII.
+/// Python's `str.isspace` and `\s`: Unicode whitespace and the four ASCII separators.
 pub(crate) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
 }
@@ -15,17 +17,18 @@ pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// Parts of a split at runs of white space, empty ones at the edges counted: `len(re.split(r"\s+", text))`.
+/// Number of parts when splitting at whitespace, including empty ones: `len(re.split(r"\s+", text))`.
 pub(crate) fn count_words(text: &str) -> usize {
     let starts_run = |before: Option<char>, here: char| is_space(here) && !before.is_some_and(is_space);
     let before = std::iter::once(None).chain(text.chars().map(Some));
     1 + before.zip(text.chars()).filter(|(before, here)| starts_run(*before, *here)).count()
 }
 
-/// The text of a page of WikiText without its tokenization.
+/// Detokenizes a WikiText page.
 ///
 /// # Source
-/// `wikitext_detokenizer` in lm-evaluation-harness' `tasks/wikitext/preprocess_wikitext.py`, in its order.
+/// `wikitext_detokenizer` in lm-evaluation-harness' `tasks/wikitext/preprocess_wikitext.py`, in the same
+/// order.
 pub(crate) fn wikitext(page: &str) -> String {
     let mut text = substituted(&page.replace("s '", "s'"), &SLASHES);
     for (from, to) in [(" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")] {
@@ -46,13 +49,15 @@ pub(crate) fn wikitext(page: &str) -> String {
     text
 }
 
-/// Compiles patterns of Python's `re`, whose `\s` has the four separators of ASCII too; each with what is put in its place.
+/// Compiles patterns of Python's `re`, each with its replacement.
+///
+/// Python's `\s` includes the four ASCII separators.
 fn patterns<const N: usize>(of: [(&str, &'static str); N]) -> Vec<(Regex, &'static str)> {
     let compiled = |pattern: &str| Regex::new(&pattern.replace(r"\s", r"[\s\x1c-\x1f]"));
     of.into_iter().filter_map(|(pattern, with)| Some((compiled(pattern).ok()?, with))).collect()
 }
 
-/// White space inside marks, from each opening one to the next closing one.
+/// Whitespace inside a pair of marks, from each opening mark to the next closing one.
 static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     patterns([
         (r"\(\s*([^)]*?)\s*\)", "(${1})"),
@@ -62,10 +67,12 @@ static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"'\s*([^']*?)\s*'", "'${1}'"),
     ])
 });
-/// Both patterns of the first substitution were meant without their slashes; so it puts the second pattern itself wherever the first
-/// is found, which is in hardly any text.
+/// Bug-compatible first substitution of the detokenizer.
+///
+/// Its pattern and replacement were meant without the slashes. As written, it inserts its second pattern
+/// literally wherever the first one matches, which happens in hardly any text.
 static SLASHES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([("/' [0-9]/", "/'[0-9]/")]));
-/// Brackets with what is in them, if they close in the same line.
+/// Brackets and their contents, if they close on the same line.
 static BRACKETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([(r"\[.*?\]", "")]));
 
 fn substituted(text: &str, patterns: &[(Regex, &str)]) -> String {
@@ -74,7 +81,7 @@ fn substituted(text: &str, patterns: &[(Regex, &str)]) -> String {
     patterns.iter().fold(text.to_owned(), substitute)
 }
 
-/// A text of HellaSwag without the marks of WikiHow's pages.
+/// Removes WikiHow markup from a HellaSwag text.
 ///
 /// # Source
 /// `preprocess` in lm-evaluation-harness' `tasks/hellaswag/utils.py`.
@@ -85,14 +92,16 @@ pub(crate) fn hellaswag(text: &str) -> String {
 /// Python's `str.capitalize`: the first character in title case, the others in lower case.
 pub(crate) fn capitalized(text: &str) -> String {
     let Some(first) = text.chars().next() else { return String::new() };
-    // Lowered as a whole, as a sigma's form depends on what precedes it.
+    // Lowercase the whole text first, because the form of a final sigma depends on what precedes it.
     let lower = text.to_lowercase();
     let lower_first: String = first.to_lowercase().collect();
     title_case(first) + lower.strip_prefix(&lower_first).unwrap_or_default()
 }
 
-/// A character as it begins a word, by Unicode's full mapping: its capital letter but for digraphs, ligatures, Georgian, and
-/// Greek with an iota below.
+/// Title case of a character by Unicode's full mapping.
+///
+/// It equals the upper case except for digraphs, ligatures, Georgian letters, and Greek letters with an
+/// iota subscript.
 fn title_case(character: char) -> String {
     match character {
         'Ǆ'..='ǆ' => "ǅ".to_owned(),
@@ -101,7 +110,7 @@ fn title_case(character: char) -> String {
         'Ǳ'..='ǳ' => "ǲ".to_owned(),
         'ŉ' => "ʼN".to_owned(),
         'ა'..='ჺ' | 'ჽ'..='ჿ' => character.to_string(),
-        // In these rows the capital letters are eight after the small ones.
+        // In these rows, each capital letter is eight code points after the small letter.
         'ᾀ'..='ᾯ' => char::from_u32(u32::from(character) | 8).unwrap_or(character).to_string(),
         'ᾳ' | 'ᾼ' => "ᾼ".to_owned(),
         'ῃ' | 'ῌ' => "ῌ".to_owned(),

@@ -1,4 +1,4 @@
-//! Why something cannot be measured: each message says what was found and what to do.
+//! Errors of evaluations; each message states what was found and what to do.
 
 use std::path::PathBuf;
 
@@ -9,24 +9,24 @@ use thiserror::Error;
 
 /// An error in an entry of the data.
 ///
-/// Given by [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record).
+/// [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record) return it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{file}: line {line}: {what}", what = bounded_message(.what))]
 pub struct DataError {
-    /// The file.
+    /// File name.
     pub file: String,
-    /// The line, from 1; of Parquet the row.
+    /// Line number, from 1; for Parquet, the row number.
     pub line: usize,
-    /// The field, what was expected, what was found.
+    /// Field, expected value and found value.
     pub what: String,
 }
 
-/// A measurement that cannot be made.
+/// An evaluation error.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions};
 ///
-/// let error = EvaluationOptions::new(["lambada:lm-evil"]).check().err().ok_or("there is one")?;
+/// let error = EvaluationOptions::new(["lambada:lm-evil"]).check().err().ok_or("expected an error")?;
 /// assert!(matches!(&error, EvaluationError::UnknownProtocol { name, .. } if name == "lambada:lm-evil"));
 /// assert!(error.is_usage());
 /// assert!(error.to_string().contains("lambada:lm-eval"), "{error}");
@@ -35,78 +35,79 @@ pub struct DataError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
-    /// The model, its tokenizer, the Hub.
+    /// Error of the model, its tokenizer or the Hub.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// An entry of the data.
+    /// Error in an entry of the data.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// There is no protocol of this name.
-    #[error("there is no protocol `{name}`; {hint}", name = excerpt(.name), hint = bounded_message(.hint))]
+    /// Unknown protocol name.
+    #[error("unknown protocol `{name}`; {hint}", name = excerpt(.name), hint = bounded_message(.hint))]
     UnknownProtocol {
         /// The name.
         name: String,
-        /// The nearest names, or where to find them all.
+        /// Similar names, or where to find all of them.
         hint: String,
     },
-    /// A setting that the protocol or the model cannot have.
+    /// Setting that the protocol or the model does not support.
     #[error("{what}: expected {expected}, found {found}", what = bounded_message(.what), expected = bounded_message(.expected), found = bounded_message(.found))]
     Setting {
-        /// The setting.
+        /// Name of the setting.
         what: String,
-        /// What it may be.
+        /// Supported values.
         expected: String,
-        /// What it is.
+        /// Found value.
         found: String,
     },
-    /// Options that do not go together.
+    /// Conflicting options.
     #[error("{what}", what = bounded_message(.what))]
     Call {
-        /// The option, what was expected, what was found.
+        /// Option, expected value and found value.
         what: String,
     },
-    /// Two models are to be compared, and there is one.
-    #[error("`kl` compares two models, and there is no second one")]
+    /// A comparison of two models without a second one.
+    #[error("`kl` compares two models, and the second one is missing")]
     NoBase,
-    /// The user ended the run; what was known until then is in the log.
+    /// Interruption by the user; the log keeps the results up to that point.
     #[error("interrupted")]
     Interrupted,
-    /// A file that cannot be read or written.
+    /// File that cannot be read or written.
     #[error("{}: {cause}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Underlying I/O error.
         cause: std::io::Error,
     },
-    /// Data that cannot be used as a whole.
+    /// Data that is unusable as a whole.
     #[error("{file}: {what}", file = bounded_message(.file), what = bounded_message(.what))]
     Unusable {
-        /// The file.
+        /// File name.
         file: String,
-        /// What was expected, what was found, what to do.
+        /// Expected value, found value and remedy.
         what: String,
     },
-    /// The model's result for an item differs from that of the run that is resumed.
+    /// Result of the model that differs from the result in the resumed run's log.
     #[error(
-        "item {index} of the log: the model now gives another result; the log is of other weights or other data: choose another name"
+        "item {index} of the log: the model now produces a different result, so the log belongs to other weights or other \
+         data; choose another name"
     )]
     OtherResult {
-        /// The item's place in the data, from 0.
+        /// Index of the item in the data, from 0.
         index: usize,
     },
-    /// The log that is to be resumed is not of this run.
+    /// Log that cannot be resumed because it belongs to another run.
     #[error("{}: {what}", path.display(), what = bounded_message(.what))]
     Log {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// What was expected, what was found, what to do.
+        /// Expected value, found value and remedy.
         what: String,
     },
 }
 
 impl EvaluationError {
-    /// Whether it is a usage error, and not one of the data or the machine.
+    /// Whether the cause is the caller's options rather than the data or the machine.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Engine(error) => error.is_usage(),

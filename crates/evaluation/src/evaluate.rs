@@ -1,12 +1,13 @@
-//! Asking the model: items in the order of the data, many at once, each result told as soon as it is there.
+//! Evaluation of items in the order of the data, in batches; each result is reported immediately.
 //!
-//! Sequences are scored in runs of a thousand tokens: enough for batches of similar length, and little to lose. The choices of
-//! an item share the computation of their common beginning; windows of a text share nothing, and each is computed by itself.
+//! Sequences are scored in runs of about a thousand tokens. That is enough to batch sequences of similar
+//! length, and little work is lost after an interruption. The choices of an item share the computation of
+//! their common prefix. Windows of a text share nothing, and each is computed separately.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::slice;
 
-use candle_gpt2_engine::{Job, LoadedModel, Progress, Silent, Text};
+use candle_gpt2_engine::{Completion, Job, LoadedModel, Progress, Silent};
 use candle_gpt2_generation::{
     GenerationConfig, GenerationError, Sequence, StopReason, TokenScore, score_sequences,
 };
@@ -15,23 +16,27 @@ use crate::{
     Choice, ChoiceResult, EvaluationError, Item, ItemResult, Predicted, Prepared, Work, basic_tokenizer,
 };
 
-/// Tokens that are scored in one go, unless a single group has more: a second of the small published model on two cores, and what a
-/// kill loses.
+/// Number of tokens scored in one run, unless a single group has more.
+///
+/// This takes about a second with the small published model on two cores, and is the work lost if the
+/// process is killed.
 const RUN_TOKENS: usize = 1024;
-/// Texts that are written at once: enough to share the reading of the weights.
+/// Batch size for generation, large enough to amortize reading the weights.
 const TEXTS_AT_ONCE: usize = 8;
 
-/// A function that is called with each result.
+/// Callback that receives each result.
 type Keep<'a> = &'a mut dyn FnMut(&ItemResult) -> Result<(), EvaluationError>;
 
 impl Prepared {
-    /// Asks the model every item but the first `done.len()` ones, whose results these are; `keep` gets each further result in the
-    /// order of the items, as soon as it is there. Answers with all results. `progress` counts the tokens of
-    /// [`Prepared::tokens_to_read`]. The last of the done ones is asked again: they are of this model if it says the same.
+    /// Evaluates the model on every item after the first `done.len()`, and returns all results.
+    ///
+    /// `done` holds the results of an interrupted run. The last of them is computed again, to check that
+    /// they come from this model. `keep` receives each further result in item order, as soon as it is
+    /// available. `progress` counts the tokens of [`Prepared::tokens_to_read`].
     ///
     /// # Errors
-    /// When the model cannot be asked or is interrupted, says something else to an item than `done`, or
-    /// `keep` fails.
+    /// Fails if the model fails or the run is interrupted, if the recomputed result differs from `done`,
+    /// or if `keep` fails.
     pub fn evaluate(
         &self,
         model: &LoadedModel,
@@ -44,7 +49,7 @@ impl Prepared {
         let mut rest = self.items.get(results.len()..).unwrap_or_default();
         results.reserve(rest.len());
         while let Some(first) = rest.first() {
-            // Items of one kind go together.
+            // Items of one kind are evaluated together.
             let (stretch, others) =
                 rest.split_at(rest.iter().take_while(|item| is_alike(item, first)).count());
             let mut keep = |result: ItemResult| {
@@ -69,14 +74,15 @@ impl Prepared {
         }
     }
 
-    /// Tokens that the model reads if the first `done` items are done, the last of them again; the common beginning of an item's
-    /// choices counts once.
+    /// Returns the number of tokens that the model reads if the first `done` items are done.
+    ///
+    /// The last done item is read again. The common prefix of an item's choices counts once.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let items = self.items.get(done.saturating_sub(1)..).unwrap_or_default();
         items.iter().map(|item| tokens_of(item) as u64).sum()
     }
 
-    /// Lets the model write the words of items that all ask for as many tokens.
+    /// Generates the words of items that all ask for the same number of tokens.
     fn write(
         &self,
         model: &LoadedModel,
@@ -88,18 +94,18 @@ impl Prepared {
         let padding = model.vocabulary().padding();
         let config = GenerationConfig {
             max_new_tokens: tokens,
-            suppress_tokens: [&self.left_out, padding].concat(),
+            suppress_tokens: [&self.suppressed_tokens, padding].concat(),
             ..GenerationConfig::default()
         };
         config.check()?;
         config.check_model(model.config())?;
         let (finished, next) = (BTreeMap::new(), 0);
-        let mut job = Words { items, prompts: items.iter(), finished, next, progress, keep };
+        let mut job = WordJob { items, prompts: items.iter(), finished, next, progress, keep };
         model.generate(&mut job, TEXTS_AT_ONCE, &config, &Silent)
     }
 }
 
-/// Whether both are scored, or both are texts of as many tokens.
+/// Whether both items are scored, or both generate the same number of tokens.
 fn is_alike(a: &Item, b: &Item) -> bool {
     match (&a.work, &b.work) {
         (Work::Score { .. }, Work::Score { .. }) => true,
@@ -108,7 +114,7 @@ fn is_alike(a: &Item, b: &Item) -> bool {
     }
 }
 
-/// Tokens that are read for an item.
+/// Number of tokens that the model reads for an item.
 fn tokens_of(item: &Item) -> usize {
     match &item.work {
         Work::Score { choices, .. } => groups(choices).iter().map(|group| tokens_read(group)).sum(),
@@ -116,7 +122,7 @@ fn tokens_of(item: &Item) -> usize {
     }
 }
 
-/// The sequences of an item, those together that may share a beginning.
+/// Sequences of an item, grouped by possible common prefixes.
 fn groups(choices: &[Choice]) -> Vec<Vec<&Sequence>> {
     match choices {
         [text] => text.sequences.iter().map(|window| vec![window]).collect(),
@@ -124,7 +130,7 @@ fn groups(choices: &[Choice]) -> Vec<Vec<&Sequence>> {
     }
 }
 
-/// Tokens that are read for a group; what all begin with once.
+/// Number of tokens that the model reads for a group; the common prefix counts once.
 fn tokens_read(group: &[&Sequence]) -> usize {
     let read = |sequence: &&Sequence| sequence.ids.len().saturating_sub(1);
     let Some((first, others)) = group.split_first() else { return 0 };
@@ -151,7 +157,7 @@ fn score(
             progress.advance(*tokens as u64);
             run.clear();
             *tokens = 0;
-            // Every item that has all its scores.
+            // Every item whose scores are complete.
             while let Some((item, count)) = open.pop_front_if(|(_, count)| *count <= scored.len()) {
                 let scores: Vec<_> = scored.drain(..count).collect();
                 keep(scored_item(item, &scores))?;
@@ -164,7 +170,7 @@ fn score(
         for group in groups(choices) {
             let tokens = tokens_read(&group);
             if run_tokens + tokens > RUN_TOKENS && !run.is_empty() {
-                // The item of this group is not complete, and stays open.
+                // The item of this group is incomplete and stays open.
                 finish_run(&mut run, &mut run_tokens, &mut open)?;
             }
             run_tokens += tokens;
@@ -174,7 +180,7 @@ fn score(
     finish_run(&mut run, &mut run_tokens, &mut open)
 }
 
-/// What the scores of all sequences of an item say.
+/// Combines the scores of an item's sequences into its result.
 fn scored_item(item: &Item, scores: &[Vec<TokenScore>]) -> ItemResult {
     let Work::Score { choices, gold } = &item.work else { return empty_result(item) };
     let mut scores = scores.iter();
@@ -201,32 +207,32 @@ fn scored_choice<'a>(choice: &Choice, scores: impl Iterator<Item = &'a TokenScor
     })
 }
 
-/// What is known of an item before the model is asked.
+/// Result with everything that is known before the model runs.
 fn empty_result(item: &Item) -> ItemResult {
     ItemResult {
         index: item.index,
         id: item.id.clone(),
         group: item.group.clone(),
-        asked: item.asked(),
+        asked: item.token_digest(),
         context_tokens: item.context_tokens,
         ..ItemResult::default()
     }
 }
 
-/// A job of words, whose results are handed on in the order of the items.
-struct Words<'a> {
+/// Generation job that reports its results in item order.
+struct WordJob<'a> {
     items: &'a [Item],
-    /// Items that no text was asked for.
+    /// Items whose prompts have not been requested yet.
     prompts: slice::Iter<'a, Item>,
-    /// Results that wait for an earlier one.
+    /// Results that wait for an earlier one, by item.
     finished: BTreeMap<usize, ItemResult>,
-    /// The item whose result is next.
+    /// Index of the next item to report.
     next: usize,
     progress: &'a dyn Progress,
     keep: &'a mut dyn FnMut(ItemResult) -> Result<(), EvaluationError>,
 }
 
-impl Job for Words<'_> {
+impl Job for WordJob<'_> {
     type Error = EvaluationError;
 
     fn next_prompt(&mut self) -> Result<Option<Vec<u32>>, EvaluationError> {
@@ -240,7 +246,7 @@ impl Job for Words<'_> {
     fn on_texts(
         &mut self,
         prompt: usize,
-        texts: Result<Vec<Text>, GenerationError>,
+        texts: Result<Vec<Completion>, GenerationError>,
     ) -> Result<(), EvaluationError> {
         let item = &self.items[prompt];
         let text = texts?.into_iter().next();

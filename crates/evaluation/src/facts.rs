@@ -1,31 +1,31 @@
-//! The facts about a model that are known before its weights are read.
+//! Facts about a model that are known before its weights are read.
 
 use candle_gpt2::KvDType;
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Opened, Vocabulary, device_name};
 
-/// A report's facts about a model, and what its numbers depend on besides the protocol and the data.
+/// Facts about a model for reports, including everything that affects its results.
 ///
-/// Shown with [`Plan::prepare`](crate::Plan::prepare) at the top of this crate.
+/// The crate documentation has an example with [`Plan::prepare`](crate::Plan::prepare).
 #[derive(Debug, Clone)]
 pub struct ModelFacts<'a> {
-    /// The tokens of the model.
+    /// Vocabulary of the model.
     pub(crate) vocabulary: &'a Vocabulary,
-    /// The model as the caller named it.
+    /// Model name as the caller supplied it.
     pub(crate) name: String,
-    /// Type of its weights.
+    /// Dtype of the weights.
     pub(crate) weight_type: &'static str,
-    /// All that must be the same when a run is resumed, for readers of the log.
+    /// Readable summary of all settings that must match when a run is resumed.
     pub(crate) run: String,
 }
 
 impl<'a> ModelFacts<'a> {
-    /// Of a model that these options opened.
+    /// Collects the facts of a model that these options opened.
     pub fn of_opened(options: &ModelOptions, opened: &'a Opened) -> Self {
         let device = device_name(opened.device());
         Self::new(options, opened.vocabulary(), opened.weight_type(), device)
     }
 
-    /// Of a model that these options opened, and whose weights are read.
+    /// Collects the facts of a model that these options opened and whose weights are loaded.
     pub fn of_loaded(options: &ModelOptions, loaded: &'a LoadedModel) -> Self {
         let device = device_name(loaded.device());
         Self::new(options, loaded.vocabulary(), loaded.weight_type(), device)

@@ -1,9 +1,9 @@
-//! The questions to a model.
+//! Items: the questions that a model is evaluated on.
 
 use candle_gpt2_generation::Sequence;
 use sha2::{Digest, Sha256};
 
-/// An entry of the data, in tokens.
+/// An entry of the data as tokens.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{Choice, Item, Work};
@@ -13,26 +13,28 @@ use sha2::{Digest, Sha256};
 /// let choices = vec![choice(318, " is"), choice(547, " were")];
 /// let work = Work::Score { choices, gold: Some(0) };
 /// let item = Item { index: 0, id: None, group: None, context_tokens: 2, work };
-/// assert_eq!(item.asked().len(), 16, "digits of a checksum");
+/// assert_eq!(item.token_digest().len(), 16, "digits of a checksum");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
-    /// Its place in the data, from 0.
+    /// Index in the data, from 0.
     pub index: usize,
-    /// Its name, if the data has one.
+    /// Id of the entry, if the data has one.
     pub id: Option<String>,
-    /// The part of the data that it counts in if parts are averaged one by one, such as a paradigm of BLiMP.
+    /// Group that the item counts toward if groups are averaged separately, such as a paradigm of BLiMP.
     pub group: Option<String>,
-    /// Tokens before the first that is scored or written, of the first choice.
+    /// Number of tokens before the first scored or generated one, in the first choice.
     pub context_tokens: usize,
-    /// What the model does with it.
+    /// Task of the model for this item.
     pub work: Work,
 }
 
 impl Item {
-    /// Which tokens the model is asked about, as the first 16 digits of a SHA-256: results of other data are known by it.
-    pub fn asked(&self) -> String {
+    /// Returns the first 16 hexadecimal digits of a SHA-256 over the item's tokens.
+    ///
+    /// A log uses it to detect results of different data.
+    pub fn token_digest(&self) -> String {
         let mut digest = Sha256::new();
         let mut add = |first: usize, ids: &[u32]| {
             digest.update((first as u64).to_le_bytes());
@@ -51,30 +53,31 @@ impl Item {
     }
 }
 
-/// A model's work on an item.
+/// Task of a model for an item.
 ///
 /// A field of an [`Item`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
     /// Scores choices.
     Score {
-        /// One for texts, several for questions.
+        /// Choices: one for a text, several for a question.
         choices: Vec<Choice>,
-        /// Index of the right one.
+        /// Index of the correct choice.
         gold: Option<usize>,
     },
-    /// Writes a word greedily, without the words of [`Prepared::left_out`](crate::Prepared::left_out).
+    /// Generates a word greedily, without the tokens of
+    /// [`Prepared::suppressed_tokens`](crate::Prepared::suppressed_tokens).
     Write {
-        /// The ids that it continues.
+        /// Token ids of the prompt.
         prompt: Vec<u32>,
-        /// How many tokens.
+        /// Number of tokens to generate.
         tokens: usize,
-        /// The word that is right.
+        /// Expected word.
         word: String,
     },
 }
 
-/// Something that a model scores: its sequences' scores are added up.
+/// A scored alternative; its score is the sum over its sequences.
 ///
 /// ```
 /// use candle_gpt2_evaluation::Choice;
@@ -86,18 +89,20 @@ pub enum Work {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// One, or several if a text is longer than the context; each token is scored in one of them.
+    /// One sequence, or several if the text is longer than the context.
+    ///
+    /// Each token is scored in exactly one of them.
     pub sequences: Vec<Sequence>,
-    /// Unicode characters that the score is divided by.
+    /// Number of Unicode characters that the score is divided by.
     pub characters: usize,
-    /// Bytes of UTF-8 that the score is divided by.
+    /// Number of UTF-8 bytes that the score is divided by.
     pub bytes: usize,
-    /// Words that the score is divided by, if the protocol has them.
+    /// Number of words that the score is divided by, if the protocol counts words.
     pub words: Option<usize>,
 }
 
 impl Choice {
-    /// A choice of one sequence; characters and bytes are those of `text`.
+    /// Creates a choice of one sequence, with the characters and bytes of `text`.
     pub fn of(sequence: Sequence, text: &str) -> Self {
         Self { sequences: vec![sequence], characters: text.chars().count(), bytes: text.len(), words: None }
     }

@@ -1,9 +1,13 @@
-//! `kl`: how far a model's expectations are from those of another, or of the same one in other numbers, place by place.
+//! `kl`: KL divergence between the predictions of two models, token by token.
 //!
-//! Windows and statistics are those of llama.cpp's `llama-perplexity --kl-divergence`: adjacent windows of `--context` tokens, of
-//! which the second half is scored; a shorter rest of the text is left out, and names of special tokens are text like any other. Both
-//! models read a window in one go, without a file of log-probabilities between them, and nothing is rounded to 16 bits, so that a
-//! model compared with itself has exactly 0 everywhere. Natural logarithms, f64, and fractions in place of percentages.
+//! The models can differ, or be one model in two dtypes. Windows and statistics follow llama.cpp's
+//! `llama-perplexity --kl-divergence`. Windows of `--context` tokens are adjacent, and the second half of
+//! each is scored. A shorter remainder of the text is dropped. Names of special tokens are treated as
+//! plain text.
+//!
+//! Both models read a whole window in one pass, without an intermediate file of log-probabilities.
+//! Nothing is rounded to 16 bits, so a model compared with itself has a divergence of exactly 0
+//! everywhere. Logarithms are natural, numbers are f64, and shares are fractions instead of percentages.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +22,7 @@ use crate::protocols::llama_cpp::{SHORTEST_WINDOW, encode_file, first_scored, wi
 use crate::protocols::shared::{limit, unusable, wrong_setting};
 use crate::{Data, EvaluationError, Metric, Setting};
 
-/// A text in windows, ready for two models.
+/// A text split into windows, ready for two models.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent, WeightDType};
@@ -35,7 +39,7 @@ use crate::{Data, EvaluationError, Metric, Setting};
 /// let kl = Kl::prepare(&data, &setting)?;
 /// let windows = kl.evaluate(&base, &rounded, Vec::new(), &Silent, &mut |_| Ok(()))?;
 /// let metrics = Kl::measure(&windows);
-/// let mean = metrics.iter().find(|metric| metric.name == "kl").ok_or("there is none")?;
+/// let mean = metrics.iter().find(|metric| metric.name == "kl").ok_or("no such metric")?;
 /// assert!(mean.value > 0.0 && mean.value < 0.2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -45,42 +49,45 @@ pub struct Kl {
     notes: Vec<String>,
 }
 
-/// How far the models are apart in a window: the line of the log. All lists have an entry for each scored token.
+/// Divergences within a window; a line of the log.
 ///
-/// Given by [`Kl::evaluate`].
+/// All lists have one entry per scored token. [`Kl::evaluate`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KlWindow {
-    /// Its place in the text, from 0.
+    /// Index of the window in the text, from 0.
     pub index: usize,
-    /// Tokens before the first that is scored.
+    /// Number of tokens before the first scored one.
     pub context_tokens: usize,
-    /// The scored tokens.
+    /// Scored tokens.
     pub tokens: Vec<u32>,
-    /// Kullback-Leibler divergence of the model's expectation from the base's, in nats.
+    /// KL divergence of the model's prediction from the base model's, in nats.
     pub kl: Vec<f64>,
-    /// Natural logarithm of the token's probability by the base.
+    /// Natural logarithm of each token's probability under the base model.
     pub base_logprob: Vec<f64>,
-    /// The same by the model.
+    /// Natural logarithm of each token's probability under the model.
     pub logprob: Vec<f64>,
-    /// Whether both find the same token the most probable.
+    /// Whether both models rank the same token first.
     pub same_top: Vec<bool>,
 }
 
 impl Kl {
-    /// What it is called.
+    /// Name of the comparison.
     pub const NAME: &'static str = "kl";
-    /// What it measures, in a line.
+    /// One-line description of the comparison.
     pub const ABOUT: &'static str =
-        "two models, or two precisions of one, compared on a text: the divergence of their predictions";
-    /// Where its arithmetic comes from.
+        "divergence between the predictions of two models, or of one model in two precisions, on a text";
+    /// Source of its formulas.
     pub const SOURCE: &'static str =
         "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";
 
-    /// The windows of a text, or of the texts of JSONL, joined by the end-of-text token; one line break at its end is no part of it. [`Setting::limit`] counts windows. A text shorter than a
-    /// window is one by itself.
+    /// Splits a text into windows.
+    ///
+    /// The texts of JSONL are joined by the end-of-text token. A single trailing line break is removed.
+    /// [`Setting::limit`] counts windows. A text shorter than a window becomes a single shorter window.
     ///
     /// # Errors
-    /// When the data are no text, the text has too few tokens, or the windows do not fit the model.
+    /// Fails if the data is not text, the text has too few tokens, or the windows exceed the model's
+    /// context.
     pub fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Self, EvaluationError> {
         let (length, note) = window_length(setting)?;
         let ids = encode_file(setting, &data.texts()?.join(END_OF_TEXT))?;
@@ -89,43 +96,47 @@ impl Kl {
             return Err(unusable(data, what));
         }
         let is_short = ids.len() < length;
-        let short = || format!("the text has {} tokens: one window, and none of {length}", ids.len());
+        let short = || format!("the text has {} tokens: a single window, shorter than {length}", ids.len());
         let notes = note.into_iter().chain(is_short.then(short)).collect();
         let windows = ids.chunks_exact(length.min(ids.len())).take(limit(setting)?);
         Ok(Self { windows: windows.map(<[u32]>::to_vec).collect(), notes })
     }
 
-    /// How many windows there are.
+    /// Returns the number of windows.
     pub fn windows(&self) -> usize {
         self.windows.len()
     }
 
-    /// Notes on the text.
+    /// Returns notes on the text.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Tokens that each model reads if the first `done` windows are done, the last of them again.
+    /// Returns the number of tokens that each model reads if the first `done` windows are done.
+    ///
+    /// The last done window is read again.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let windows = self.windows.get(done.saturating_sub(1)..).unwrap_or_default();
         windows.iter().map(|window| window.len() as u64 - 1).sum()
     }
 
-    /// Whether the base model can be compared with the one that this was prepared for, by these vocabularies: known before
-    /// any weights are read.
+    /// Checks by vocabulary that the base model is comparable with the model of [`Kl::prepare`].
+    ///
+    /// The check runs before any weights are read.
     ///
     /// # Errors
-    /// When they have different sizes, tokens of the text mean other texts to the base, or its context is shorter than a window.
+    /// Fails if the vocabulary sizes differ, if a token of the text means different bytes to the base
+    /// model, or if the base model's context is shorter than a window.
     pub fn check_base(&self, base: &Vocabulary, model: &Vocabulary) -> Result<(), EvaluationError> {
         let (expected, found) = (model.config().vocab_size, base.config().vocab_size);
         if expected != found {
-            let expected = format!("{expected} tokens as the model has");
+            let expected = format!("{expected} tokens, like the model");
             return Err(wrong_setting("vocabulary of the base model", expected, found.to_string()));
         }
         let longest = self.windows.iter().map(Vec::len).max().unwrap_or(0);
         let n_positions = base.config().n_positions;
         if longest > n_positions {
-            let expected = format!("at most {n_positions}, the base model's");
+            let expected = format!("at most {n_positions}, the base model's context");
             return Err(wrong_setting("`context`", expected, longest.to_string()));
         }
         if base.tokenizer().is_none() || model.tokenizer().is_none() {
@@ -137,17 +148,19 @@ impl Kl {
         };
         let token =
             |vocabulary: &Vocabulary| format!("{:?}", String::from_utf8_lossy(&vocabulary.token_bytes(id)));
-        let expected = format!("{} as the model has", token(model));
+        let expected = format!("{}, like the model", token(model));
         Err(wrong_setting(&format!("token {id} of the base model"), expected, token(base)))
     }
 
-    /// Whether the result of an interrupted run is one of window `index`, for [`ItemLog::take`](crate::ItemLog::take).
+    /// Checks that a logged result belongs to window `index`.
+    ///
+    /// This is the check for [`ItemLog::take`](crate::ItemLog::take).
     ///
     /// # Errors
-    /// What of it the window does not have.
+    /// Returns a description of the first mismatch.
     pub fn check_result(&self, index: usize, result: &KlWindow) -> Result<(), String> {
         let Some(window) = self.windows.get(index) else {
-            return Err(format!("the text has {} windows, and this would be one more", self.windows.len()));
+            return Err(format!("the text has only {} windows", self.windows.len()));
         };
         let (context, scored) = window.split_at(first_scored(window.len()));
         let lengths =
@@ -163,7 +176,7 @@ impl Kl {
             ));
         }
         if result.tokens != scored {
-            return Err("`tokens`: expected those of the text, found others".to_owned());
+            return Err("`tokens`: expected the tokens of the text, found others".to_owned());
         }
         match lengths.into_iter().find(|length| *length != scored.len()) {
             None => Ok(()),
@@ -173,11 +186,15 @@ impl Kl {
         }
     }
 
-    /// Lets both models read every window but the first `done.len()` ones, of which these are the results; `keep` gets each further
-    /// result as soon as it is there. Answers with all results. `progress` counts the tokens of [`Kl::tokens_to_read`].
+    /// Evaluates both models on every window after the first `done.len()`, and returns all results.
+    ///
+    /// `done` holds the results of an interrupted run. The last of them is computed again as a check.
+    /// `keep` receives each further result as soon as it is available. `progress` counts the tokens of
+    /// [`Kl::tokens_to_read`].
     ///
     /// # Errors
-    /// When the models cannot be compared, see [`Kl::check_base`], their logits are not numbers, or `keep` fails.
+    /// Fails if the models are not comparable (see [`Kl::check_base`]), if their logits are not finite,
+    /// if the recomputed result differs, or if `keep` fails.
     pub fn evaluate(
         &self,
         base: &LoadedModel,
@@ -205,11 +222,13 @@ impl Kl {
         Ok(results)
     }
 
-    /// The figures of these windows; none if there are no windows.
+    /// Computes the metrics of these windows; empty if there are no windows.
     ///
-    /// Standard errors treat tokens as independent, as llama.cpp does. llama.cpp reports none for ten tokens or fewer, and no percentiles
-    /// for fewer than a hundred; here a spread needs two tokens and a percentile one, and both report their `count`. Values that are not
-    /// numbers are left out: the correlation if a model finds every token equally probable, the difference of infinite perplexities.
+    /// Standard errors treat tokens as independent, as in llama.cpp. llama.cpp reports none for ten
+    /// tokens or fewer, and no percentiles for fewer than a hundred. Here a standard error needs two
+    /// tokens and a percentile needs one, and both report their `count`. Metrics that are NaN are
+    /// omitted: the correlation if a model finds every token equally probable, and the difference of
+    /// infinite perplexities.
     pub fn measure(windows: &[KlWindow]) -> Vec<Metric> {
         let of = |list: fn(&KlWindow) -> &[f64]| windows.iter().flat_map(list).copied().collect::<Vec<f64>>();
         let [losses, base_losses] = [of(|window| &window.logprob), of(|window| &window.base_logprob)]
@@ -227,7 +246,8 @@ impl Kl {
 }
 
 impl KlWindow {
-    /// Itself if both models say the same now, see [`ItemResult::if_like`](crate::ItemResult).
+    /// Returns `self` if the models still produce the same values, see
+    /// [`ItemResult::if_like`](crate::ItemResult).
     fn if_like(self, now: &Self) -> Result<Self, EvaluationError> {
         let pairs = |a: &[f64], b: &[f64]| a.iter().copied().zip(b.iter().copied()).collect::<Vec<_>>();
         let both = [pairs(&self.logprob, &now.logprob), pairs(&self.base_logprob, &now.base_logprob)];
@@ -237,7 +257,7 @@ impl KlWindow {
         Err(EvaluationError::OtherResult { index: self.index })
     }
 
-    /// Of what both models expect at each of the window's tokens from `first` on.
+    /// Collects the divergences at the window's tokens from `first` on.
     fn of(
         index: usize,
         window: &[u32],
@@ -247,7 +267,7 @@ impl KlWindow {
         let column = |number: fn(&Divergence) -> f64| places.iter().map(number).collect::<Vec<f64>>();
         let [kl, base_logprob, logprob] =
             [column(|place| place.kl), column(|place| place.base_logprob), column(|place| place.logprob)];
-        // JSON has no infinities, and a mean with one says nothing.
+        // JSON has no infinities, and a mean that includes one is meaningless.
         if [&kl, &base_logprob, &logprob].into_iter().flatten().any(|number| !number.is_finite()) {
             return Err(GenerationError::NotFinite.into());
         }
@@ -264,11 +284,12 @@ impl KlWindow {
     }
 }
 
-/// Both perplexities and what lies between them.
+/// Both perplexities, their ratio, difference and correlation.
 fn perplexities(losses: &[f64], base_losses: &[f64]) -> Option<Vec<Metric>> {
     let [loss, base_loss] = [mean_of(losses)?, mean_of(base_losses)?];
     let [perplexity, base_perplexity] = [loss, base_loss].map(|nats| libm::exp(nats.value));
-    // The variance of a difference is both variances less twice the covariance; this way equal models have exactly 0.
+    // The variance of the paired differences includes the covariance of both losses, and is exactly 0 for
+    // equal models.
     let log_ratio = mean_of(&paired(losses, base_losses, |loss, base| loss - base))?;
     // To first order in both losses: d(e^q - e^b) = e^q dq - e^b db.
     let difference =
@@ -302,7 +323,7 @@ fn divergences(kl: Vec<f64>) -> Option<Vec<Metric>> {
     Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, kl)).collect())
 }
 
-/// Of the probability of the text's own token.
+/// Metrics of the change in probability of the text's own tokens.
 fn probability_changes(changes: Vec<f64>) -> Option<Vec<Metric>> {
     const PERCENTILES: [(&str, f64); 13] = [
         ("dp_max", 1.0),
@@ -322,33 +343,33 @@ fn probability_changes(changes: Vec<f64>) -> Option<Vec<Metric>> {
     let mean = mean_of(&changes)?;
     let square = mean_of(&paired(&changes, &changes, |one, same| one * same))?;
     let root = square.value.sqrt();
-    // d sqrt(x) = dx / (2 sqrt(x)); where nothing changes, nothing is spread.
+    // d sqrt(x) = dx / (2 sqrt(x)). If nothing changes, the error is 0.
     let root_error = square.stderr.map(|error| if root > 0.0 { 0.5 / root * error } else { 0.0 });
     let first = mean.metric("dp", mean.value, mean.stderr);
     let last = square.metric("dp_rms", root, root_error);
     Some([first].into_iter().chain(percentiles(&mean, &PERCENTILES, changes)).chain([last]).collect())
 }
 
-/// Metrics of as many values as `mean` is of.
+/// Percentile metrics with the `count` of `mean`.
 fn percentiles(mean: &Ratio, named: &[(&'static str, f64)], mut values: Vec<f64>) -> Vec<Metric> {
     values.sort_by(f64::total_cmp);
     named.iter().map(|(name, share)| mean.metric(name, percentile(&values, *share), None)).collect()
 }
 
-/// The value that this share of the sorted values lies below, on the straight line between its neighbours.
+/// Percentile of sorted values, with linear interpolation between neighbors.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a place in the list, rounded down"
+        reason = "an index into the list, rounded down"
     )]
     let below = place as usize;
     let above = (below + 1).min(sorted.len() - 1);
     sorted[below] + (place - below as f64) * (sorted[above] - sorted[below])
 }
 
-/// Covariance over the root of both variances; no number if one of them is 0.
+/// Pearson correlation; NaN if one of the variances is 0.
 fn correlation(a: &[f64], b: &[f64]) -> Option<f64> {
     let [mean_a, mean_b] = [mean_of(a)?.value, mean_of(b)?.value];
     let products = |a, mean_a, b, mean_b| -> Option<f64> {
@@ -362,7 +383,7 @@ fn paired(a: &[f64], b: &[f64], combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| combine(*a, *b)).collect()
 }
 
-/// The mean with its standard error; `None` of nothing.
+/// Mean with its standard error; `None` if there are no values.
 fn mean_of(values: &[f64]) -> Option<Ratio> {
     Ratio::of(values.iter().map(|value| (*value, 1)))
 }

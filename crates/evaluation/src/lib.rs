@@ -1,4 +1,8 @@
 #![doc = include_str!("../README.md")]
+//!
+//! [`EvaluationOptions::check`] returns a [`Plan`], [`Plan::prepare`] an [`Evaluation`] with all data read
+//! and validated, and [`Evaluation::run`] one [`Report`] after the other. A log of items allows resuming a
+//! run and comparing two runs. A [`Protocol`] is data and two functions, so a program can define its own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -35,7 +39,7 @@ pub use error::{DataError, EvaluationError};
 pub use facts::ModelFacts;
 pub use item::{Choice, Item, Work};
 pub use kl::{Kl, KlWindow};
-pub use listing::{Listed, listing};
+pub use listing::{ProtocolEntry, listing};
 pub use log::{ItemLog, LogHead, logged_results};
 pub use metric::{Metric, StderrKind};
 pub use names::{named, protocols};

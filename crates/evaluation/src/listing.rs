@@ -1,4 +1,4 @@
-//! The list of protocols: where the arithmetic of each comes from, its data, and what others measured by it.
+//! List of protocols, with their sources, their data and published results.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -7,49 +7,49 @@ use serde::Serialize;
 use crate::protocols::KL;
 use crate::{Dataset, Parameter, Protocol, Published, protocols};
 
-/// A protocol in the list.
+/// An entry in the list of protocols.
 ///
 /// ```
 /// let listing = candle_gpt2_evaluation::listing();
-/// let lambada = listing.iter().find(|listed| listed.protocol == "lambada:lm-eval").ok_or("there is none")?;
+/// let lambada = listing.iter().find(|entry| entry.protocol == "lambada:lm-eval").ok_or("not in the list")?;
 /// assert!(lambada.to_string().starts_with("lambada:lm-eval: "));
 /// assert!(!lambada.published.is_empty());
-/// assert_eq!(listing.last().map(|listed| listed.protocol), Some("kl"));
+/// assert_eq!(listing.last().map(|entry| entry.protocol), Some("kl"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Listed {
-    /// Its name, as of [`Protocol::name`].
+pub struct ProtocolEntry {
+    /// Name, see [`Protocol::name`].
     pub protocol: &'static str,
-    /// What it measures, in a line.
+    /// One-line description.
     pub about: &'static str,
-    /// Where its arithmetic comes from.
+    /// Source of its formulas.
     pub source: &'static str,
-    /// The number at the end of its name, if it has one.
+    /// Number at the end of the name, if it has one.
     pub parameter: Option<Parameter>,
-    /// The published data; `None` of `kl`, which takes any text.
+    /// Published data; `None` for `kl`, which accepts any text.
     pub dataset: Option<Dataset>,
-    /// What others measured by it.
+    /// Published results.
     pub published: &'static [Published],
 }
 
-/// All protocols, those of a task one after the other, and `kl`.
+/// Returns all protocols, grouped by task, followed by `kl`.
 ///
-/// See [`Listed`] for an example.
-pub fn listing() -> Vec<Listed> {
-    let kl = Listed { dataset: None, ..Listed::of(&KL) };
-    protocols().iter().map(|protocol| Listed::of(protocol)).chain([kl]).collect()
+/// See [`ProtocolEntry`] for an example.
+pub fn listing() -> Vec<ProtocolEntry> {
+    let kl = ProtocolEntry { dataset: None, ..ProtocolEntry::of(&KL) };
+    protocols().iter().map(|protocol| ProtocolEntry::of(protocol)).chain([kl]).collect()
 }
 
-impl Listed {
+impl ProtocolEntry {
     fn of(protocol: &Protocol) -> Self {
         let Protocol { name, about, source, dataset, published, parameter, .. } = *protocol;
         Self { protocol: name, about, source, parameter, dataset: Some(dataset), published }
     }
 }
 
-impl Display for Listed {
-    /// A line with its name and what it measures, and indented lines of the rest.
+impl Display for ProtocolEntry {
+    /// Writes one line with the name and description, followed by indented details.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { protocol, about, source, parameter, dataset, published } = self;
         write!(f, "{protocol}: {about}")?;
@@ -64,8 +64,8 @@ impl Display for Listed {
         match dataset {
             None => f.write_str("\n    data: any text"),
             Some(Dataset { name, hub: None, .. }) => write!(f, "\n    data: {name}"),
-            Some(Dataset { name, hub: Some(hub), licence, .. }) => {
-                write!(f, "\n    data: {name}, {hub}, {licence}")
+            Some(Dataset { name, hub: Some(hub), license, .. }) => {
+                write!(f, "\n    data: {name}, {hub}, {license}")
             }
         }?;
         for Published { model, metric, value, source, protocol, exact } in *published {

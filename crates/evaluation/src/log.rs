@@ -1,8 +1,9 @@
-//! The log of items: a line of JSON for each, from which an interrupted run is resumed.
+//! Log of items with one line of JSON each, from which an interrupted run is resumed.
 //!
-//! A line is what a model said to an item, see [`ItemResult`], or to a window of `kl`, with its [`LogHead`] in front. Lines are added
-//! as they are known and stay, whatever becomes of the run; several protocols may share a log. What was left of an interrupted run
-//! counts only if it says the same of the items as the data do.
+//! A line holds an [`ItemResult`], or the result of a window of `kl`, preceded by its [`LogHead`]. Lines
+//! are appended as soon as their results are known, and remain however the run ends. Several protocols
+//! may share a log. The results of an interrupted run are reused only if they match the items of the
+//! data.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,12 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Choice, ChoiceResult, EvaluationError, Item, ItemResult, Prepared, Work};
 
-/// Largest log that another run is compared with.
+/// Maximum size of a log that another run is compared with.
 const MAX_BYTES: u64 = 4 << 30;
-/// What every line begins with.
+/// First bytes of every line.
 const BEGINNING: &[u8] = br#"{"protocol":"#;
 
-/// A log that results are added to.
+/// A log that results are appended to.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{ItemLog, LogHead};
@@ -42,33 +43,34 @@ const BEGINNING: &[u8] = br#"{"protocol":"#;
 pub struct ItemLog {
     file: LineFile,
     path: PathBuf,
-    /// The lines of an interrupted run that were not asked for yet.
+    /// Lines of an interrupted run that have not been taken yet.
     lines: Vec<Line>,
-    /// Whether the file was not there before.
+    /// Whether this run created the file.
     is_new: bool,
 }
 
-/// The run that a line belongs to.
+/// Identifies the run that a line belongs to.
 ///
 /// Written by [`ItemLog::append`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogHead {
     /// Name of the protocol.
     pub protocol: String,
-    /// What the numbers depend on besides the protocol and the data: the model, the types of its weights, keys and values, the
-    /// device, and the settings, in a form for readers.
+    /// Readable summary of what affects the results, besides the protocol and the data.
+    ///
+    /// It names the model, the dtypes of its weights and KV cache, the device, and the settings.
     pub run: String,
 }
 
 #[derive(Debug)]
 struct Line {
-    /// From 1.
+    /// Line number, from 1.
     number: usize,
     head: LogHead,
     text: String,
 }
 
-/// A line as it is written.
+/// A line in its written form.
 #[derive(Serialize)]
 struct Written<'a, T> {
     #[serde(flatten)]
@@ -78,21 +80,23 @@ struct Written<'a, T> {
 }
 
 impl ItemLog {
-    /// Opens the log, or makes it; with `resume` after the lines that it holds. Half a line at its end is dropped.
+    /// Opens or creates the log; with `resume`, keeps its lines and appends after them.
+    ///
+    /// An incomplete last line is dropped.
     ///
     /// # Errors
-    /// When it cannot be read and written, another process holds it, a line is not of a log, or it holds lines and is not to be
-    /// resumed.
+    /// Fails if the file cannot be read or written, or if another process holds it. Also fails if a line
+    /// is invalid, or if the log has lines and `resume` is false.
     pub fn open(path: &Path, resume: bool) -> Result<Self, EvaluationError> {
         let is_new = !path.exists();
         let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };
         let file = LineFile::open(path).map_err(failed)?;
         let mut log = Self { file, path: path.to_owned(), lines: Vec::new(), is_new };
         if !resume {
-            // What is not a file, such as a terminal, has no length.
+            // A path that is not a regular file, such as a terminal, has length 0.
             let is_empty = log.file.as_file().metadata().map_err(failed)?.len() == 0;
             let what =
-                || "it holds the items of another run; resume that run, or choose another name".to_owned();
+                || "contains the items of another run; resume that run, or choose another name".to_owned();
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
         let mut whole = Vec::new();
@@ -103,7 +107,9 @@ impl ItemLog {
         let half = log.file.for_each_line(keep).map_err(failed)?;
         let line = |(number, bytes)| {
             let other = |error: &dyn std::fmt::Display| {
-                log.error(format!("line {number}: none of a log of items ({error}); choose another name"))
+                log.error(format!(
+                    "line {number}: not an entry of an item log ({error}); choose another name"
+                ))
             };
             let text = String::from_utf8(bytes).map_err(|error| other(&error))?;
             let head = serde_json::from_str(&text).map_err(|error| other(&error))?;
@@ -113,7 +119,7 @@ impl ItemLog {
         if !half.bytes.is_empty() {
             let shorter = half.bytes.len().min(BEGINNING.len());
             if lines.is_empty() && half.bytes[..shorter] != BEGINNING[..shorter] {
-                return Err(log.error("line 1: none of a log of items; choose another name".into()));
+                return Err(log.error("line 1: not an entry of an item log; choose another name".into()));
             }
             log.file.drop_half_line(&half).map_err(failed)?;
         }
@@ -121,10 +127,10 @@ impl ItemLog {
         Ok(log)
     }
 
-    /// The results of the items of an interrupted run: the first ones of `prepared`, in their order.
+    /// Takes the results of an interrupted run, which belong to the first items of `prepared`, in order.
     ///
     /// # Errors
-    /// When a line of the protocol is of another run, or says something else of its item than the data do.
+    /// Fails if a line of the protocol belongs to another run, or does not match its item in the data.
     pub fn results(
         &mut self,
         head: &LogHead,
@@ -133,15 +139,17 @@ impl ItemLog {
         let items = &prepared.items;
         self.take(head, |index, result: &ItemResult| match items.get(index) {
             Some(item) => check(item, result),
-            None => Err(format!("the data have {} items, and this would be one more", items.len())),
+            None => Err(format!("the data has only {} items", items.len())),
         })
     }
 
-    /// The lines of a protocol, whatever they hold; `check` says what differs between a line, by its number among them from 0, and
-    /// what it ought to be.
+    /// Takes the lines of a protocol, with results of any type.
+    ///
+    /// `check` receives each result with its index among these lines, from 0, and returns a description
+    /// of a mismatch.
     ///
     /// # Errors
-    /// When a line is of another run, cannot be read, or `check` says so.
+    /// Fails if a line belongs to another run, cannot be parsed, or is rejected by `check`.
     pub fn take<T: DeserializeOwned>(
         &mut self,
         head: &LogHead,
@@ -154,36 +162,36 @@ impl ItemLog {
                 |what: String| self.error(format!("line {}: {what}; choose another name", line.number));
             if line.head.run != head.run {
                 return Err(wrong(format!(
-                    "it is of the run `{}`, and this one is `{}`",
+                    "belongs to the run `{}`, but this run is `{}`",
                     line.head.run, head.run
                 )));
             }
             let result = serde_json::from_str(&line.text);
-            let result = result.map_err(|error| wrong(format!("none of a log of items ({error})")))?;
+            let result = result.map_err(|error| wrong(format!("not an entry of an item log ({error})")))?;
             check(index, &result).map_err(wrong)?;
             Ok(result)
         };
         lines.iter().enumerate().map(result).collect()
     }
 
-    /// Checks that every line was asked for.
+    /// Checks that every line was taken.
     ///
     /// # Errors
-    /// When one was not: it is of a protocol that this run does not measure.
+    /// Fails if a line remains: its protocol is not part of this run.
     pub fn check_all_taken(&self) -> Result<(), EvaluationError> {
         match self.lines.first() {
             None => Ok(()),
             Some(Line { number, head, .. }) => Err(self.error(format!(
-                "line {number}: it is of `{}`, which this run does not measure; add it, or choose another name",
+                "line {number}: belongs to `{}`, which this run does not evaluate; add it, or choose another name",
                 head.protocol
             ))),
         }
     }
 
-    /// Adds a line.
+    /// Appends a line.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Fails if the line cannot be written.
     pub fn append<T: Serialize>(&mut self, head: &LogHead, result: &T) -> Result<(), EvaluationError> {
         let written = self.file.append(&Written { head, result });
         written.map_err(|cause| EvaluationError::File { path: self.path.clone(), cause })
@@ -195,7 +203,7 @@ impl ItemLog {
 }
 
 impl Drop for ItemLog {
-    /// A run that fails before its first line leaves no file.
+    /// Removes the file again if the run fails before its first line.
     fn drop(&mut self) {
         if self.is_new
             && self.file.as_file().metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
@@ -205,13 +213,13 @@ impl Drop for ItemLog {
     }
 }
 
-/// The results of a protocol in the log of another run, which must be those of all items, and what that run depends on. The log is
-/// left as it is, and may be one that is written just now.
+/// Reads the results of a protocol from another run's log, with the summary of that run.
+///
+/// The log must have results for all items. It is not modified, and another process may be appending to
+/// it. Lines come from [`ItemLog::append`].
 ///
 /// # Errors
-/// When the file cannot be read, is no log, has fewer items or other ones.
-///
-/// Reads what [`ItemLog::append`] wrote.
+/// Fails if the file cannot be read or is not a log, or if it has fewer items or different ones.
 pub fn logged_results(
     path: &Path,
     protocol: &str,
@@ -224,9 +232,9 @@ pub fn logged_results(
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let (mut run, mut results) = (String::new(), Vec::with_capacity(prepared.items.len()));
     for (number, line) in (1..).zip(whole.lines()) {
-        let other = |error| wrong(format!("line {number}: none of a log of items ({error})"));
+        let other = |error| wrong(format!("line {number}: not an entry of an item log ({error})"));
         let head: LogHead = serde_json::from_str(line).map_err(other)?;
-        // A log may have more items than are asked for.
+        // A log may have more items than this run needs.
         let Some(item) = prepared.items.get(results.len()).filter(|_| head.protocol == protocol) else {
             continue;
         };
@@ -238,19 +246,19 @@ pub fn logged_results(
     }
     match (results.len(), prepared.items.len()) {
         (found, expected) if found < expected => Err(wrong(format!(
-            "it has {found} items of `{protocol}`, and this run {expected}; limit this run to as many"
+            "contains {found} items of `{protocol}`, but this run has {expected}; limit this run to {found}"
         ))),
         _ => Ok((run, results)),
     }
 }
 
-/// Names the first thing that a result says of its item and that is not so.
+/// Describes the first mismatch between a result and its item.
 fn check(item: &Item, result: &ItemResult) -> Result<(), String> {
     let same = |what: &str, found: String, expected: String| {
         if found == expected {
             Ok(())
         } else {
-            Err(format!("its {what} is {found}, and the item's is {expected}"))
+            Err(format!("its {what} is {found}, but the item's is {expected}"))
         }
     };
     let shown = |value: &dyn std::fmt::Debug| format!("{value:?}");
@@ -258,7 +266,7 @@ fn check(item: &Item, result: &ItemResult) -> Result<(), String> {
     same("id", shown(&result.id), shown(&item.id))?;
     same("group", shown(&result.group), shown(&item.group))?;
     same("context_tokens", shown(&result.context_tokens), shown(&item.context_tokens))?;
-    let told: Result<(), String> = match &item.work {
+    let matched: Result<(), String> = match &item.work {
         Work::Score { choices, gold } => {
             same("gold", shown(&result.gold), shown(gold))?;
             same("number of choices", shown(&result.choices.len()), shown(&choices.len()))?;
@@ -270,12 +278,12 @@ fn check(item: &Item, result: &ItemResult) -> Result<(), String> {
             same("word", shown(&found), shown(&Some(word)))
         }
     };
-    told?;
-    // What no count shows: other texts of the same length.
-    same("digest of tokens", shown(&result.asked), shown(&item.asked()))
+    matched?;
+    // Counts do not reveal different texts of the same length.
+    same("digest of tokens", shown(&result.asked), shown(&item.token_digest()))
 }
 
-/// Checks that a choice has as many tokens, characters, bytes and words as its result says.
+/// Checks that a choice and its result agree on the numbers of tokens, characters, bytes and words.
 fn same_size(index: usize, found: &ChoiceResult, choice: &Choice) -> Result<(), String> {
     let tokens =
         choice.sequences.iter().map(|sequence| sequence.ids.len().saturating_sub(sequence.first)).sum();
@@ -289,7 +297,7 @@ fn same_size(index: usize, found: &ChoiceResult, choice: &Choice) -> Result<(), 
     match sizes.into_iter().find(|(_, found, expected)| found != expected) {
         None => Ok(()),
         Some((what, found, expected)) => Err(format!(
-            "its choice {index} has {} {what}, and the item's has {}",
+            "its choice {index} has {} {what}, but the item's has {}",
             shown(found),
             shown(expected)
         )),

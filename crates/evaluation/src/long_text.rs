@@ -1,4 +1,4 @@
-//! The tokens of a whole text, which may take seconds: the user may end that.
+//! Interruptible encoding of whole texts, which may take seconds.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
@@ -8,15 +8,17 @@ use candle_gpt2_engine::Vocabulary;
 
 use crate::{EvaluationError, Setting};
 
-/// Bytes of a text that are encoded in a moment.
+/// Maximum bytes of a text that encodes quickly enough to need no thread.
 const SHORT: usize = 16 * 1024;
-/// How often the user is asked.
+/// Interval between checks for an interruption.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// What makes tokens of a text.
+/// Function that encodes a text.
 type Encode = fn(&Vocabulary, &str) -> Result<Vec<u32>, EvaluationError>;
 
-/// The tokens of a text by `encode`. A tokenizer takes a text as a whole, so a long one has a thread of its own, which an
+/// Encodes a text; an interruption takes effect even while a long text is encoded.
+///
+/// A tokenizer encodes a text as a whole. A long text is therefore encoded on its own thread, which an
 /// interruption does not wait for.
 pub(crate) fn encode_long(
     setting: &Setting<'_>,
@@ -30,7 +32,7 @@ pub(crate) fn encode_long(
     let (vocabulary, whole) = (setting.vocabulary.clone(), text.to_owned());
     let encoding = thread::Builder::new().spawn(move || sender.send(encode(&vocabulary, &whole)));
     if encoding.is_err() {
-        // The system has no more threads.
+        // The system is out of threads.
         return encode(setting.vocabulary, text);
     }
     loop {
@@ -40,13 +42,13 @@ pub(crate) fn encode_long(
                 return Err(EvaluationError::Interrupted);
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // It panicked, and does so here too, where that is seen.
+            // The thread panicked. Encoding here repeats the panic on a thread where it is visible.
             Err(RecvTimeoutError::Disconnected) => return encode(setting.vocabulary, text),
         }
     }
 }
 
-/// The tokens of a text by the vocabulary's own rules.
+/// Encodes a text with the vocabulary's own rules.
 pub(crate) fn encode_text(setting: &Setting<'_>, text: &str) -> Result<Vec<u32>, EvaluationError> {
     encode_long(setting, text, |vocabulary, text| Ok(vocabulary.encode(text)?))
 }

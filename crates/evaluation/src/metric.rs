@@ -1,7 +1,7 @@
-//! Figures with their standard errors.
+//! Metrics with standard errors.
 //!
-//! Of nothing there is no figure, rather than one that is no number: if there are no items, there are no metrics. A perplexity
-//! beyond what f64 holds is infinite, without a standard error.
+//! Without items there are no metrics, rather than NaN values. A perplexity beyond the range of f64 is
+//! infinite and has no standard error.
 
 use std::f64::consts::LN_2;
 
@@ -9,39 +9,39 @@ use serde::Serialize;
 
 use crate::{ChoiceResult, ItemResult};
 
-/// A figure that a protocol reports, under the name that lm-evaluation-harness has for it.
+/// A metric that a protocol reports, named as in lm-evaluation-harness.
 ///
-/// Given by [`Protocol::measure`](crate::Protocol::measure).
+/// Returned by [`Protocol::measure`](crate::Protocol::measure).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Metric {
-    /// Its name, as `acc_norm`.
+    /// Name, such as `acc_norm`.
     pub name: &'static str,
-    /// Its value.
+    /// Value.
     pub value: f64,
-    /// Its standard error; absent if it has none or there are fewer than two items.
+    /// Standard error; absent if the metric has none or there are fewer than two items.
     pub stderr: Option<f64>,
-    /// How the standard error was computed.
+    /// Method of computing the standard error.
     pub stderr_kind: StderrKind,
-    /// What was averaged over: items, words, bytes, tokens.
+    /// Number of units averaged over: items, words, bytes or tokens.
     pub count: usize,
 }
 
-/// How a standard error was computed.
+/// Method of computing a standard error.
 ///
 /// Part of a [`Metric`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StderrKind {
-    /// `sqrt(p (1 - p) / (n - 1))` of a share.
+    /// `sqrt(p (1 - p) / (n - 1))` for a fraction `p`.
     Binomial,
-    /// From the spread of items, pages or windows, by the derivative of the figure.
+    /// Delta method: the spread over items, pages or windows, times the derivative of the metric.
     Delta,
-    /// There is none.
+    /// No standard error.
     None,
 }
 
 impl Metric {
-    /// The share of what is true.
+    /// Computes the fraction of true answers.
     pub(crate) fn share(name: &'static str, answers: impl IntoIterator<Item = bool>) -> Option<Self> {
         let (right, count) =
             answers.into_iter().fold((0, 0), |(right, count), is| (right + usize::from(is), count + 1));
@@ -51,14 +51,14 @@ impl Metric {
         Some(Self { name, value, stderr, stderr_kind, count })
     }
 
-    /// `exp` of nats per unit.
+    /// Converts nats per unit into a perplexity, `exp(nats)`.
     pub(crate) fn perplexity(name: &'static str, nats: &Ratio) -> Self {
         let value = libm::exp(nats.value);
         let stderr = nats.stderr.map(|stderr| value * stderr);
         nats.metric(name, value, stderr)
     }
 
-    /// Bits per unit.
+    /// Converts nats per unit into bits per unit.
     pub(crate) fn bits(name: &'static str, nats: &Ratio) -> Self {
         nats.metric(name, nats.value / LN_2, nats.stderr.map(|stderr| stderr / LN_2))
     }
@@ -67,17 +67,18 @@ impl Metric {
 /// Nats per unit over blocks of a text, or over items.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ratio {
-    /// All nats over all units.
+    /// Total nats over total units.
     pub(crate) value: f64,
-    /// Its standard error, by how far the blocks are from having as many nats as their units ask for:
-    /// `sqrt(n / (n - 1) sum (nats - value units)^2) / sum units`.
+    /// Standard error, from the deviation of each block's nats from `value * units`.
+    ///
+    /// Formula: `sqrt(n / (n - 1) sum (nats - value units)^2) / sum units`.
     pub(crate) stderr: Option<f64>,
-    /// Units.
+    /// Number of units.
     pub(crate) count: usize,
 }
 
 impl Ratio {
-    /// Of blocks of nats and units; `None` if there are no units.
+    /// Computes the ratio of blocks of nats and units; `None` if there are no units.
     pub(crate) fn of(blocks: impl Iterator<Item = (f64, usize)> + Clone) -> Option<Self> {
         let (nats, count) =
             blocks.clone().fold((0.0, 0), |(nats, count), block| (nats + block.0, count + block.1));
@@ -89,28 +90,29 @@ impl Ratio {
         Some(Self { value, stderr, count })
     }
 
-    /// Of the only choice of each result, in what `units` says of it.
+    /// Computes the ratio over the only choice of each result, in the given units.
     pub(crate) fn of_texts(results: &[ItemResult], units: fn(&ChoiceResult) -> usize) -> Option<Self> {
         Self::of(texts(results).map(|text| (-text.logprob, units(text))))
     }
 
-    /// Of tokens that are taken as independent, by the sum of their squares: llama.cpp's
-    /// `sqrt((mean of squares - square of mean) / (n - 1))`.
+    /// Computes the ratio of tokens that count as independent, from the sum of their squares.
+    ///
+    /// This is llama.cpp's `sqrt((mean of squares - square of mean) / (n - 1))`.
     pub(crate) fn of_tokens(results: &[ItemResult]) -> Option<Self> {
         let ratio = Self::of_texts(results, |text| text.tokens)?;
         let squares = texts(results).map(|text| text.squares).sum::<f64>() / ratio.count as f64;
-        // A spread of 0 may come out below 0 by rounding.
+        // Rounding can turn a variance of 0 into a negative number.
         let variance = (squares - ratio.value.powi(2)).max(0.0);
         Some(Self { stderr: variance_divisor(ratio.count).map(|less| (variance / less).sqrt()), ..ratio })
     }
 
-    /// The same nats over another count of units, which has no spread of its own.
+    /// The same nats over another number of units; it has no standard error.
     pub(crate) fn per(&self, count: usize) -> Option<Self> {
         let scale = self.count as f64 / at_least_one(count)?;
         Some(Self { value: self.value * scale, stderr: None, count })
     }
 
-    /// A figure that follows from it.
+    /// Creates a metric derived from this ratio, with its count.
     pub(crate) fn metric(&self, name: &'static str, value: f64, stderr: Option<f64>) -> Metric {
         let stderr = stderr.filter(|stderr| stderr.is_finite());
         let stderr_kind = stderr.map_or(StderrKind::None, |_| StderrKind::Delta);
@@ -118,7 +120,7 @@ impl Ratio {
     }
 }
 
-/// What was scored of each text.
+/// First choice of each result.
 pub(crate) fn texts(results: &[ItemResult]) -> impl Iterator<Item = &ChoiceResult> + Clone {
     results.iter().filter_map(|result| result.choices.first())
 }
@@ -127,7 +129,7 @@ fn at_least_one(count: usize) -> Option<f64> {
     (count > 0).then_some(count as f64)
 }
 
-/// `n - 1`, if there is a spread at all.
+/// `n - 1`, or `None` if it is not positive.
 fn variance_divisor(count: usize) -> Option<f64> {
     (count > 1).then(|| (count - 1) as f64)
 }
@@ -136,7 +138,7 @@ fn variance_divisor(count: usize) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// Rounding of a handful of operations.
+    /// Rounding error of a few operations.
     const ROUNDING: f64 = 1e-12;
 
     #[track_caller]
@@ -155,15 +157,15 @@ mod tests {
 
     /// 3 of 4: sqrt(0.75 * 0.25 / 3) = 0.25.
     #[test]
-    fn a_share_has_the_spread_of_a_sample() {
-        let share = Metric::share("acc", [true, true, false, true]).unwrap();
-        assert_eq!((share.value, share.stderr, share.count), (0.75, Some(0.25), 4));
+    fn fraction_has_the_sample_standard_error() {
+        let fraction = Metric::share("acc", [true, true, false, true]).unwrap();
+        assert_eq!((fraction.value, fraction.stderr, fraction.count), (0.75, Some(0.25), 4));
         let all = Metric::share("acc", [true; 5]).unwrap();
         assert_eq!((all.value, all.stderr), (1.0, Some(0.0)));
     }
 
     #[test]
-    fn one_item_has_no_spread_and_none_no_figure() {
+    fn one_item_has_no_stderr_and_zero_items_have_no_metric() {
         assert_eq!(Metric::share("acc", [true]).unwrap().stderr, None);
         assert_eq!(Metric::share("acc", []), None);
         assert_eq!(Ratio::of([(2.0, 4)].into_iter()).unwrap(), Ratio { value: 0.5, stderr: None, count: 4 });
@@ -171,9 +173,11 @@ mod tests {
         assert_eq!(Ratio::of([(2.0, 0)].into_iter()), None);
     }
 
-    /// With one unit a block it is the error of a mean: nats 1, 2, 6 have the mean 3 and the variance (4 + 1 + 9) / 2 = 7.
+    /// With one unit per block, the error is the standard error of the mean.
+    ///
+    /// Nats 1, 2, 6 have the mean 3 and the variance (4 + 1 + 9) / 2 = 7.
     #[test]
-    fn blocks_of_one_unit_have_the_error_of_their_mean() {
+    fn one_unit_blocks_have_the_standard_error_of_the_mean() {
         let ratio = Ratio::of([(1.0, 1), (2.0, 1), (6.0, 1)].into_iter()).unwrap();
         assert_eq!((ratio.value, ratio.count), (3.0, 3));
         assert_near(ratio.stderr, (7.0_f64 / 3.0).sqrt());
@@ -182,9 +186,11 @@ mod tests {
         assert_near(perplexity.stderr, 20.085_536_923_187_668 * (7.0_f64 / 3.0).sqrt());
     }
 
-    /// 4 nats on 2 units and 5 on 1: 3 a unit, so the blocks are 2 below and 2 above; sqrt(2 * 8) / 3 = 4 / 3.
+    /// 4 nats over 2 units and 5 nats over 1 unit: 3 nats per unit.
+    ///
+    /// The blocks are 2 below and 2 above their expected nats, so the error is sqrt(2 * 8) / 3 = 4 / 3.
     #[test]
-    fn blocks_count_by_their_units() {
+    fn blocks_are_weighted_by_their_units() {
         let ratio = Ratio::of([(4.0, 2), (5.0, 1)].into_iter()).unwrap();
         assert_eq!(ratio.value, 3.0);
         assert_near(ratio.stderr, 4.0 / 3.0);
@@ -194,18 +200,18 @@ mod tests {
         assert_eq!(bits.count, 3);
     }
 
-    /// Nats 1, 3 and 2, 2: mean 2, mean of squares 18 / 4, so sqrt((4.5 - 4) / 3).
+    /// Nats 1, 3 and 2, 2: the mean is 2, the mean of squares 18 / 4, the error sqrt((4.5 - 4) / 3).
     #[test]
-    fn tokens_by_themselves_have_llama_cpps_error() {
+    fn per_token_stderr_matches_llama_cpp() {
         let results = [text(-4.0, 2, 10.0), text(-4.0, 2, 8.0)];
         let ratio = Ratio::of_tokens(&results).unwrap();
         assert_eq!((ratio.value, ratio.count), (2.0, 4));
         assert_near(ratio.stderr, (0.5_f64 / 3.0).sqrt());
     }
 
-    /// A uniform model's tokens have no spread, and what rounding leaves below 0 is none.
+    /// The tokens of a uniform model have no spread, and a rounding error below 0 counts as 0.
     #[test]
-    fn no_spread_is_zero() {
+    fn uniform_model_has_zero_token_stderr() {
         let nats = 6.907_755_278_982_137;
         let results = [text(-3.0 * nats, 3, 3.0 * nats * nats), text(-nats, 1, nats * nats)];
         let ratio = Ratio::of_tokens(&results).unwrap();
@@ -214,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_beyond_numbers_is_infinite_and_has_no_error() {
+    fn overflowing_perplexity_is_infinite_without_stderr() {
         let ratio = Ratio::of([(1000.0, 1), (1001.0, 1)].into_iter()).unwrap();
         let perplexity = Metric::perplexity("word_perplexity", &ratio);
         assert_eq!((perplexity.value, perplexity.stderr), (f64::INFINITY, None));
@@ -224,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn nats_over_another_count_have_no_spread() {
+    fn ratio_over_another_count_has_no_stderr() {
         let ratio = Ratio::of([(4.0, 2), (5.0, 1)].into_iter()).unwrap();
         assert_eq!(ratio.per(18), Some(Ratio { value: 0.5, stderr: None, count: 18 }));
         assert_eq!(ratio.per(0), None);

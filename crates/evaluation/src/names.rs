@@ -1,27 +1,30 @@
-//! Protocols by their names.
+//! Lookup of protocols by name.
 
 use crate::protocol::PLACE_OF_NUMBER;
 use crate::protocols::ALL;
 use crate::{EvaluationError, Protocol};
 
-/// Names that are suggested if no protocol has the given one.
+/// Maximum number of suggestions for an unknown name.
 const NEAREST_NAMES: usize = 3;
-/// Other names of `text:bits`.
+/// Aliases of `text:bits`.
 const BITS: [&str; 3] = ["bpb", "bits-per-byte", "bits_per_byte"];
-/// Similarity from which a name is suggested.
+/// Minimum similarity of a suggested name.
 const NEAR: f64 = 0.5;
 
-/// All protocols, those of a task one after the other.
+/// Returns all protocols, grouped by task.
 ///
 /// See [`named`] for an example.
 pub fn protocols() -> &'static [&'static Protocol] {
     ALL
 }
 
-/// The protocol of a name, and the number that the name ends in. A task alone is the first of its protocols, and `bpb` is `text:bits`.
+/// Returns the protocol with this name, and the number at the end of the name.
+///
+/// The name of a task alone selects its first protocol. `bpb` is an alias of `text:bits`.
 ///
 /// # Errors
-/// When there is none, with those of the task or the nearest names; when a number is missing, or none that can be used.
+/// Fails if the name is unknown; the error suggests the task's protocols or similar names. Also fails if
+/// a required number is missing or invalid.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{named, protocols};
@@ -54,19 +57,19 @@ pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), Evaluatio
         }
         _ => Err(EvaluationError::Setting {
             what: protocol.name.to_owned(),
-            expected: format!("a number of tokens at the end of its name, as `{}-512`", protocol.stem()),
+            expected: format!("a number of tokens at the end of the name, such as `{}-512`", protocol.stem()),
             found: format!("`{name}`"),
         }),
     }
 }
 
-/// The protocols that a wrong name may mean: those that are described in its words, or have a similar name.
+/// Returns suggestions for an unknown name: similar names, or protocols described in its words.
 fn nearest(name: &str) -> Vec<&'static str> {
     let words = name.to_lowercase().replace(['-', '_'], " ");
     let mut near: Vec<(f64, &str)> = protocols()
         .iter()
         .map(|protocol| {
-            // A name alone is near a task's; a whole one is near a protocol's.
+            // A short name resembles a task, a full name resembles a protocol.
             let similarity = |known: &str| strsim::normalized_damerau_levenshtein(name, known);
             let is_described = words.contains(' ') && protocol.about.contains(&words);
             let described = if is_described { 1.0 } else { 0.0 };
@@ -78,7 +81,7 @@ fn nearest(name: &str) -> Vec<&'static str> {
     near.into_iter().take(NEAREST_NAMES).map(|(_, name)| name).collect()
 }
 
-/// That there is no protocol of this name, with those of the task if it is one, or the nearest names.
+/// Error for an unknown name, with the protocols of its task or similar names.
 fn unknown(name: &str) -> EvaluationError {
     let quoted = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let task = name.split(':').next().unwrap_or(name);
@@ -86,8 +89,8 @@ fn unknown(name: &str) -> EvaluationError {
         protocols().iter().filter(|protocol| protocol.task() == task).map(|protocol| protocol.name).collect();
     let hint = if of_task.is_empty() {
         match nearest(name).as_slice() {
-            [] => "names are such as `wikitext:lm-eval` and `text:bits`".to_owned(),
-            near => format!("the nearest are {}", quoted(near)),
+            [] => "expected a name such as `wikitext:lm-eval` or `text:bits`".to_owned(),
+            near => format!("similar names: {}", quoted(near)),
         }
     } else {
         format!("`{task}` has {}", quoted(&of_task))

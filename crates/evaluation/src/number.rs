@@ -1,5 +1,7 @@
-//! Numbers in JSON, which has none that are not finite: those are the texts `Infinity`, `-Infinity` and `NaN`, so that a perplexity
-//! too large for f64 is neither invalid JSON nor a `null` that looks like a figure that is missing.
+//! JSON encoding of numbers, including infinities and NaN.
+//!
+//! JSON has no such numbers, so they become the strings `Infinity`, `-Infinity` and `NaN`. A perplexity
+//! too large for f64 is then neither invalid JSON nor a `null` that looks like a missing value.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -48,7 +50,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     Written::deserialize(deserializer).map(f64::from)
 }
 
-/// The same for a number that may be absent: `null`.
+/// Encoding of optional numbers; a missing one is `null`.
 pub(crate) mod optional {
     use super::{Serialize, Serializer, Written};
 

@@ -1,4 +1,4 @@
-//! The options of an evaluation: which protocols, on which data, and what becomes of the items.
+//! Evaluation options: protocols, data and the log of items.
 
 use std::path::{Path, PathBuf};
 
@@ -6,11 +6,13 @@ use candle_gpt2_confined::WorkerProgram;
 use candle_gpt2_engine::{HubOptions, WeightDType};
 use serde::Deserialize;
 
-use crate::asked::{AskedProtocol, Kind};
+use crate::asked::{Kind, RequestedProtocol};
 use crate::{EvaluationError, protocols};
 
-/// The options of an evaluation of a model that is opened elsewhere. As JSON it is an object with the names of the fields, of which any may
-/// be left out; `protocols` and `base` are no part of it, which a caller has as arguments.
+/// Options for evaluating a model that is opened separately.
+///
+/// In JSON, they form an object with the names of the fields, all of them optional. `protocols` and
+/// `base` are not part of it, because callers pass them as arguments.
 ///
 /// ```
 /// use candle_gpt2_evaluation::EvaluationOptions;
@@ -35,13 +37,16 @@ pub struct EvaluationOptions {
         arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")
     )]
     pub protocols: Vec<String>,
-    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset on the Hub; once for all protocols, or once for each, in order [default: the published data, from the Hub]
+    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset on the Hub; once for
+    /// all protocols, or once for each, in order [default: the published data, from the Hub]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: Vec<PathBuf>,
-    /// Number of few-shot examples, sampled and formatted as in lm-evaluation-harness [default: 0, or as the task file sets it]
+    /// Number of few-shot examples, sampled and formatted as in lm-evaluation-harness [default: 0, or as
+    /// the task file sets it]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
     pub num_fewshot: Option<usize>,
-    /// Data to sample the few-shot examples from: a training split, named like --data [default: the data itself, minus the question]
+    /// Data to sample the few-shot examples from: a training split, named like --data [default: the data
+    /// itself, minus the question]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub fewshot_data: Vec<PathBuf>,
     /// Seed for sampling the few-shot examples, as for Python's random.seed [default: 1234]
@@ -50,16 +55,19 @@ pub struct EvaluationOptions {
     /// Only the first N items
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub limit: Option<usize>,
-    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context if that is shorter]
+    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context if that
+    /// is shorter]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Write the model's answer to each item to this file as soon as it is known, one JSON object per line; a killed run loses only the work in progress, about a thousand tokens or one item
+    /// Write the model's answer to each item to this file as soon as it is known, one JSON object per line;
+    /// a killed run loses only the work in progress, about a thousand tokens or one item
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub items: Option<PathBuf>,
     /// Resume an interrupted run from its --items
     #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
-    /// Compare item by item with the --items of another run of the same data: which answers flipped, and the paired difference
+    /// Compare item by item with the --items of another run of the same data: which answers flipped, and
+    /// the paired difference
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub against: Option<PathBuf>,
     /// For kl: the model to compare with, named like --model [default: the same model]
@@ -70,85 +78,89 @@ pub struct EvaluationOptions {
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
-    /// Where the Hub's data come from.
+    /// Options for the Hub that data is downloaded from.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
-    /// Program that runs the templates of task files in child processes with limits. Without it they run on threads of this process,
-    /// where a hostile template can end the process.
+    /// Program that renders the templates of task files in child processes with limits.
+    ///
+    /// Without it, templates run on threads of this process, and a hostile template can crash the
+    /// process.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub worker: Option<WorkerProgram>,
 }
 
 impl EvaluationOptions {
-    /// These protocols, on all of their published data; `hub` is still to say where these are, or `data` which others to take.
+    /// Selects protocols on all of their published data; set `hub` to download it or `data` to replace
+    /// it.
     pub fn new<S: Into<String>>(protocols: impl IntoIterator<Item = S>) -> Self {
         Self { protocols: protocols.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    pub(crate) fn check_protocols(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_protocols(&self, asked: &[RequestedProtocol]) -> Result<(), EvaluationError> {
         let names = &self.protocols;
         if names.is_empty() {
-            return refuse("there is no protocol; name at least one".to_owned());
+            return usage_error("specify at least one protocol".to_owned());
         }
         if let Some((_, name)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name))
         {
-            return refuse(format!("`{name}`: it is asked for twice"));
+            return usage_error(format!("`{name}`: requested twice"));
         }
-        if self.context.is_some() && !asked.iter().any(AskedProtocol::takes_context) {
-            let what = "`context`: it is for wikitext:llama.cpp and kl; other protocols have their own";
-            return refuse(what.into());
+        if self.context.is_some() && !asked.iter().any(RequestedProtocol::takes_context) {
+            let what = "`context` applies only to wikitext:llama.cpp and kl";
+            return usage_error(what.into());
         }
-        if self.against.is_some() && asked.iter().any(AskedProtocol::compares) {
-            let what = "`against`: it is for items, and kl compares two models already";
-            return refuse(what.into());
+        if self.against.is_some() && asked.iter().any(RequestedProtocol::compares) {
+            let what =
+                "`against` compares items and cannot be used with kl, which already compares two models";
+            return usage_error(what.into());
         }
         Ok(())
     }
 
-    pub(crate) fn check_base(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_base(&self, asked: &[RequestedProtocol]) -> Result<(), EvaluationError> {
         let given = [("base", self.base.is_some()), ("base_dtype", self.base_dtype.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
-            Some((option, _)) if !asked.iter().any(AskedProtocol::compares) => {
-                refuse(format!("`{option}` is for comparing two models; use kl"))
+            Some((option, _)) if !asked.iter().any(RequestedProtocol::compares) => {
+                usage_error(format!("`{option}` applies only to kl, which compares two models"))
             }
             _ => Ok(()),
         }
     }
 
-    pub(crate) fn check_examples(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_examples(&self, asked: &[RequestedProtocol]) -> Result<(), EvaluationError> {
         let wants = self.num_fewshot.is_some_and(|count| count > 0);
         let without = asked.iter().position(|asked| asked.protocol.few_shot.is_none());
         if wants && let Some(index) = without {
             let with = protocols().iter().filter(|protocol| protocol.few_shot.is_some());
             let with = with.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ");
-            return refuse(format!(
-                "`num_fewshot`: {} has no questions to put examples before; {with} and YAML task files do",
+            return usage_error(format!(
+                "`num_fewshot`: {} does not support examples; {with} and YAML task files do",
                 self.protocols[index]
             ));
         }
-        let is_file = |asked: &AskedProtocol| matches!(asked.kind, Kind::Task(_));
+        let is_file = |asked: &RequestedProtocol| matches!(asked.kind, Kind::Task(_));
         if !wants && !self.fewshot_data.is_empty() && !asked.iter().any(is_file) {
-            return refuse(
-                "`fewshot_data` holds the examples to sample from; say how many with `num_fewshot`".into(),
+            return usage_error(
+                "`fewshot_data` needs `num_fewshot`, the number of examples to sample".into(),
             );
         }
         Ok(())
     }
 
-    /// What the examples of the protocol at this place are drawn from.
+    /// Returns the source of few-shot examples for the protocol at `index`.
     pub(crate) fn fewshot_data_of(&self, index: usize) -> Option<&Path> {
         self.fewshot_data.get(index).or(self.fewshot_data.first()).map(PathBuf::as_path)
     }
 
-    /// The data of the protocol at this place.
+    /// Returns the data of the protocol at `index`.
     pub(crate) fn data_of(&self, index: usize) -> Option<&Path> {
         self.data.get(index).or(self.data.first()).map(PathBuf::as_path)
     }
 }
 
-/// A call that is wrong.
-pub(crate) fn refuse<T>(what: String) -> Result<T, EvaluationError> {
+/// Returns a usage error.
+pub(crate) fn usage_error<T>(what: String) -> Result<T, EvaluationError> {
     Err(EvaluationError::Call { what })
 }

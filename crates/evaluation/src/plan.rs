@@ -1,4 +1,4 @@
-//! From options to reports: first all checks of the data, then the models.
+//! From options to reports: all data is checked before any model runs.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -6,29 +6,29 @@ use std::vec;
 
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
 
-use crate::asked::{AskedProtocol, Kind};
-use crate::options::refuse;
+use crate::asked::{Kind, RequestedProtocol};
+use crate::options::usage_error;
 use crate::protocols::shared::wrong_setting;
-use crate::task::{Sides, Source, Task};
+use crate::task::{ModelPair, Source, Task};
 use crate::{
     Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Report, Setting, Shots,
 };
 
-/// The seed that lm-evaluation-harness draws examples with.
+/// Default seed of lm-evaluation-harness for sampling few-shot examples.
 const FEWSHOT_SEED: u64 = 1234;
 
-/// Options that go together, before anything is opened.
+/// Validated options, before any data is opened.
 ///
-/// Given by [`EvaluationOptions::check`].
+/// Returned by [`EvaluationOptions::check`].
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) options: EvaluationOptions,
-    pub(crate) asked: Vec<AskedProtocol>,
+    pub(crate) asked: Vec<RequestedProtocol>,
 }
 
-/// Data that are read and checked, ready for a model.
+/// Data that has been read and checked, ready for a model.
 ///
-/// Made of [`EvaluationOptions`] by [`Plan::prepare`].
+/// [`Plan::prepare`] creates it from [`EvaluationOptions`].
 #[derive(Debug)]
 pub struct Evaluation {
     tasks: Vec<Task>,
@@ -36,25 +36,25 @@ pub struct Evaluation {
     notes: Vec<String>,
 }
 
-/// The reports of an evaluation, each as soon as it is made.
+/// Iterator over the reports of an evaluation; each report is returned as soon as it is complete.
 ///
-/// Given by [`Evaluation::run`]; see [`Report`] for an example.
+/// Returned by [`Evaluation::run`]; see [`Report`] for an example.
 pub struct Reports<'a> {
     tasks: vec::IntoIter<Task>,
     log: Option<ItemLog>,
-    models: Sides<&'a LoadedModel>,
+    models: ModelPair<&'a LoadedModel>,
     reporter: &'a dyn Reporter,
-    /// What was wrong with the data of the tasks before.
+    /// First error in the data of earlier tasks.
     damage: Option<DataError>,
 }
 
 impl EvaluationOptions {
-    /// Checks what can be checked before anything is opened.
+    /// Validates everything that can be validated before any data is opened.
     ///
     /// # Errors
-    /// When there is no protocol of a name, or options do not go together.
+    /// Fails if a protocol is unknown or options conflict.
     pub fn check(self) -> Result<Plan, EvaluationError> {
-        let named = |name: &String| AskedProtocol::named(name, self.worker.as_ref());
+        let named = |name: &String| RequestedProtocol::named(name, self.worker.as_ref());
         let asked = self.protocols.iter().map(named).collect::<Result<Vec<_>, _>>()?;
         self.check_protocols(&asked)?;
         self.check_base(&asked)?;
@@ -62,16 +62,14 @@ impl EvaluationOptions {
             return Err(wrong_setting("`limit`", "at least 1", "0"));
         }
         if self.resume && self.items.is_none() {
-            return refuse(
-                "`resume`: it continues the items of an interrupted run; name them with `items`".into(),
-            );
+            return usage_error("`resume` needs `items`, the log of the interrupted run".into());
         }
         let count = asked.len();
         for (option, files) in [("data", &self.data), ("fewshot_data", &self.fewshot_data)] {
             let files = files.len();
             if files > 1 && files != count {
-                return refuse(format!(
-                    "`{option}`: expected it once for all protocols, or once for each of the {count}, found it {files} times"
+                return usage_error(format!(
+                    "`{option}`: expected one for all protocols, or one for each of the {count}, found {files}"
                 ));
             }
         }
@@ -81,13 +79,14 @@ impl EvaluationOptions {
 }
 
 impl Plan {
-    /// Whether `kl` is asked for, which needs a second model.
+    /// Whether the plan includes `kl`, which needs a second model.
     pub fn compares(&self) -> bool {
-        self.asked.iter().any(AskedProtocol::compares)
+        self.asked.iter().any(RequestedProtocol::compares)
     }
 
-    /// The model that `kl` compares with, if it is asked for: that of `base`, or the same model; in f32 if `base_dtype` says
-    /// nothing else.
+    /// Returns the base model for `kl`, if the plan includes it.
+    ///
+    /// It is the model of `base`, or the same model, in f32 unless `base_dtype` is set.
     pub fn base_of(&self, model: &ModelOptions) -> Option<ModelOptions> {
         let dtype = Some(self.options.base_dtype.unwrap_or(WeightDType::F32));
         let same = ModelOptions { dtype, kv_dtype: None, assistant_model: None, ..model.clone() };
@@ -98,11 +97,13 @@ impl Plan {
         self.compares().then_some(base)
     }
 
-    /// Reads and checks the data of all that is asked for, and opens the log: whatever they can be refused for is known before any
-    /// weights are read. `base` is the model that `kl` compares with.
+    /// Reads and checks all data and opens the log.
+    ///
+    /// All invalid input is rejected before any weights are read. `base` is the base model of `kl`.
     ///
     /// # Errors
-    /// When data are not available, cannot be read or used, are damaged, do not fit a model, or a log is not of this run.
+    /// Fails if data is unavailable, unreadable, unusable or damaged, or does not fit a model. Also fails
+    /// if the log belongs to another run.
     pub fn prepare(
         &self,
         model: &ModelFacts<'_>,
@@ -157,7 +158,7 @@ impl Plan {
             };
             let name = &options.protocols[index];
             let source = Source { data: &data, path: path.display().to_string(), revision };
-            let mut task = Task::prepare(name, asked, source, &setting, Sides { model, base })?;
+            let mut task = Task::prepare(name, asked, source, &setting, ModelPair { model, base })?;
             if let Some(against) = &options.against {
                 task.compare_with(against)?;
             }
@@ -175,19 +176,19 @@ impl Plan {
         Ok(Evaluation { tasks, log, notes })
     }
 
-    /// The name of the published data on the Hub.
-    fn published_data(&self, index: usize, asked: &AskedProtocol) -> Result<PathBuf, EvaluationError> {
+    /// Returns the path of the published data on the Hub.
+    fn published_data(&self, index: usize, asked: &RequestedProtocol) -> Result<PathBuf, EvaluationError> {
         let name = &self.options.protocols[index];
         let Some(hub) = asked.protocol.dataset.hub else {
             let data = asked.protocol.dataset.name;
-            return refuse(format!(
-                "`{name}` has no single data file on the Hub; give its data ({data}) with `data`"
+            return usage_error(format!(
+                "`{name}` has no single data file on the Hub; specify its data ({data}) with `data`"
             ));
         };
         if Path::new(hub).extension().is_some_and(|end| end == "parquet") && !cfg!(feature = "parquet") {
-            return refuse(format!(
-                "`{name}`: the published data on the Hub, {hub}, are Parquet, which this program was built without (the feature \
-                 `parquet`); give them in another form with `data`: JSONL, CSV, or a text as it is"
+            return usage_error(format!(
+                "`{name}`: the published data on the Hub, {hub}, is in Parquet, and this program was built without the \
+                 feature `parquet`; specify the data in another format with `data`: JSONL, CSV or plain text"
             ));
         }
         Ok(hub.into())
@@ -195,20 +196,22 @@ impl Plan {
 }
 
 impl Evaluation {
-    /// Notes on the data, and on what is in the log already.
+    /// Returns notes on the data and on results that are already in the log.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Asks the models, a protocol after the other; `base` is the one that `kl` compares with. Errors in the data of a protocol
-    /// are reported after the reports of all others; any other error ends the run.
+    /// Evaluates one protocol after another; `base` is the base model of `kl`.
+    ///
+    /// Errors in the data of a protocol are reported after the reports of all other protocols. Any other
+    /// error ends the run.
     pub fn run<'a>(
         self,
         model: &'a LoadedModel,
         base: Option<&'a LoadedModel>,
         reporter: &'a dyn Reporter,
     ) -> Reports<'a> {
-        let models = Sides { model, base };
+        let models = ModelPair { model, base };
         Reports { tasks: self.tasks.into_iter(), log: self.log, models, reporter, damage: None }
     }
 }

@@ -1,10 +1,10 @@
-//! Data made ready for a model: everything that is known before it is asked.
+//! Prepared data: everything that is known before a model runs.
 
 use candle_gpt2_engine::{Reporter, Vocabulary};
 
 use crate::{Data, DataError, Item};
 
-/// The items that a protocol makes of its data.
+/// Items that a protocol builds from its data.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -21,81 +21,83 @@ use crate::{Data, DataError, Item};
 /// ```
 #[derive(Debug, Default)]
 pub struct Prepared {
-    /// What the model is asked, in the order of the data.
+    /// Items, in the order of the data.
     pub items: Vec<Item>,
-    /// What of the data as a whole is counted.
+    /// Counts over the whole data.
     pub totals: Totals,
-    /// Tokens that are not written, if words are.
-    pub left_out: Vec<u32>,
-    /// Items that were longer than the context and lost their beginning.
-    pub cut: usize,
-    /// Other notes.
+    /// Tokens that are suppressed when the model generates a word.
+    pub suppressed_tokens: Vec<u32>,
+    /// Number of items that were longer than the context and lost their beginning.
+    pub truncated_count: usize,
+    /// Further notes on the data.
     pub notes: Vec<String>,
-    /// What is wrong with the entry after the last item.
+    /// Error in the entry after the last item.
     pub damaged: Option<DataError>,
 }
 
-/// Counts of the data as a whole, for protocols that divide by them.
+/// Counts over the whole data, for protocols that divide by them.
 ///
-/// Part of what is [`Prepared`].
+/// Part of [`Prepared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Words before any change of the text.
+    /// Number of words in the original text.
     pub words: usize,
 }
 
-/// The setting that a protocol is prepared for.
+/// Settings for preparing a protocol's items.
 ///
 /// See [`Prepared`] for an example.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
-    /// The model's tokens and configuration.
+    /// Tokens and configuration of the model.
     pub vocabulary: &'a Vocabulary,
-    /// The number in the protocol's name, or its default.
+    /// Number in the protocol's name, or its default.
     pub parameter: usize,
-    /// Length of the windows, if it is the caller's to choose.
+    /// Window length, if the protocol lets the caller choose it.
     pub context: Option<usize>,
-    /// Take the first so many items only.
+    /// Maximum number of items.
     pub limit: Option<usize>,
-    /// The examples before each question, if there are any.
+    /// Few-shot examples, if the run has them.
     pub shots: Option<Shots<'a>>,
-    /// Asked between entries whether to end early.
+    /// Checked for an interruption between entries.
     pub reporter: &'a dyn Reporter,
 }
 
 impl<'a> Setting<'a> {
-    /// For all items, without examples; in windows as the protocol has them.
+    /// Creates settings for all items, without few-shot examples and with the protocol's own windows.
     pub fn new(vocabulary: &'a Vocabulary, reporter: &'a dyn Reporter) -> Self {
         Self { vocabulary, parameter: 0, context: None, limit: None, shots: None, reporter }
     }
 }
 
-/// How many examples precede each question, and where they come from.
+/// Number and source of the few-shot examples before each question.
 ///
-/// A field of a [`Setting`].
+/// A field of [`Setting`].
 #[derive(Debug, Clone, Copy)]
 pub struct Shots<'a> {
-    /// Examples before a question, at least one.
+    /// Number of examples before each question, at least 1.
     pub count: usize,
-    /// Seed of the draw, as of Python's `random.seed`.
+    /// Sampling seed, with the meaning of Python's `random.seed`.
     pub seed: u64,
-    /// What they are drawn from; `None` for the data themselves.
+    /// Data that the examples are sampled from; `None` for the evaluated data.
     pub data: Option<&'a Data>,
-    /// What the protocol says of them.
+    /// Source of the examples according to the protocol.
     pub source: ExampleSource,
 }
 
-/// Where a protocol's examples come from, and whether a question may be an example of itself.
+/// Source of few-shot examples, and whether a question may be its own example.
 ///
-/// A field of a [`Protocol`](crate::Protocol).
+/// A field of [`Protocol`](crate::Protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExampleSource {
-    /// A training split beside a test split: no question is in it.
+    /// Training split of a task with a test split; it contains none of the questions.
     Training,
-    /// A training split of a task without a test split: lm-evaluation-harness leaves the question itself out.
+    /// Training split of a task without a test split.
+    ///
+    /// lm-evaluation-harness excludes the question itself.
     TrainingWithoutQuestion,
-    /// The items themselves, the question among them: the task has no other split.
+    /// The evaluated items, including the question itself, because the task has no other split.
     Items,
 }

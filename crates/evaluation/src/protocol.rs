@@ -1,79 +1,80 @@
-//! Protocols: a name fixes which text is scored, in what pieces, and what the result is divided by.
+//! Protocols: a name fixes the scored text, its windows, and the divisor of the result.
 
 use serde::Serialize;
 
 use crate::{Data, EvaluationError, ExampleSource, ItemResult, Metric, Prepared, Published, Setting, Totals};
 
-/// A way to measure, as data and two functions.
+/// A measurement method, as data and two functions.
 ///
 /// ```
 /// use candle_gpt2_evaluation::named;
 ///
 /// let (protocol, _) = named("lambada:lm-eval")?;
 /// assert_eq!(protocol.task(), "lambada");
-/// assert_eq!(protocol.dataset.licence, "MIT");
+/// assert_eq!(protocol.dataset.license, "MIT");
 /// assert!(protocol.published.iter().all(|figure| figure.value > 0.0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol {
-    /// Its name, as `lambada:lm-eval`; with `N` at its end in place of a number, as `wikitext:hf-N`.
+    /// Name, such as `lambada:lm-eval`; a parameter is written as `N` at its end, as in `wikitext:hf-N`.
     pub name: &'static str,
-    /// What it measures, in a line.
+    /// One-line description.
     pub about: &'static str,
-    /// Where its arithmetic comes from.
+    /// Source of its formulas.
     pub source: &'static str,
-    /// The published data.
+    /// Published data.
     pub dataset: Dataset,
-    /// What others measured by it, and what the paper says of the same data.
+    /// Results that others measured with it, and results of the paper on the same data.
     pub published: &'static [Published],
-    /// The number at the end of its name if none is given, and what it says.
+    /// Number at the end of the name: its default and its meaning.
     pub parameter: Option<Parameter>,
-    /// Where examples before a question come from; `None` if no question can have any.
+    /// Source of few-shot examples; `None` if the protocol does not support them.
     pub few_shot: Option<ExampleSource>,
-    /// Makes items of the data.
+    /// Builds items from the data.
     pub prepare: fn(&Data, &Setting<'_>) -> Result<Prepared, EvaluationError>,
-    /// Makes metrics of what the model said; the results are in the order of the items.
+    /// Computes metrics from the results, which are in item order.
     pub measure: fn(&Totals, &[ItemResult]) -> Vec<Metric>,
 }
 
-/// The number at the end of a protocol's name.
+/// Number at the end of a protocol's name.
 ///
-/// A field of a [`Protocol`].
+/// A field of [`Protocol`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Parameter {
-    /// What it is if the name has none; `None` if it must be given or follows from the model.
+    /// Default; `None` if the number is required or derived from the model.
     pub default: Option<usize>,
-    /// What it says.
+    /// Meaning of the number.
     pub about: &'static str,
 }
 
-/// Where the published data are.
+/// Location of the published data.
 ///
 /// ```
 /// use candle_gpt2_evaluation::named;
 ///
 /// let (protocol, _) = named("text:bits")?;
-/// assert_eq!(protocol.dataset.hub, None, "any text of the caller's");
-/// assert_eq!(protocol.dataset.knows(None, "0123"), None);
+/// assert_eq!(protocol.dataset.hub, None, "the caller supplies any text");
+/// assert_eq!(protocol.dataset.is_published(None, "0123"), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Dataset {
-    /// What it is called.
+    /// Name of the dataset.
     pub name: &'static str,
-    /// `owner/name[@revision]/path` on the Hub; `None` for any text of the caller's.
+    /// `owner/name[@revision]/path` on the Hub; `None` if the caller supplies any text.
     pub hub: Option<&'static str>,
-    /// SHA-256 of the files that are the published data, in lower-case hexadecimal digits.
+    /// SHA-256 of the files that hold the published data, in lowercase hexadecimal.
     pub sha256: &'static [&'static str],
-    /// Its licence.
-    pub licence: &'static str,
+    /// License of the dataset.
+    pub license: &'static str,
 }
 
 impl Dataset {
-    /// Whether data are the published ones: by their path on the Hub if they come from there, or by their SHA-256 if the
-    /// published one is known.
-    pub fn knows(&self, hub: Option<&str>, sha256: &str) -> Option<bool> {
+    /// Whether the data is the published data, judging by its Hub path or its SHA-256; `None` if unknown.
+    ///
+    /// Data from another source is compared by SHA-256, which requires that the published one is known.
+    pub fn is_published(&self, hub: Option<&str>, sha256: &str) -> Option<bool> {
         let is_of_hub = hub.is_some() && self.hub == hub;
         let is_known = is_of_hub || self.sha256.contains(&sha256);
         (is_known || !self.sha256.is_empty()).then_some(is_known)
@@ -81,16 +82,16 @@ impl Dataset {
 }
 
 impl Protocol {
-    /// The task: the part before the colon.
+    /// Returns the task: the part of the name before the colon.
     pub fn task(&self) -> &'static str {
         self.name.split(':').next().unwrap_or(self.name)
     }
 
-    /// Its name without the place of a number.
+    /// Returns the name without the placeholder for a number.
     pub(crate) fn stem(&self) -> &'static str {
         self.name.strip_suffix(PLACE_OF_NUMBER).unwrap_or(self.name)
     }
 }
 
-/// The part of a name in whose place a number must be given.
+/// Placeholder in a name for a required number.
 pub(crate) const PLACE_OF_NUMBER: &str = "-N";

@@ -1,9 +1,9 @@
-//! What others published, for comparison.
+//! Published results for comparison.
 
 use candle_gpt2::Gpt2Config;
 use serde::Serialize;
 
-/// The published sizes of GPT-2.
+/// Published model sizes of GPT-2.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
@@ -30,7 +30,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// The size that a model has the shape of.
+    /// Returns the size whose layers, hidden size and vocabulary match the configuration.
     pub fn of(config: &Gpt2Config) -> Option<Self> {
         let shape = (config.n_layer, config.n_embd, config.vocab_size);
         [
@@ -44,7 +44,7 @@ impl Size {
         .map(|(size, _)| size)
     }
 
-    /// The name of the published model.
+    /// Returns the name of the published model.
     pub fn name(self) -> &'static str {
         match self {
             Self::Small => "gpt2",
@@ -55,21 +55,21 @@ impl Size {
     }
 }
 
-/// A published figure.
+/// A published result.
 ///
-/// A field of a [`Protocol`](crate::Protocol).
+/// A field of [`Protocol`](crate::Protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Published {
-    /// The model.
+    /// Model size.
     pub model: Size,
-    /// The metric's name.
+    /// Name of the metric.
     pub metric: &'static str,
-    /// Its value, a share as a fraction.
+    /// Value of the metric; accuracies are fractions between 0 and 1.
     pub value: f64,
-    /// The publication.
+    /// Source of the result.
     pub source: &'static str,
-    /// The protocol that it was measured by, or `not published`.
+    /// Protocol of the measurement, or `not published`.
     pub protocol: &'static str,
-    /// Whether that is the protocol that lists it, so that only rounding may differ.
+    /// Whether `protocol` is the protocol that lists this result, so only rounding may differ.
     pub exact: bool,
 }

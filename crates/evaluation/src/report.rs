@@ -1,6 +1,7 @@
-//! The report of a measurement: JSON for programs, a table for readers.
+//! Report of a measurement: JSON for programs, a table for people.
 //!
-//! Numbers that are not finite, such as a perplexity that f64 cannot hold, are the texts `Infinity`, `-Infinity` and `NaN` in JSON.
+//! In JSON, numbers that are not finite are the strings `Infinity`, `-Infinity` and `NaN`. An example is
+//! a perplexity beyond the range of f64.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use crate::{Comparison, Flips, Metric, PairedDifference, Published, Size, StderrKind};
 
-/// A measurement by a protocol.
+/// Results of one protocol.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -21,86 +22,88 @@ use crate::{Comparison, Flips, Metric, PairedDifference, Published, Size, Stderr
 /// let options = ModelOptions::default();
 /// let model = options.open(&Silent)?.load(&Silent)?;
 /// let evaluation = plan.prepare(&ModelFacts::of_loaded(&options, &model), None, &Silent)?;
-/// let report = evaluation.run(&model, None, &Silent).next().ok_or("there is none")??;
+/// let report = evaluation.run(&model, None, &Silent).next().ok_or("no report")??;
 /// assert_eq!((report.protocol.as_str(), report.metrics[0].name), ("text:bits", "bits_per_byte"));
 /// assert_eq!(report.dataset.items, 1);
-/// assert!(report.to_string().contains("  model: built-in in f16"));
+/// assert!(report.to_string().contains("  model: built-in in q8"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Type of its weights.
+    /// Dtype of its weights.
     pub dtype: &'static str,
-    /// Type of its keys and values.
+    /// Dtype of its KV cache.
     pub kv_dtype: &'static str,
-    /// Where it ran.
+    /// Device that the model ran on.
     pub device: String,
-    /// The model that it was compared with, if the protocol compares two.
+    /// Base model, if the protocol compares two models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseReport>,
-    /// Name of the protocol, with its number if it has one.
+    /// Name of the protocol, including its number.
     pub protocol: String,
-    /// Where its arithmetic comes from.
+    /// Source of the protocol's formulas.
     pub protocol_source: &'static str,
-    /// Examples before each question; absent in JSON if there are none.
+    /// Number of examples before each question; omitted from JSON if 0.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_fewshot: usize,
-    /// The data.
+    /// Evaluated data.
     pub dataset: DatasetReport,
-    /// The figures.
+    /// Metrics.
     pub metrics: Vec<MetricReport>,
-    /// The same items in another run, if that was asked for.
+    /// Comparison with the same items in another run, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Comparison>,
-    /// Items that were longer than the context and lost their beginning.
+    /// Number of items that were longer than the context and lost their beginning.
     pub cut: usize,
-    /// Other notes.
+    /// Further notes.
     pub notes: Vec<String>,
-    /// Tokens that this run read; what the choices of an item all begin with counts once, and what was in the log not at all.
+    /// Number of tokens that this run read.
+    ///
+    /// The common prefix of an item's choices counts once. Results reused from the log do not count.
     pub tokens_read: u64,
-    /// Tokens that this run scored.
+    /// Number of tokens that this run scored.
     pub tokens_scored: u64,
-    /// Seconds that the model took for them.
+    /// Evaluation time in seconds.
     pub seconds: f64,
     /// Version of this crate.
     pub version: &'static str,
 }
 
-/// The model that another is compared with.
+/// Base model of a comparison.
 ///
 /// Part of a [`Report`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BaseReport {
-    /// Its name.
+    /// Name of the model.
     pub model: String,
-    /// Type of its weights.
+    /// Dtype of its weights.
     pub dtype: &'static str,
 }
 
-/// The data of a measurement.
+/// Data of a measurement.
 ///
 /// Part of a [`Report`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DatasetReport {
-    /// The dataset that the protocol is for.
+    /// Name of the protocol's dataset.
     pub name: &'static str,
-    /// The file that was read, as the caller named it.
+    /// Path of the data, as the caller supplied it.
     pub path: String,
-    /// Its commit on the Hub.
+    /// Commit of the dataset on the Hub.
     pub revision: Option<String>,
-    /// SHA-256 of its bytes, in lower-case hexadecimal digits.
+    /// SHA-256 of the bytes, in lowercase hexadecimal.
     pub sha256: String,
-    /// Whether that is the published file; absent if there is none, or its SHA-256 is not known.
+    /// Whether this is the published file; absent if no file is published or its SHA-256 is unknown.
     pub known: Option<bool>,
-    /// Items that were measured.
+    /// Number of evaluated items.
     pub items: usize,
-    /// Most items that were asked for.
+    /// Requested maximum number of items.
     pub limit: Option<usize>,
 }
 
-/// A figure beside what others published of the same model.
+/// A metric next to published results for the same model size.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{Metric, MetricReport, Size, StderrKind, named};
@@ -120,38 +123,42 @@ pub struct DatasetReport {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MetricReport {
-    /// Its name.
+    /// Name of the metric.
     pub name: &'static str,
-    /// Its value.
+    /// Value of the metric.
     #[serde(with = "crate::number")]
     pub value: f64,
-    /// Its standard error, if it has one.
+    /// Standard error, if the metric has one.
     #[serde(serialize_with = "crate::number::optional::serialize")]
     pub stderr: Option<f64>,
-    /// How that was computed.
+    /// Method of computing the standard error.
     pub stderr_kind: StderrKind,
-    /// What was averaged over: items, words, bytes, tokens.
+    /// Number of units averaged over: items, words, bytes or tokens.
     pub count: usize,
-    /// What others measured of a model of this size.
+    /// Published results for a model of this size.
     pub published: Vec<Published>,
-    /// Difference to the figure that was published for the same protocol, in standard errors: how likely other items of the same
-    /// kind would show it. On the same items no difference is by chance.
+    /// Difference from the published result of the same protocol, in standard errors.
+    ///
+    /// It shows how likely a different sample of items would produce this difference. On the same items,
+    /// no difference is due to chance.
     pub z: Option<f64>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
 impl Report {
-    /// The version of this crate.
+    /// Version of this crate.
     pub const VERSION: &'static str = env!("CARGO_PKG_VERSION");
 }
 
 impl MetricReport {
-    /// A figure of the protocol of this name, with what others published of a model of this size. Protocols whose names end in a
-    /// number have the figures of every number, and those of another one are of another protocol.
+    /// Combines a metric with the published results for a model of this size.
+    ///
+    /// `protocol` is the full name. Protocols whose names end in a number list results for every number,
+    /// and only those for the same number count as exact.
     pub fn new(metric: &Metric, protocol: &str, published: &[Published], size: Option<Size>) -> Self {
         let Metric { name, value, stderr, stderr_kind, count } = *metric;
         let is_of = |published: &&Published| published.metric == name && Some(published.model) == size;
@@ -183,13 +190,13 @@ impl MetricReport {
     }
 }
 
-/// The figure that was published for the protocol itself.
+/// Returns the published result of exactly this protocol.
 fn same_protocol(published: &[Published]) -> Option<&Published> {
     published.iter().find(|published| published.exact)
 }
 
 impl Display for Report {
-    /// A table of the figures, and below it where everything comes from.
+    /// Writes a table of the metrics, followed by the sources of data and model.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let head =
             ["protocol", "metric", "value", "± stderr", "published", "difference (in standard errors)"];
@@ -199,12 +206,14 @@ impl Display for Report {
             metric.published.iter().try_for_each(|published| write_published(f, metric.name, published))?;
         }
         if self.metrics.iter().any(|metric| same_protocol(&metric.published).is_some()) {
-            let told = match self.dataset.is_published() {
-                Some(true) => "the published figures are of the same items: a difference is none of chance",
-                Some(false) => "the published figures are of other items",
-                None => "whether the published figures are of the same items is not known",
+            let note = match self.dataset.is_published() {
+                Some(true) => {
+                    "the published figures are for the same items, so no difference is due to chance"
+                }
+                Some(false) => "the published figures are for other items",
+                None => "the published figures may be for other items",
             };
-            writeln!(f, "  {told}")?;
+            writeln!(f, "  {note}")?;
         }
         if let Some(against) = &self.against {
             write_comparison(f, against)?;
@@ -219,7 +228,7 @@ impl Display for Report {
 }
 
 impl DatasetReport {
-    /// Whether these are all published items, if that is known.
+    /// Whether these are all of the published items, if known.
     fn is_published(&self) -> Option<bool> {
         let is_all = self.limit.is_none_or(|limit| self.items < limit);
         if is_all { self.known } else { Some(false) }
@@ -237,7 +246,7 @@ impl Display for DatasetReport {
         write!(f, ", {first}{items} items, sha256 {sha256}")?;
         match known {
             Some(true) => f.write_str(", the published file"),
-            Some(false) => f.write_str(", another file than the published one"),
+            Some(false) => f.write_str(", not the published file"),
             None => Ok(()),
         }
     }
@@ -261,18 +270,18 @@ fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result 
     for Flips { measure, n10, n01, changed, difference, .. } in answers {
         let PairedDifference { difference, stderr: error } = *difference;
         let error = stderr(error);
-        let flips = format!("{n10} right here only, {n01} there only, {changed} other answers");
-        writeln!(f, "    right by {measure} {}{error}: {flips}", signed(difference))?;
+        let flips = format!("{n10} correct only here, {n01} only there, {changed} different answers");
+        writeln!(f, "    accuracy by {measure} {}{error}: {flips}", signed(difference))?;
     }
     match logprob {
         None => Ok(()),
         Some(PairedDifference { difference, stderr: error }) => {
-            writeln!(f, "    log-probability of an item {}{}", signed(*difference), stderr(*error))
+            writeln!(f, "    log-probability per item {}{}", signed(*difference), stderr(*error))
         }
     }
 }
 
-/// Writes columns below their heads: names to the left, numbers to the right, the last one as it is.
+/// Writes a table: text columns left-aligned, number columns right-aligned, the last one unaligned.
 fn write_table(f: &mut Formatter<'_>, head: &[String; 6], rows: &[[String; 6]]) -> fmt::Result {
     let width =
         |column: usize| rows.iter().chain([head]).map(|row| row[column].chars().count()).fold(0, usize::max);
@@ -284,7 +293,7 @@ fn write_table(f: &mut Formatter<'_>, head: &[String; 6], rows: &[[String; 6]]) 
     Ok(())
 }
 
-/// A number for a reader: four places, and what is too small for them in powers of ten.
+/// Formats a number with four decimal places, or in scientific notation if it is too small.
 fn figure(number: f64) -> String {
     if number == 0.0 || number.abs() >= SMALLEST_IN_PLACES {
         format!("{number:.4}")
@@ -301,5 +310,5 @@ fn signed(number: f64) -> String {
     )
 }
 
-/// Below it four places show less than two digits.
+/// Smallest number that shows at least two digits in four decimal places.
 const SMALLEST_IN_PLACES: f64 = 0.001;

@@ -1,61 +1,61 @@
-//! One protocol of a run: its data, what of them is done, and what becomes of the rest.
+//! One protocol of a run, with its data and the results of an interrupted run.
 
 use std::path::Path;
 use std::time::Instant;
 
 use candle_gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
 
-use crate::asked::{AskedProtocol, Kind};
+use crate::asked::{Kind, RequestedProtocol};
 use crate::{
     BaseReport, Comparison, Data, DataError, DatasetReport, EvaluationError, ItemLog, ItemResult, Kl,
     KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Protocol, Report, Setting, Shots, Size,
     logged_results,
 };
 
-/// The model that is measured, and the one that `kl` compares with.
+/// The evaluated model, and the base model of `kl`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sides<T> {
+pub(crate) struct ModelPair<T> {
     pub(crate) model: T,
     pub(crate) base: Option<T>,
 }
 
-/// Data as they are read.
+/// Data as it was read.
 pub(crate) struct Source<'a> {
     pub(crate) data: &'a Data,
-    /// As the caller named them.
+    /// Path as the caller supplied it.
     pub(crate) path: String,
-    /// Their commit on the Hub.
+    /// Commit of the dataset on the Hub.
     pub(crate) revision: Option<String>,
 }
 
-/// A protocol whose data are read and checked.
+/// A protocol whose data has been read and checked.
 #[derive(Debug)]
 pub(crate) struct Task {
     head: LogHead,
-    /// The model as the caller named it.
+    /// Model name as the caller supplied it.
     model: String,
     base: Option<BaseReport>,
-    asked: AskedProtocol,
-    /// The data, of which no item is measured yet.
+    asked: RequestedProtocol,
+    /// Report on the data, with no items evaluated yet.
     dataset: DatasetReport,
     num_fewshot: usize,
-    /// The log that the items are compared with, what it depends on, and what it says of them.
+    /// Path of the log to compare with, the summary of its run, and its results.
     against: Option<(String, String, Vec<ItemResult>)>,
-    asking: Asking,
+    workload: Workload,
 }
 
-/// What a task asks of models, with the results of an interrupted run.
+/// Questions of a task, with the results of an interrupted run.
 #[derive(Debug)]
-enum Asking {
+enum Workload {
     Items { prepared: Prepared, done: Vec<ItemResult> },
     Windows { kl: Kl, done: Vec<KlWindow> },
 }
 
-/// What came of a task.
-struct Measured {
+/// Results of a task.
+struct TaskResult {
     metrics: Vec<Metric>,
     items: usize,
-    /// Of protocols that have items.
+    /// Results of the items; empty for `kl`.
     results: Vec<ItemResult>,
     tokens_read: u64,
     tokens_scored: usize,
@@ -63,13 +63,13 @@ struct Measured {
 }
 
 impl Task {
-    /// Makes the data ready.
+    /// Prepares the data for the model.
     pub(crate) fn prepare(
         name: &str,
-        asked: &AskedProtocol,
+        asked: &RequestedProtocol,
         source: Source<'_>,
         setting: &Setting<'_>,
-        sides: Sides<&ModelFacts<'_>>,
+        sides: ModelPair<&ModelFacts<'_>>,
     ) -> Result<Self, EvaluationError> {
         let mut run = sides.model.run.clone();
         if let Some(context) = setting.context {
@@ -78,8 +78,8 @@ impl Task {
         if let Some(Shots { count, seed, .. }) = setting.shots {
             run.push_str(&format!(", {count} examples by seed {seed}"));
         }
-        let items = |prepared| (Asking::Items { prepared, done: Vec::new() }, None);
-        let (asking, base) = match (&asked.kind, sides.base) {
+        let items = |prepared| (Workload::Items { prepared, done: Vec::new() }, None);
+        let (workload, base) = match (&asked.kind, sides.base) {
             (Kind::Protocol, _) => items((asked.protocol.prepare)(source.data, setting)?),
             (Kind::Task(task), _) => items(task.prepare(source.data, setting)?),
             (Kind::Kl, Some(base)) => {
@@ -87,7 +87,7 @@ impl Task {
                 kl.check_base(base.vocabulary, setting.vocabulary)?;
                 run.push_str(&format!(", compared with {} in {}", base.name, base.weight_type));
                 let base = BaseReport { model: base.name.clone(), dtype: base.weight_type };
-                (Asking::Windows { kl, done: Vec::new() }, Some(base))
+                (Workload::Windows { kl, done: Vec::new() }, Some(base))
             }
             (Kind::Kl, None) => return Err(EvaluationError::NoBase),
         };
@@ -96,7 +96,7 @@ impl Task {
         let published = &asked.protocol.dataset;
         let dataset = DatasetReport {
             name: published.name,
-            known: published.knows(of_hub, data.sha256()),
+            known: published.is_published(of_hub, data.sha256()),
             path,
             revision,
             sha256: data.sha256().to_owned(),
@@ -111,76 +111,77 @@ impl Task {
             dataset,
             num_fewshot: setting.shots.map_or(0, |shots| shots.count),
             against: None,
-            asking,
+            workload,
         })
     }
 
-    /// Compares its items with those in the log of another run, if it has items.
+    /// Sets up the comparison with the log of another run, if the task has items.
     pub(crate) fn compare_with(&mut self, path: &Path) -> Result<(), EvaluationError> {
-        if let Asking::Items { prepared, .. } = &self.asking {
+        if let Workload::Items { prepared, .. } = &self.workload {
             let (run, results) = logged_results(path, &self.head.protocol, prepared)?;
             self.against = Some((path.display().to_string(), run, results));
         }
         Ok(())
     }
 
-    /// Makes notes on the data, and refuses what cannot be measured: damaged data if nothing would be left of the items
-    /// before.
+    /// Adds notes on the data, and rejects data that cannot be evaluated.
+    ///
+    /// Damaged data is accepted only if a log can keep the results of the items before the damage.
     pub(crate) fn check(&self, has_log: bool, notes: &mut Vec<String>) -> Result<(), EvaluationError> {
         let name = &self.head.protocol;
-        let (cut, own) = self.asking.notes();
+        let (cut, own) = self.workload.notes();
         if cut > 0 {
             notes.push(format!("{name}: {cut} items are longer than the context and lose their beginning"));
         }
         notes.extend(own.iter().map(|note| format!("{name}: {note}")));
-        match (self.asking.items(), self.asking.damaged()) {
+        match (self.workload.items(), self.workload.damaged()) {
             ((items, _), Some(error)) if items > 0 && has_log => {
-                notes.push(format!("{name}: {error}; the {items} items before it are measured for the log"));
+                notes.push(format!("{name}: {error}; the {items} items before it are evaluated for the log"));
                 Ok(())
             }
             (_, Some(error)) => Err(error.clone().into()),
             ((0, _), None) => {
-                let what = format!("it holds no items of `{name}`");
+                let what = format!("contains no items of `{name}`");
                 Err(EvaluationError::Unusable { file: self.dataset.path.clone(), what })
             }
             _ => Ok(()),
         }
     }
 
-    /// Takes over what an interrupted run left in the log.
+    /// Takes the results of an interrupted run from the log.
     pub(crate) fn take_done(
         &mut self,
         log: &mut ItemLog,
         notes: &mut Vec<String>,
     ) -> Result<(), EvaluationError> {
-        match &mut self.asking {
-            Asking::Items { prepared, done, .. } => *done = log.results(&self.head, prepared)?,
-            Asking::Windows { kl, done } => {
+        match &mut self.workload {
+            Workload::Items { prepared, done, .. } => *done = log.results(&self.head, prepared)?,
+            Workload::Windows { kl, done } => {
                 *done = log.take(&self.head, |index, window: &KlWindow| kl.check_result(index, window))?;
             }
         }
-        if let (items, done @ 1..) = self.asking.items() {
+        if let (items, done @ 1..) = self.workload.items() {
             notes.push(format!("{}: {done} of {items} items are in the log", self.head.protocol));
         }
         Ok(())
     }
 
-    /// Asks the models what is not done, and tells the figures; if the data are damaged, that instead.
+    /// Evaluates the remaining items and reports the metrics, or returns the error of damaged data.
     pub(crate) fn evaluate(
         self,
-        models: Sides<&LoadedModel>,
+        models: ModelPair<&LoadedModel>,
         log: Option<&mut ItemLog>,
         reporter: &dyn Reporter,
     ) -> Result<Report, EvaluationError> {
-        let Self { head, model: name, base, asked, dataset, num_fewshot, against, asking } = self;
-        let (cut, notes) = asking.notes();
+        let Self { head, model: name, base, asked, dataset, num_fewshot, against, workload } = self;
+        let (cut, notes) = workload.notes();
         let notes = notes.to_vec();
-        let measured = asking.measure(&asked, models, &head, log, reporter)?;
+        let measured = workload.measure(&asked, models, &head, log, reporter)?;
         let model = models.model.model();
         let size = Size::of(model.config());
         let Protocol { published, source, .. } = asked.protocol;
-        let told = |metric: &Metric| MetricReport::new(metric, &head.protocol, published, size);
-        let metrics = measured.metrics.iter().map(told).collect();
+        let report = |metric: &Metric| MetricReport::new(metric, &head.protocol, published, size);
+        let metrics = measured.metrics.iter().map(report).collect();
         let against = against.map(|(path, run, there)| Comparison::new(path, run, &measured.results, &there));
         Ok(Report {
             model: name,
@@ -204,8 +205,8 @@ impl Task {
     }
 }
 
-impl Asking {
-    /// How many items it has, and how many of them are done.
+impl Workload {
+    /// Number of items, and number of items that are done.
     fn items(&self) -> (usize, usize) {
         match self {
             Self::Items { prepared, done, .. } => (prepared.items.len(), done.len()),
@@ -220,40 +221,40 @@ impl Asking {
         }
     }
 
-    /// The number of items that lost their beginning, and the other notes.
+    /// Number of items that lost their beginning, and the other notes.
     fn notes(&self) -> (usize, &[String]) {
         match self {
-            Self::Items { prepared, .. } => (prepared.cut, &prepared.notes),
+            Self::Items { prepared, .. } => (prepared.truncated_count, &prepared.notes),
             Self::Windows { kl, .. } => (0, kl.notes()),
         }
     }
 
-    /// Asks the models, adds what they say to the log, and counts.
+    /// Runs the models, appends their results to the log, and computes the metrics.
     fn measure(
         self,
-        asked: &AskedProtocol,
-        models: Sides<&LoadedModel>,
+        asked: &RequestedProtocol,
+        models: ModelPair<&LoadedModel>,
         head: &LogHead,
         log: Option<&mut ItemLog>,
         reporter: &dyn Reporter,
-    ) -> Result<Measured, EvaluationError> {
+    ) -> Result<TaskResult, EvaluationError> {
         let done = self.items().1;
         let tokens_read = match &self {
             Self::Items { prepared, .. } => prepared.tokens_to_read(done),
             Self::Windows { kl, .. } => kl.tokens_to_read(done),
         };
         let bar = reporter.start(&head.protocol, tokens_read, Unit::Items("tokens"));
-        let mut kept = Kept { head, log, reporter };
+        let mut sink = ResultSink { head, log, reporter };
         let start = Instant::now();
         let seconds = || start.elapsed().as_secs_f64();
-        // An interruption may also have ended the computation with an error of its own.
+        // An interruption can surface as another error of the computation.
         let unless_interrupted = |error| match reporter.is_interrupted() {
             true => EvaluationError::Interrupted,
             false => error,
         };
         match self {
             Self::Items { prepared, done: results } => {
-                let mut keep = |result: &ItemResult| kept.add(result);
+                let mut keep = |result: &ItemResult| sink.add(result);
                 let results = prepared.evaluate(models.model, results, &*bar, &mut keep);
                 let (results, seconds) = (results.map_err(unless_interrupted)?, seconds());
                 if let Some(error) = prepared.damaged {
@@ -263,31 +264,31 @@ impl Asking {
                 let tokens_scored = choices.map(|choice| choice.tokens).sum();
                 let metrics = asked.measure(&prepared.totals, &results);
                 let items = results.len();
-                Ok(Measured { metrics, items, results, tokens_read, tokens_scored, seconds })
+                Ok(TaskResult { metrics, items, results, tokens_read, tokens_scored, seconds })
             }
             Self::Windows { kl, done: windows } => {
                 let base = models.base.ok_or(EvaluationError::NoBase)?;
-                let mut keep = |window: &KlWindow| kept.add(window);
+                let mut keep = |window: &KlWindow| sink.add(window);
                 let windows = kl.evaluate(base, models.model, windows, &*bar, &mut keep);
                 let (windows, seconds) = (windows.map_err(unless_interrupted)?, seconds());
                 let tokens_scored = windows[done..].iter().map(|window| window.tokens.len()).sum();
                 let metrics = Kl::measure(&windows);
                 let (items, results) = (windows.len(), Vec::new());
-                Ok(Measured { metrics, items, results, tokens_read, tokens_scored, seconds })
+                Ok(TaskResult { metrics, items, results, tokens_read, tokens_scored, seconds })
             }
         }
     }
 }
 
-/// What becomes of each result.
-struct Kept<'a> {
+/// Destination of each result.
+struct ResultSink<'a> {
     head: &'a LogHead,
     log: Option<&'a mut ItemLog>,
     reporter: &'a dyn Reporter,
 }
 
-impl Kept<'_> {
-    /// Adds a result to the log, if there is one; then the run may end.
+impl ResultSink<'_> {
+    /// Appends a result to the log, if there is one, and then checks for an interruption.
     fn add(&mut self, result: &impl serde::Serialize) -> Result<(), EvaluationError> {
         if let Some(log) = &mut self.log {
             log.append(self.head, result)?;

@@ -1,5 +1,6 @@
-//! Chat templates through a worker, which is this program itself. A finding is a dead parent or a late answer: whatever a template
-//! does, its worker's limits end it.
+//! Fuzzes chat templates in a worker process, which is this program itself.
+//!
+//! A finding is a dead parent process or a late answer. The worker's limits must end any template.
 #![no_main]
 
 use std::process::exit;
@@ -8,9 +9,9 @@ use std::time::{Duration, Instant};
 use candle_gpt2_confined::{Style, TEMPLATES, TemplateError, Templates, WorkerProgram, run_worker};
 use serde_json::json;
 
-/// Argument of this program as a worker.
+/// Argument that makes this program a worker.
 const WORKER: &str = "worker";
-/// The limits of CPU time for parsing and rendering, and a busy machine.
+/// CPU time limits for parsing and rendering, with a margin for a busy machine.
 const LATE: Duration = Duration::from_secs(9);
 
 libfuzzer_sys::fuzz_target!(

@@ -1,5 +1,6 @@
-//! Bodies of the server's routes, with the small model inside the program: what is read of them, and what becomes of that before
-//! anything is computed.
+//! Fuzzes request bodies of the server's routes with the small built-in model.
+//!
+//! Covers parsing and everything before the computation.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -41,7 +42,7 @@ libfuzzer_sys::fuzz_target!(|body: &[u8]| {
             Ok(Work::Texts(call)) => assert!(!call.requests.is_empty() && call.requests.len() <= 64),
             Ok(Work::Reply(reply)) => assert!(reply.json.starts_with('{') && reply.json.ends_with('}')),
             Ok(_) => {}
-            // Whatever is wrong is the body's fault, and is told as JSON.
+            // Every error must be the body's fault and be reported as JSON.
             Err(error) => {
                 assert!(matches!(error.status(), 400 | 404) && error.to_json().starts_with("{\"error\""))
             }

@@ -1,5 +1,7 @@
-//! Compressed files: any bytes, a header with its checksum, or a group with its own behind the header of a file of the model. A fuzzer
-//! cannot guess checksums.
+//! Fuzzes compressed files.
+//!
+//! Inputs are arbitrary bytes, a header with its checksum, or a group with its checksum after a header that
+//! fits the model. A fuzzer cannot guess checksums.
 
 #![no_main]
 
@@ -11,9 +13,9 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Progress, Reporter, Silent, 
 use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions};
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes after the header of a file of nothing: a zero, its length and a checksum.
+/// Bytes after the header of an empty file: a zero, the length and a checksum.
 const END_BYTES: usize = 6;
-/// Tokens that are looked for: a group may say that it has a mebibyte.
+/// Maximum number of tokens to decode, because a group may claim a mebibyte.
 const MOST_TOKENS: usize = 300;
 
 static MODEL: LazyLock<LoadedModel> = LazyLock::new(|| {
@@ -35,7 +37,7 @@ static HEADER: LazyLock<Vec<u8>> = LazyLock::new(|| {
     file
 });
 
-/// Ends what takes long.
+/// Reporter that interrupts long work.
 #[derive(Default)]
 struct Impatient(AtomicUsize);
 
@@ -62,7 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(compressed) = Compressed::open(&file[..]) {
         let mut restored = Vec::new();
         _ = compressed.decompress(&MODEL, &mut restored, &Impatient::default());
-        // A group at most, and what the file itself has.
+        // The output is at most one group, plus the bytes that the file itself stores.
         assert!(restored.len() <= file.len() * (64 << 10), "{}", restored.len());
     }
 });

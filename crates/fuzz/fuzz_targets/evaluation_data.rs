@@ -1,5 +1,6 @@
-//! Data of `gpt2 eval`, whose first byte says what kind of file they are, for every protocol, with the tokens of the small model
-//! inside the program: what is made of them fits that model, and everything else is refused.
+//! Fuzzes the data of `gpt2 eval` for every protocol, with the tokenizer of the built-in model.
+//!
+//! The first byte selects the file format. Prepared items must fit the model, and all other data is rejected.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -30,7 +31,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Whether the model can be asked everything.
+/// Checks that all prepared items fit the model.
 fn check(prepared: &Prepared, n_positions: usize) {
     assert!(prepared.items.len() <= 20);
     for (index, item) in prepared.items.iter().enumerate() {

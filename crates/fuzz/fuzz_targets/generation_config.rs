@@ -1,4 +1,4 @@
-//! The text of a `generation_config.json`, and the checks of what it says.
+//! Fuzzes the text of a `generation_config.json` and the checks of its values.
 #![no_main]
 
 use candle_gpt2::Gpt2Config;

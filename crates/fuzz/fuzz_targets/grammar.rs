@@ -1,5 +1,6 @@
-//! Grammars of strangers, with the small model's tokens: what is read of them, and what may follow some tokens. The first byte
-//! says what the rest is.
+//! Fuzzes untrusted grammars with the small model's tokens.
+//!
+//! Covers parsing and the tokens that may follow a prefix. The first byte selects the kind of grammar.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -34,7 +35,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let mut generated = Vec::new();
     for step in 0..16 {
         let mut allowed = vec![false; *vocab_size];
-        // What may follow can be too much to find out, which ends the text.
+        // Computing the allowed tokens may exceed a limit, which ends the text.
         if constraint.allow(&generated, &mut allowed).is_err() {
             break;
         }

@@ -1,7 +1,7 @@
-//! Answers of a hostile Hub: the list of files, and the headers and contents of each.
+//! Fuzzes the responses of a hostile Hub: the list of files, and the headers and contents of each.
 //!
-//! Nothing outside the repository's folder in the cache may change. Answers are separated by the byte 0xFF; each has a status, lines
-//! `name: value`, an empty line and a body.
+//! Nothing outside the repository's folder in the cache may change. The byte 0xFF separates responses. Each
+//! has a status, lines `name: value`, an empty line and a body.
 #![no_main]
 
 use std::fs;

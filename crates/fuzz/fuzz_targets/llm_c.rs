@@ -1,4 +1,4 @@
-//! llm.c's file: header and tensors.
+//! Fuzzes a file of llm.c: header and tensors.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| candle_gpt2_fuzz::open("model.safetensors", bytes, &[]));

@@ -1,4 +1,6 @@
-//! The pickle of a legacy PyTorch file, after its magic number and version; its storages follow.
+//! Fuzzes the pickle of a legacy PyTorch file, after its magic number and version.
+//!
+//! Its storages follow the pickle.
 #![no_main]
 
 const BEFORE: &[u8] =

@@ -1,4 +1,6 @@
-//! A PyTorch file as `torch.save` writes it: a zip archive with a pickle and one entry for each storage.
+//! Fuzzes a PyTorch file in the format of `torch.save`.
+//!
+//! The format is a zip archive with a pickle and one entry per storage.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| candle_gpt2_fuzz::open("model.safetensors", bytes, &[]));

@@ -1,4 +1,4 @@
-//! A safetensors file: header and tensors.
+//! Fuzzes a safetensors file: header and tensors.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| candle_gpt2_fuzz::open("model.safetensors", bytes, &[]));

@@ -1,4 +1,4 @@
-//! A model of SentencePiece, or a `vocab.txt` if the first byte is zero.
+//! Fuzzes a SentencePiece model, or a `vocab.txt` if the first byte is zero.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(init: candle_gpt2_fuzz::allow_caught_panics(), |bytes: &[u8]| {

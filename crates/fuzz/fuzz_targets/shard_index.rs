@@ -1,7 +1,7 @@
-//! The index of a sharded checkpoint, with one shard beside it.
+//! Fuzzes the index of a sharded checkpoint, with one shard next to it.
 #![no_main]
 
-/// A safetensors file with one tensor.
+/// Safetensors file with one tensor.
 const SHARD: &[u8] =
     b"\x38\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}   \0\0\0\0";
 

@@ -1,4 +1,4 @@
-//! Task files of `gpt2 eval`: YAML, its limits and its keys. No template runs.
+//! Fuzzes task files of `gpt2 eval`: YAML, its limits and its keys; no template runs.
 #![no_main]
 
 use candle_gpt2_evaluation::EvaluationOptions;

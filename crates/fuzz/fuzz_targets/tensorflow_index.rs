@@ -1,4 +1,6 @@
-//! The index of a TensorFlow checkpoint, with a data file beside it; the magic number at its end is given.
+//! Fuzzes the index of a TensorFlow checkpoint, with a data file next to it.
+//!
+//! The magic number at its end is always correct.
 #![no_main]
 
 const MAGIC: &[u8] = &0xdb47_7524_8b80_fb57u64.to_le_bytes();

@@ -1,4 +1,4 @@
-//! A `tokenizer.json`.
+//! Fuzzes a `tokenizer.json`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(init: candle_gpt2_fuzz::allow_caught_panics(), |bytes: &[u8]| {

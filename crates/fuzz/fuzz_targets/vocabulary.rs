@@ -1,4 +1,6 @@
-//! A `vocab.json` and a `merges.txt`, with a zero byte between them; an `added_tokens.json` may follow after another.
+//! Fuzzes a `vocab.json` and a `merges.txt`, separated by a zero byte.
+//!
+//! A second zero byte may introduce an `added_tokens.json`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(init: candle_gpt2_fuzz::allow_caught_panics(), |bytes: &[u8]| {

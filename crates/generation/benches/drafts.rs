@@ -1,15 +1,20 @@
-//! What drafts save, on made-up models of published shapes in q8 whose texts are known beforehand: token `t` is followed by `t + 1`.
-//! Layers cost what they cost in a trained model and add nothing to the residual stream, so the output head reads the token itself.
+//! Speedup from drafts, on made-up q8 models of published shapes with known completions.
 //!
-//! - `assistant`: the 774M shape, assisted by the 82M shape, which agrees four times in five;
-//! - `lookup`: the same with prompt lookup, on a text that repeats itself every 32 tokens;
-//! - `refused`: an assistant that is always wrong, and a prompt in which something else followed every pair of tokens.
+//! In these models, token `t + 1` follows token `t`. Layers cost the same as in a trained model but add
+//! nothing to the residual stream, so the output head reads the token itself.
 //!
-//! Each is compared with the same text without drafts, in turns: the median of the tokens a second over those of the plain text.
+//! - `assistant`: the 774M shape, assisted by the 82M shape, which agrees four times out of five;
+//! - `lookup`: the 774M shape with prompt lookup, on a text that repeats itself every 32 tokens;
+//! - `refused`: an assistant that is always wrong, and a prompt in which every pair of tokens had
+//!   another successor.
 //!
-//! Run: `cargo bench -p candle-gpt2-generation --bench drafts -- [--threads N] [--instructions SET] [NAME]`.
+//! Runs with drafts alternate with runs without drafts. The figure is the median ratio of tokens per
+//! second.
+//!
+//! Run: `cargo bench -p candle-gpt2-generation --bench drafts -- [--threads N] [--instructions SET]
+//! [NAME]`.
 
-#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its measurements")]
 
 mod arguments;
 
@@ -17,18 +22,18 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-use candle_gpt2_arithmetic::{RandomStream, WeightFormat, thread_count};
+use candle_gpt2_arithmetic::{NumberType, RandomStream, thread_count};
 use candle_gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
 use candle_gpt2_kernels::{Matrix, ParameterSource};
 use candle_gpt2_testing::pattern;
 use candle_gpt2_weights::Tokenizer;
 use candle_nn::Init;
 
-/// Each figure is the median of this many pairs of texts.
+/// Number of pairs of runs; each figure is their median.
 const ROUNDS: usize = 5;
-/// Tokens of a text.
+/// Number of new tokens of a run.
 const NEW_TOKENS: usize = 192;
-/// Below this, tokens follow each other in circles of [`PERIOD`].
+/// Tokens below this one follow each other in cycles of [`PERIOD`].
 const CIRCLES: u32 = 1024;
 const PERIOD: u32 = 32;
 
@@ -61,7 +66,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Texts with drafts and without, in turns; they must be the same.
+/// Alternates runs with and without drafts, whose completions must be equal.
 fn compare(
     name: &str,
     model: &Gpt2LMHeadModel,
@@ -89,7 +94,7 @@ fn compare(
     Ok(())
 }
 
-/// A text, the seconds from its first token to its last, and what was drafted for it.
+/// Returns a completion, the seconds from its first to its last token, and its draft statistics.
 fn text(
     model: &Gpt2LMHeadModel,
     prompt: &[u32],
@@ -116,7 +121,7 @@ fn text(
     Ok((ids, started.map_or(0.0, |started| started.elapsed().as_secs_f64()), drafts))
 }
 
-/// A model of a published shape in q8, for which `next` tells what follows a token outside the circles.
+/// Loads a q8 model of a published shape; `next` returns the successor of a token outside the cycles.
 fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> {
     let config =
         Gpt2Config { tie_word_embeddings: false, ..Gpt2Config::preset(name).expect("a published model") };
@@ -128,11 +133,11 @@ fn known_text(name: &str, next: impl Fn(u32) -> u32) -> Result<Gpt2LMHeadModel> 
     Gpt2LMHeadModel::load(&config, KnownText { name: String::new(), next: before.collect() })
 }
 
-/// Weights of a model whose blocks add nothing, and whose head knows what follows each token.
+/// Weights of a model whose blocks add nothing and whose head maps each token to its successor.
 #[derive(Clone)]
 struct KnownText {
     name: String,
-    /// What follows each token.
+    /// Successor of each token.
     next: Vec<u32>,
 }
 
@@ -147,7 +152,7 @@ impl ParameterSource for KnownText {
             "ln_f.weight" => Tensor::ones(shape, DType::F32, &Device::Cpu),
             "ln_f.bias" | "wpe.weight" => Tensor::zeros(shape, DType::F32, &Device::Cpu),
             name if name.contains("c_proj") => Tensor::zeros(shape, DType::F32, &Device::Cpu),
-            // A row is the sum of the embeddings of the tokens that it follows.
+            // Each row is the sum of the embeddings of the tokens that it follows.
             "lm_head.weight" => {
                 let embeddings = embeddings(&shape)?;
                 let next = Tensor::from_slice(&self.next, self.next.len(), &Device::Cpu)?;
@@ -159,11 +164,11 @@ impl ParameterSource for KnownText {
     }
 
     fn matrix(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
-        Matrix::pack(&self.parameter((out_features, in_features), name, init)?, WeightFormat::Q8)
+        Matrix::pack(&self.parameter((out_features, in_features), name, init)?, NumberType::Q8)
     }
 }
 
-/// Ones with signs drawn anew for each: any two rows are nearly at right angles.
+/// Returns vectors of random signs; any two of them are nearly orthogonal.
 fn embeddings(shape: &Shape) -> Result<Tensor> {
     let mut signs = RandomStream::new(1);
     let values = (0..shape.elem_count()).map(|_| if signs.below(2) == 0 { -1f32 } else { 1.0 });

@@ -1,8 +1,10 @@
-//! What picking a token costs beside computing its logits: top-k 50 with top-p 0.95 over GPT-2's 50,257 logits, and a
-//! decode step of the 124M model with its weights in 8-bit blocks; and what a long text adds to it.
+//! Cost of choosing a token, compared with computing its logits, and its growth in long sequences.
 //!
-//! Run: `cargo bench -p candle-gpt2-generation --bench sampling`. The logits are those of a model with random weights, copied
-//! anew for each draw, which is counted too.
+//! Top-k 50 with top-p 0.95 over GPT-2's 50,257 logits is compared with a decode step of the 124M model
+//! in q8.
+//!
+//! Run: `cargo bench -p candle-gpt2-generation --bench sampling`. The logits come from a model with
+//! random weights. They are copied for each sample, and the time includes the copy.
 
 #![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
@@ -56,8 +58,9 @@ fn sampling_against_a_decode_step(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What penalties and forbidden repetitions cost late in a text: the sampler counts its tokens as they come, processors by
-/// themselves count all of them anew.
+/// Measures penalties and n-gram blocking late in a long sequence.
+///
+/// The sampler counts its tokens incrementally, whereas the processors alone count all of them again.
 fn counting_a_long_text(criterion: &mut Criterion) {
     let config = GenerationConfig {
         repetition_penalty: 1.1,

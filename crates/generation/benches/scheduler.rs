@@ -1,14 +1,17 @@
-//! What the scheduler costs and promises, on the built-in model and on the 124M shape in q8:
+//! Costs and guarantees of the scheduler, on the built-in model and on the 124M shape in q8.
 //!
-//! - `arrivals`: 64 requests of mixed lengths that come one after another, against the same 64 given at once;
-//! - `gap`: the longest wait of a running text for its next token while a prompt of 1,000 tokens comes in, against the longest
-//!   chunk of such a prompt and the longest step of such a text, each by itself;
-//! - `memory`: a million tokens in one process, requests of random lengths and random cancellations: resident memory after the
-//!   first tenth and at the end.
+//! - `arrivals`: 64 requests of mixed lengths that arrive one by one, compared with the same 64
+//!   submitted together;
+//! - `gap`: the longest wait of a running sequence for its next token during the prefill of 1,000
+//!   tokens, compared with the longest chunk of the prefill and the longest step of the sequence, each
+//!   measured alone;
+//! - `memory`: a million tokens in one process, with random lengths and cancellations; compares the
+//!   resident memory after the first tenth and at the end.
 //!
-//! Run: `cargo bench -p candle-gpt2-generation --bench scheduler`, or with `-- NAME` one of them.
+//! Run: `cargo bench -p candle-gpt2-generation --bench scheduler`, optionally with `-- NAME` for one of
+//! them.
 
-#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its measurements")]
 
 use std::fs;
 use std::path::Path;
@@ -24,16 +27,16 @@ use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
 
 mod models;
 
-/// Each figure is the median of this many runs, in turns.
+/// Number of alternating runs; each figure is their median.
 const ROUNDS: usize = 5;
-/// Requests of the arrivals.
+/// Number of requests in `arrivals`.
 const REQUESTS: usize = 64;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let names: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let wants = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
-    let built_in = Checkpoint::open(&folder)?.load(&LoadOptions::default(), &|_| ())?;
+    let built_in = Checkpoint::open(folder)?.load(&LoadOptions::default(), &|_| ())?;
     let gpt2 = models::gpt2_124m();
     if wants("arrivals") {
         arrivals("built-in", &built_in, 48)?;
@@ -65,7 +68,7 @@ fn request(model: &Gpt2LMHeadModel, prompt_tokens: usize, new_tokens: usize) -> 
     Request::new(prompt.collect(), config)
 }
 
-/// Requests of 5 to 100 prompt tokens, and of a half to one and a half times `new_tokens`.
+/// Measures requests with 5 to 100 prompt tokens and 0.5 to 1.5 times `new_tokens` new tokens.
 fn arrivals(
     name: &str,
     model: &Gpt2LMHeadModel,
@@ -102,7 +105,7 @@ fn arrivals(
     Ok(())
 }
 
-/// A text runs while a prompt of 1,000 tokens comes in.
+/// Measures the delay of a running sequence during the prefill of a prompt of 1,000 tokens.
 fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     for chunk_tokens in [64, 128, 256] {
         let mut scheduler = scheduler(model, 4096, chunk_tokens)?;
@@ -134,7 +137,7 @@ fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     Ok(())
 }
 
-/// The longest time of a chunk of a prompt that is computed by itself.
+/// Returns the longest time of a chunk of a prompt that is computed alone.
 fn longest_chunk(model: &Gpt2LMHeadModel, tokens: usize, chunk_tokens: usize) -> Result<f64> {
     let mut cache = model.new_cache(1, tokens)?;
     let mut longest: f64 = 0.0;
@@ -148,7 +151,7 @@ fn longest_chunk(model: &Gpt2LMHeadModel, tokens: usize, chunk_tokens: usize) ->
     Ok(longest)
 }
 
-/// Requests of all lengths, many of them cancelled at some time.
+/// Runs requests of all lengths, many of which are canceled at random times.
 fn memory(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     const TOKENS: usize = 1_000_000;
     let mut scheduler = scheduler(model, 1500, 64)?;
@@ -179,16 +182,20 @@ fn memory(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
     let speed = TOKENS as f64 / started.elapsed().as_secs_f64();
     match after_first.zip(resident_mib()) {
         Some((first, last)) => println!(
-            "memory, built-in: {first:.1} MiB resident after {} tokens, {last:.1} MiB after {TOKENS} (ratio {:.3}), {cancelled} requests cancelled, {speed:.0} tokens/s",
+            "memory, built-in: {first:.1} MiB resident after {} tokens, {last:.1} MiB after {TOKENS} \
+             (ratio {:.3}), {cancelled} requests canceled, {speed:.0} tokens/s",
             TOKENS / 10,
             last / first
         ),
-        None => println!("memory, built-in: this system does not say what is resident; {speed:.0} tokens/s"),
+        None => println!(
+            "memory, built-in: this system does not report resident memory; \
+            {speed:.0} tokens/s"
+        ),
     }
     Ok(())
 }
 
-/// Memory of this process that is resident; `None` elsewhere than on Linux.
+/// Returns the resident memory of this process; `None` on systems other than Linux.
 fn resident_mib() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

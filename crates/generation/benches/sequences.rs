@@ -1,28 +1,31 @@
-//! Scoring of many sequences on a model of the 124M shape with made-up weights: groups of the sizes of HellaSwag's (four endings of
-//! about 24 tokens after a context of about 50), single sequences of the sizes of LAMBADA's, and windows of a text.
+//! Throughput of scoring many sequences, on a model of the 124M shape with made-up weights.
 //!
-//! Each is compared with every sequence by itself, in turns: seconds of both, and tokens a second, counting each token that a
-//! sequence reads.
+//! There are groups of HellaSwag's sizes (four endings of about 24 tokens after a context of about 50),
+//! single sequences of LAMBADA's sizes, and windows of a text.
 //!
-//! Run: `cargo bench -p candle-gpt2-generation --bench sequences -- [--threads N] [--instructions SET] [f32|f16|q8]`.
+//! Scoring together alternates with scoring each sequence alone. The output is the speedup, and tokens
+//! and items per second. Every token that a sequence reads counts.
+//!
+//! Run: `cargo bench -p candle-gpt2-generation --bench sequences -- [--threads N] [--instructions SET]
+//! [f32|f16|q8]`.
 
-#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its measurements")]
 
 mod arguments;
 
 use std::time::Instant;
 
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-use candle_gpt2_arithmetic::{RandomStream, WeightFormat, limits, thread_count};
+use candle_gpt2_arithmetic::{NumberType, RandomStream, limits, thread_count};
 use candle_gpt2_generation::{GenerationError, Sequence, score_sequences};
 use candle_gpt2_testing::MadeUpWeights;
 
-/// Each figure is the median of this many rounds.
+/// Number of rounds; each figure is their median.
 const ROUNDS: usize = 3;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names = arguments::names()?;
-    let formats = [("f32", WeightFormat::F32), ("f16", WeightFormat::F16), ("q8", WeightFormat::Q8)];
+    let formats = [("f32", NumberType::F32), ("f16", NumberType::F16), ("q8", NumberType::Q8)];
     println!("{} threads, {}", thread_count(), limits::instruction_set());
     for (name, format) in formats {
         if names.is_empty() || names.iter().any(|wanted| wanted == name) {
@@ -73,7 +76,7 @@ fn compare(format: &str, model: &Gpt2LMHeadModel) -> Result<(), GenerationError>
     Ok(())
 }
 
-/// Sequences that share their first `context` tokens, and are scored after them.
+/// Creates sequences that share their first `context` tokens and are scored after them.
 fn group(item: u32, count: u32, context: u64, mut rest: impl FnMut() -> u64) -> Vec<Sequence> {
     let token = |seed: u32, place: u64| {
         u32::try_from((u64::from(seed) * 7_919 + place * 104_729) % 50_257).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! How do I continue several prompts at once, and how probable does the model find a text?
+//! Continues several prompts in a batch and scores the results.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request, default_stride, score};
@@ -7,10 +7,7 @@ use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, enco
 const PROMPTS: [&str; 3] = ["One day", "Once there was", "Mia and Tom"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = GivenFiles::new("stories")
-        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+    let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
@@ -24,7 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..GenerationConfig::default()
     };
     let mut texts = PROMPTS.map(str::to_owned);
-    // Two texts at a time; where one ends, the next prompt begins. Each text is the one that its prompt gives alone.
+    // Two completions run at a time, and the next prompt begins when one ends. Each completion is the same
+    // as if it ran alone.
     for token in BatchGenerator::new(&model, Request::each(&prompts, &config), 2, Some(&tokenizer))? {
         let token = token.map_err(|failed| failed.error)?;
         texts[token.prompt] += &token.text;

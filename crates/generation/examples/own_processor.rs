@@ -1,4 +1,4 @@
-//! How do I change what the model may say with a function of my own?
+//! Changes the logits with a custom function.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_gpt2_generation::{
@@ -7,15 +7,12 @@ use candle_gpt2_generation::{
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode, token_bytes};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = GivenFiles::new("stories")
-        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+    let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
 
-    // No token that holds the letter e.
+    // Forbid every token that contains the letter e.
     let ids = 0..u32::try_from(model.config().vocab_size)?;
     let has_e = |id: u32| token_bytes(&tokenizer, id).is_some_and(|bytes| bytes.contains(&b'e'));
     let forbidden: Vec<usize> = ids.filter(|id| has_e(*id)).map(|id| id as usize).collect();

@@ -1,9 +1,11 @@
-//! Beam search: the texts whose tokens are together most probable, also in groups that avoid each other's tokens.
+//! Beam search for the most probable completions.
 //!
-//! Scores are sums of log-probabilities after the processors, divided by `length ^ length_penalty` once a text ends.
-//! Source: transformers, `_beam_search` of 5.23; with groups, "Diverse Beam Search" (arXiv:1610.02424) as in
-//! `_group_beam_search` and `BeamSearchScorer` of 4.49, the last version that holds it. The two differ in
-//! [`Rules`] only.
+//! Beams may form groups that avoid each other's tokens.
+//!
+//! Scores are sums of processed log-probabilities, divided by `length ^ length_penalty` when a
+//! completion ends. Source: transformers, `_beam_search` of 5.23; with groups, "Diverse Beam Search"
+//! (arXiv:1610.02424) as in `_group_beam_search` and `BeamSearchScorer` of 4.49, the last version that
+//! contains them. The two differ only in [`Rules`].
 
 use std::ops::ControlFlow;
 
@@ -21,20 +23,22 @@ use crate::{
     Clock, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
 };
 
-/// A text that a search found. [`beam_search`] returns them.
+/// A completion that beam search found; [`beam_search`] returns them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
-    /// Its tokens after the prompt, with the end-of-text token that it ends with, if it does.
+    /// Tokens after the prompt, including a final end-of-text token.
     pub ids: Vec<u32>,
-    /// Sum of its tokens' log-probabilities divided by `length ^ length_penalty`.
+    /// Sum of the tokens' log-probabilities, divided by `length ^ length_penalty`.
     pub score: f64,
-    /// Why it ends.
+    /// Stop reason.
     pub stop_reason: StopReason,
 }
 
-/// The best `num_return_sequences` texts, best first; none if no tokens are asked for, and fewer if the processors
-/// leave fewer. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each step, which adds a token to
-/// every beam, and may end the search.
+/// Returns the best `num_return_sequences` completions, best first.
+///
+/// The result is empty if no tokens are requested, and shorter if the processors leave fewer
+/// completions. Only [`GenerationConfig::max_time`] needs the `clock`. `progress` is called after each
+/// step, which adds a token to every beam, and may end the search.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -53,8 +57,10 @@ pub struct Hypothesis {
 /// ```
 ///
 /// # Errors
-/// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
-/// the vocabulary, a time has no clock, the processors leave no text at all, or the model's logits are not numbers.
+/// Returns an error if an option is out of range or asks for another search, or if the prompt is empty
+/// or too long. Also returns an error if an id is outside the vocabulary or a time limit has no clock.
+/// Finally, returns an error if the processors leave no completion or the model's logits are not
+/// finite.
 #[doc(alias = "num_beams")]
 pub fn beam_search(
     model: &Gpt2LMHeadModel,
@@ -68,7 +74,7 @@ pub fn beam_search(
     let prompt = config.fit_prompt(prompt, model.config())?;
     let deadline = Deadline::new(config, clock)?;
     let wanted = config.new_tokens(prompt.len());
-    // The last token is produced and not read again.
+    // The last token is generated but not read.
     let max_steps = wanted.min(model.config().n_positions - prompt.len() + 1);
     if max_steps == 0 {
         return Ok(Vec::new());
@@ -79,7 +85,7 @@ pub fn beam_search(
         Err(_) if is_interrupted() => return Ok(Vec::new()),
         logits => vec![logits?],
     };
-    // The tokens in each row of the cache.
+    // Tokens in each row of the cache.
     let mut held = vec![prompt.clone()];
 
     let search = Search { config, processors, prompt_len: prompt.len(), rules: Rules::of(config) };
@@ -140,13 +146,14 @@ pub fn beam_search(
     Ok(found)
 }
 
-/// Where beam search with groups differs from that without.
+/// Differences between beam search with and without groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rules {
-    /// The best running beam decides whether finished texts can still be beaten; at the last step running beams
-    /// always count as finished.
+    /// The best running beam decides whether the finished completions can still be beaten.
+    ///
+    /// At the last step, running beams always count as finished.
     Beams,
-    /// The best continuation decides, finished or not, and at the last step too.
+    /// The best continuation decides, finished or not, including at the last step.
     Groups,
 }
 
@@ -156,10 +163,10 @@ impl Rules {
     }
 }
 
-/// A text that is still growing.
+/// A completion that is still growing.
 #[derive(Debug, Clone)]
 struct Beam {
-    /// Its row of the cache.
+    /// Row of the KV cache.
     row: usize,
     /// Prompt and new tokens.
     ids: Vec<u32>,
@@ -169,9 +176,9 @@ struct Beam {
 
 #[derive(Debug, Clone, Default)]
 struct Group {
-    /// Best first.
+    /// Running beams, best first.
     beams: Vec<Beam>,
-    /// Best first, at most one for each beam.
+    /// Finished completions, best first, at most one for each beam.
     finished: Vec<Hypothesis>,
     is_done: bool,
 }
@@ -191,8 +198,10 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Adds a token to every beam of the group. `chosen_by_others` holds the tokens that the groups before took in
-    /// this step, and gains those of this one.
+    /// Adds a token to every beam of the group.
+    ///
+    /// `chosen_by_others` contains the tokens that earlier groups chose in this step. The tokens of this
+    /// group are appended.
     fn extend(
         &self,
         group: &mut Group,
@@ -203,7 +212,7 @@ impl Search<'_> {
     ) -> Result<(), GenerationError> {
         let group_size = self.config.num_beams / self.config.num_beam_groups;
         if group.is_done {
-            // The reference pads a group that is done, and the others avoid the padding too.
+            // The reference pads a finished group, and the other groups avoid the padding too.
             let padding = self.config.pad_token_id.or(self.config.eos_token_id.first().copied());
             chosen_by_others.extend(padding.into_iter().cycle().take(group_size));
             return Ok(());
@@ -236,8 +245,9 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The most probable continuations of all beams of a group, best first: enough that every beam can continue,
-    /// whatever ends.
+    /// Returns the most probable continuations of all beams of a group, best first.
+    ///
+    /// There are enough of them that every beam can continue, even if some continuations end.
     fn continuations(
         &self,
         group: &Group,
@@ -252,7 +262,7 @@ impl Search<'_> {
         let mut continuations = Vec::new();
         for (index, best) in best.into_iter().enumerate() {
             let best = match best {
-                // A beam that cannot continue leaves its place to the others.
+                // A beam that cannot continue is dropped in favor of the others.
                 Err(GenerationError::NoTokenLeft { .. }) => continue,
                 best => best?.into_iter(),
             };
@@ -268,7 +278,7 @@ impl Search<'_> {
         Ok(continuations)
     }
 
-    /// The most probable next tokens of a beam, with their processed log-probabilities.
+    /// Returns the most probable next tokens of a beam, with their processed log-probabilities.
     fn most_probable(
         &self,
         beam: &Beam,
@@ -288,7 +298,7 @@ impl Search<'_> {
         History { ids: &beam.ids, prompt_len: self.prompt_len }
     }
 
-    /// Whether a continuation of a text with this sum of log-probabilities could still beat the worst finished one.
+    /// Returns whether a completion with this log-probability could still beat the worst finished one.
     fn can_be_beaten(&self, finished: &[Hypothesis], best: f32, step: usize) -> bool {
         let length_penalty = self.config.length_penalty;
         let length = match self.config.early_stopping {
@@ -306,7 +316,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds a finished text, and drops the worst if there are more than beams.
+    /// Adds a finished completion and drops the worst one if there are more than beams.
     fn finish(
         &self,
         finished: &mut Vec<Hypothesis>,

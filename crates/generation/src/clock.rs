@@ -1,11 +1,11 @@
-//! The time that a text may take. Clocks are the caller's: this crate reads none.
+//! Time limit of a completion; the caller supplies the clock, because this crate reads none.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{GenerationConfig, GenerationError};
 
-/// Tells the time since some moment; only [`GenerationConfig::max_time`] asks for it.
+/// Function that returns the time since a fixed point; only [`GenerationConfig::max_time`] needs it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::{GenerationConfig, GenerationError};
 /// ```
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// When the time of a text is over, by its clock; `None` if it may take any.
+/// End of the time that a completion may take, with its clock; `None` if there is no limit.
 pub(crate) struct Deadline(Option<(Clock, Duration)>);
 
 impl Deadline {
-    /// That of a text that begins now.
+    /// Creates the deadline of a completion that begins now.
     pub(crate) fn new(config: &GenerationConfig, clock: Option<&Clock>) -> Result<Self, GenerationError> {
         let Some(seconds) = config.max_time else { return Ok(Self(None)) };
         let clock = clock.ok_or(GenerationError::NoClock)?;
-        // A time that no clock shows never comes.
+        // A limit beyond the range of the clock is never reached.
         let most = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
         Ok(Self(Some((Arc::clone(clock), clock().saturating_add(most)))))
     }

@@ -1,7 +1,8 @@
-//! Contrastive search: of the `top_k` most probable tokens the one that is probable and unlike what came before.
+//! Contrastive search, which prefers probable tokens that differ from the preceding ones.
 //!
-//! `(1 - α) p(v) - α max_j cos(h_v, h_j)`, with the hidden states after the final norm; `α` is `penalty_alpha`.
-//! Source: "A Contrastive Framework for Neural Text Generation" (arXiv:2202.06417), as in `_contrastive_search` of
+//! Each step chooses among the `top_k` most probable tokens. The score is `(1 - α) p(v) - α max_j
+//! cos(h_v, h_j)`, with the hidden states after the final norm; `α` is `penalty_alpha`. Source: "A
+//! Contrastive Framework for Neural Text Generation" (arXiv:2202.06417), as in `_contrastive_search` of
 //! transformers 4.49.
 
 use std::ops::ControlFlow;
@@ -17,20 +18,20 @@ use crate::probabilities::{log_sum_exp, most_probable};
 use crate::sampler::process;
 use crate::{Clock, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
 
-/// Axis of the tokens in a `(1, T, C)` tensor.
+/// Token axis of a `(1, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// The new tokens and why they end. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each token,
-/// and may end the search.
+/// Returns the new tokens and the stop reason.
+///
+/// Only [`GenerationConfig::max_time`] needs the `clock`. `progress` is called after each token and may
+/// end the search.
 ///
 /// ```
 /// use std::ops::ControlFlow;
 ///
 /// use candle_gpt2_generation::{GenerationConfig, StopReason, contrastive_search};
 /// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
-/// # let files = GivenFiles::new("stories")
-/// #     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-/// #     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// # let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 ///
@@ -41,8 +42,9 @@ const TOKEN_DIM: usize = 1;
 /// ```
 ///
 /// # Errors
-/// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
-/// the vocabulary, a time has no clock, or the model's logits are not numbers.
+/// Returns an error if an option is out of range or asks for another search, or if the prompt is empty
+/// or too long. Also returns an error if an id is outside the vocabulary, a time limit has no clock, or
+/// the model's logits are not finite.
 pub fn contrastive_search(
     model: &Gpt2LMHeadModel,
     prompt: &[u32],
@@ -56,10 +58,10 @@ pub fn contrastive_search(
     let prompt_len = ids.len();
     let deadline = Deadline::new(config, clock)?;
     let wanted = config.new_tokens(prompt_len);
-    // A token is chosen by what the model makes of it, so each needs a position of its own.
+    // The model reads each token before it can be chosen, so each token needs a position.
     let steps = wanted.min(model.config().n_positions - prompt_len);
     let device = model.device();
-    // As many rows as candidates, which all hold the text so far.
+    // One row for each candidate; all rows contain the sequence so far.
     let most = config.top_k.min(model.config().vocab_size);
     let mut cache = one_row_of(model, most, prompt_len + steps)?;
 
@@ -78,7 +80,7 @@ pub fn contrastive_search(
                 .map(|(token, logit)| (token, libm::exp(f64::from(logit) - normalizer)))
                 .collect();
             let rows = candidates.len();
-            // The rows differ by the last candidates only.
+            // The rows differ only in their last candidates.
             let shared = if cache.lengths().len() == 1 { 0 } else { ids.len() - 1 };
             cache.reorder(&vec![best; rows], |_, _| shared)?;
             let tokens: Vec<u32> = candidates.iter().map(|(token, _)| *token).collect();
@@ -125,7 +127,7 @@ pub fn contrastive_search(
     Ok((ids.split_off(prompt_len), reason))
 }
 
-/// Hidden states `(B, T, C)` in f32, each divided by its length.
+/// Returns hidden states `(B, T, C)` in f32, each divided by its norm.
 fn unit_vectors(hidden: &Tensor) -> Result<Tensor, GenerationError> {
     let hidden = hidden.to_dtype(DType::F32)?;
     Ok(hidden.broadcast_div(&hidden.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?)?)

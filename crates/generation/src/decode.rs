@@ -1,4 +1,4 @@
-//! Text of token ids: the one function that turns ids into text.
+//! Conversion of token ids to text, in one function for all callers.
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::normalizers::byte_level::ByteLevel;
@@ -6,12 +6,14 @@ use tokenizers::{Decoder, NormalizedString, Normalizer, Tokenizer};
 
 use crate::GenerationError;
 
-/// Text of `ids`, as the `tokenizers` library decodes them, except that added tokens stand for themselves.
+/// Decodes `ids` like the `tokenizers` library, except that added tokens decode to their literal text.
 ///
-/// A byte-level decoder reads each character of a token as a byte. The library also reads added tokens that way, so that `für`
-/// comes out as `f\u{FFFD}r`. Bytes that form no character become U+FFFD; for models of SentencePiece, which mix bytes and pieces,
-/// only those. Ids without a token give no text, and neither do
-/// special tokens if `skip_special_tokens` is set.
+/// A byte-level decoder reads each character of a token as a byte. The library reads added tokens the
+/// same way and turns `für` into `f\u{FFFD}r`.
+///
+/// Invalid bytes become U+FFFD. SentencePiece models mix bytes and pieces; for them, only the bytes
+/// that belong to no character are replaced. Ids without a token produce no text. Neither do special
+/// tokens if `skip_special_tokens` is set.
 ///
 /// ```
 /// use candle_gpt2_generation::decode;
@@ -26,7 +28,7 @@ use crate::GenerationError;
 /// ```
 ///
 /// # Errors
-/// If the decoder of the tokenizer fails.
+/// Returns an error if the tokenizer's decoder fails.
 pub fn decode(
     tokenizer: &Tokenizer,
     ids: &[u32],
@@ -45,16 +47,16 @@ pub fn decode(
     if tokenizer.get_decoder().is_some_and(is_sentence_piece) {
         replace_invalid_bytes(&mut tokens);
     }
-    // The library's `BPEDecoder` cannot decode an empty list.
+    // The library's `BPEDecoder` panics on an empty list.
     let Some(decoder) = tokenizer.get_decoder().filter(|_| !tokens.is_empty()) else {
         return Ok(tokens.join(" "));
     };
     decoder.decode(tokens).map_err(|error| GenerationError::Decode(error.to_string()))
 }
 
-/// Whether a decoder is the one that `load_tokenizer` gives to a model of SentencePiece with byte fallback.
+/// Returns whether `load_tokenizer` created this decoder for a SentencePiece model with byte fallback.
 fn is_sentence_piece(decoder: &DecoderWrapper) -> bool {
-    /// Stands for a space until those at the beginning of a text are dropped.
+    /// Marks a space until the spaces at the beginning of a text are dropped.
     const SPACE_MARK: &str = "\u{10FFFE}";
     let is_marked =
         |part: &DecoderWrapper| matches!(part, DecoderWrapper::Replace(part) if part.content == SPACE_MARK);
@@ -62,8 +64,9 @@ fn is_sentence_piece(decoder: &DecoderWrapper) -> bool {
         && contains(decoder, |decoder| matches!(decoder, DecoderWrapper::ByteFallback(_)))
 }
 
-/// Writes U+FFFD in place of each byte token that belongs to no character, as SentencePiece does. The library would replace all
-/// bytes of a run with an invalid one.
+/// Replaces each byte token that belongs to no character with U+FFFD, as SentencePiece does.
+///
+/// The library would replace all bytes of a run that contains an invalid byte.
 fn replace_invalid_bytes(tokens: &mut Vec<String>) {
     let mut replaced = Vec::with_capacity(tokens.len());
     for run in
@@ -83,13 +86,15 @@ fn replace_invalid_bytes(tokens: &mut Vec<String>) {
     *tokens = replaced;
 }
 
-/// Byte of a token such as `<0xE2>`.
+/// Returns the byte of a token such as `<0xE2>`.
 fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
 }
 
-/// Spelling of a literal text that the decoder turns back into that text: in GPT-2's alphabet of bytes if the decoder reads it.
+/// Returns the spelling that the decoder turns back into the literal text.
+///
+/// This is a spelling in GPT-2's byte alphabet if the decoder reads that alphabet.
 fn spelling(tokenizer: &Tokenizer, literal: String) -> String {
     let mut spelled = NormalizedString::from(literal.as_str());
     let is_spelled = ByteLevel::new().normalize(&mut spelled).is_ok();
@@ -98,10 +103,11 @@ fn spelling(tokenizer: &Tokenizer, literal: String) -> String {
     if is_spelled && decoded.as_ref() == Some(&literal) { spelled.get().to_owned() } else { literal }
 }
 
-/// Whether the text of token `id` depends on its neighbors: a byte such as `<0xE2>` of a vocabulary with byte fallback.
+/// Returns whether the text of token `id` depends on its neighbors.
 ///
-/// Consecutive bytes that are not valid UTF-8 as a whole decode to one U+FFFD each; with a model of SentencePiece, those of them
-/// that belong to no character.
+/// This holds for a byte such as `<0xE2>` in a vocabulary with byte fallback. If consecutive bytes are
+/// not valid UTF-8 as a whole, each decodes to one U+FFFD. With a SentencePiece model, only the bytes
+/// that belong to no character do.
 ///
 /// ```
 /// use candle_gpt2_generation::is_fallback_byte;

@@ -1,8 +1,10 @@
-//! How far the predictions of a model are from those of another one, token by token: the measure of what a smaller weight type
-//! costs.
+//! Divergence of a model's predictions from a base model's, token by token.
 //!
-//! `KL = Σ p_i (ln p_i - ln q_i)` over the vocabulary, with `p` of the base and `q` of the other model. Logits are used as they
-//! are, and sums are in f64: nothing is rounded or left out, and a model has a divergence of exactly 0 from itself.
+//! It measures the cost of a smaller weight dtype.
+//!
+//! The divergence is `KL = Σ p_i (ln p_i - ln q_i)` over the vocabulary, with `p` of the base and `q`
+//! of the other model. Logits are used unchanged, and sums are in f64. Nothing is rounded or left out,
+//! so a model has a divergence of exactly 0 from itself.
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, Pass};
@@ -13,21 +15,23 @@ use crate::config::check_ids;
 use crate::logprobs::{Expected, pieces, with_logits};
 use crate::sequences::check_window;
 
-/// What two models expect in the place of a token. [`diverge`] gives one for each token.
+/// Predictions of two models for a token; [`diverge`] returns one for each token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Divergence {
-    /// Kullback-Leibler divergence of the other model's prediction from the base's, in nats.
+    /// Kullback-Leibler divergence of the other model's prediction from the base model's, in nats.
     pub kl: f64,
-    /// Natural logarithm of the token's probability by the base.
+    /// Natural logarithm of the token's probability under the base model.
     pub base_logprob: f64,
-    /// The same by the other model.
+    /// Natural logarithm of the token's probability under the other model.
     pub logprob: f64,
-    /// Whether both find the same token most probable, of several the first.
+    /// Whether both models consider the same token most probable; ties go to the first token.
     pub same_top: bool,
 }
 
-/// Compares the predictions of two models for each of the tokens `ids[first..]`, after all tokens before it. Both models read
-/// them through a cache, so that the type of keys and values counts as it does in generation.
+/// Compares the predictions of two models for each of the tokens `ids[first..]`.
+///
+/// Both models read the tokens through a KV cache, so its dtype affects the result as it affects
+/// generation.
 ///
 /// ```
 /// use candle_gpt2_generation::diverge;
@@ -43,8 +47,10 @@ pub struct Divergence {
 /// ```
 ///
 /// # Errors
-/// When the vocabularies have different sizes, there is no token to predict or nothing before it, the tokens are more than a
-/// context has positions (the last one is not read), an id is outside the vocabulary, or a model's logits are not numbers.
+/// Returns an error if the vocabularies have different sizes, or if there is no token to predict or
+/// none before it. Also returns an error if the tokens that are read (all but the last) exceed a
+/// context. Finally, returns an error if an id is outside the vocabulary or a model's logits are not
+/// finite.
 pub fn diverge(
     base: &Gpt2LMHeadModel,
     other: &Gpt2LMHeadModel,
@@ -85,14 +91,14 @@ fn check(
     check_ids(ids, base)
 }
 
-/// The states after the final norm, `(1, T, C)`.
+/// Returns the hidden states after the final norm, `(1, T, C)`.
 fn hidden_states(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<Tensor, GenerationError> {
     let mut cache = model.new_cache(1, ids.len())?;
     let ids = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
     Ok(model.transformer().forward_with(&ids, Some(&mut cache), &mut Pass::inference())?)
 }
 
-/// The divergence at one place, by the logits of both models there.
+/// Computes the divergence at one position from the logits of both models.
 fn of_row(base: &[f32], other: &[f32], id: u32) -> Result<Divergence, GenerationError> {
     let (base, other) = (Expected::of(base, 0)?, Expected::of(other, 0)?);
     Ok(Divergence {

@@ -1,10 +1,13 @@
-//! Drafts: tokens that a text probably has next, so that one pass of the model looks at several places at once.
+//! Speculative decoding: a draft of likely next tokens, which one pass of the model verifies.
 //!
-//! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192), or from what followed the
-//! text's last tokens where they stood before (prompt lookup). It is checked by the very sampler that would choose the tokens
-//! without it: the sampler's token continues the text, and a drafted token that equals it saves a pass. So on a CPU, where
-//! a pass over several tokens gives the bits of several passes, a text is the same bytes with drafts and without, greedy or
-//! sampled with a seed. The smaller model samples with the same random numbers, so it often samples the same tokens.
+//! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192).
+//! Prompt lookup instead copies the tokens that followed an earlier occurrence of the last tokens.
+//!
+//! The sampler that would choose the tokens without a draft also verifies it. Its token always
+//! continues the sequence, and each drafted token that equals it saves a pass. On a CPU, a pass over
+//! several tokens gives the same bits as separate passes. Completions are therefore byte-identical with
+//! and without drafts, greedy or sampled with a seed. The smaller model samples with the same random
+//! numbers, so it often samples the same tokens.
 
 use std::ops::RangeInclusive;
 
@@ -16,80 +19,100 @@ use serde::Serialize;
 use crate::logits::rows_of;
 use crate::{GenerationError, History, Sampler};
 
-/// What one more token costs a pass over one token of one text, as a share of it: most of that pass is reading the weights.
+/// Cost of one more token in a pass, relative to a pass over one token of one sequence.
+///
+/// Most of such a pass is reading the weights.
 const TOKEN_COST: f64 = 0.15;
-/// The same of a model whose weights stay in the caches of a processor: most of its pass is arithmetic. From this cost on, a text beside
-/// others gets no draft: a pass of several texts is nothing else, and even right drafts slow it down.
+/// Cost of one more token for a model whose weights stay in the processor's caches.
+///
+/// Most of its pass is arithmetic. From this cost on, only a sequence that runs alone gets drafts. A
+/// pass over several sequences costs as much per token, so even correct drafts slow it down.
 pub(crate) const CACHED_TOKEN_COST: f64 = 0.4;
-/// Most bytes of weights that stay in the caches of a processor.
+/// Maximum size of weights that stay in the processor's caches, in bytes.
 const CACHED_BYTES: usize = 32 << 20;
-/// The least gain that is worth a draft. Costs are estimates, and a draft that is refused costs all the same.
-const LEAST_GAIN: f64 = 1.1;
-/// How much of what is known of a text's drafts still counts after the next one.
-const MEMORY: f64 = 0.8;
-/// Steps without a draft after which one token is tried again: so many at first, twice as many after each that was refused, and at
-/// most so many.
-const PATIENCE: RangeInclusive<usize> = 16..=256;
-/// Places of all texts together that a pass looks at, at most: of each there are logits.
-const MOST_PLACES: usize = 256;
-/// Longest and shortest sequences that are looked up.
-const LOOKED_UP: RangeInclusive<usize> = 2..=4;
+/// Minimum estimated speedup that justifies a draft.
+///
+/// Costs are estimates, and a rejected draft costs as much as an accepted one.
+const MIN_GAIN: f64 = 1.1;
+/// Decay factor of a sequence's acceptance statistics, applied with each draft.
+const STATS_DECAY: f64 = 0.8;
+/// Exponential back-off: steps without a draft before a single token is tried again.
+///
+/// The number starts at the lower limit and doubles after each rejected draft, up to the upper limit.
+const BACKOFF_STEPS: RangeInclusive<usize> = 16..=256;
+/// Maximum number of positions in a pass, over all sequences.
+///
+/// Each position produces a row of logits.
+const MAX_POSITIONS: usize = 256;
+/// N-gram sizes that prompt lookup tries; the largest comes first.
+const NGRAM_SIZES: RangeInclusive<usize> = 2..=4;
 
-/// What one more token costs a pass of this model over one token of one text, as a share of it: an estimate from its size, so that no
-/// clock has a part in a text's events.
+/// Estimates the cost of one more token in a pass, relative to a pass over one token of one sequence.
+///
+/// The estimate depends on the model's size only, so that timing never affects the events of a
+/// sequence.
 pub(crate) fn token_cost_of(model: &Gpt2LMHeadModel) -> f64 {
     let is_cached = model.device().is_cpu() && model.weight_bytes() <= CACHED_BYTES;
     if is_cached { CACHED_TOKEN_COST } else { TOKEN_COST }
 }
 
-/// Most tokens of a draft if so many texts are computed together.
-pub(crate) fn longest_beside(texts: usize) -> usize {
-    (MOST_PLACES / texts.max(1)).saturating_sub(1)
+/// Returns the maximum length of a draft if this number of sequences is computed together.
+pub(crate) fn max_draft_len(texts: usize) -> usize {
+    (MAX_POSITIONS / texts.max(1)).saturating_sub(1)
 }
 
-/// Tokens that were drafted for a text, and how many of them it has.
-/// The events of a [`Scheduler`](crate::Scheduler) with an assistant tell them.
+/// Number of tokens that were drafted for a sequence, and number of accepted tokens.
+///
+/// The events of a [`Scheduler`](crate::Scheduler) with an assistant report them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Drafts {
-    /// Tokens that were looked at.
+    /// Number of drafted tokens that the model verified.
     pub drafted: usize,
-    /// Tokens among them that the text has.
+    /// Number of drafted tokens that became part of the sequence.
     pub accepted: usize,
 }
 
-/// How well drafts do for one text, and so how long the next one is.
+/// Acceptance statistics of one sequence, which determine the length of its next draft.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Success {
+pub(crate) struct DraftStats {
     pub(crate) drafts: Drafts,
-    /// Tokens that were accepted and tokens that were looked at, the last ones counting most.
+    /// Accepted and verified tokens, with exponentially decaying weights.
     accepted: f64,
     tried: f64,
-    /// Steps since the last draft.
-    rested: usize,
-    /// Steps without a draft after which one is tried.
-    patience: usize,
+    /// Number of steps since the last draft.
+    steps_since_draft: usize,
+    /// Number of steps without a draft after which one is tried.
+    backoff: usize,
 }
 
-impl Success {
-    /// Of a text without a draft so far.
+impl DraftStats {
+    /// Returns the statistics of a sequence that has had no draft.
     pub(crate) fn new() -> Self {
-        Self { drafts: Drafts::default(), accepted: 1.4, tried: 2.0, rested: 0, patience: *PATIENCE.start() }
+        Self {
+            drafts: Drafts::default(),
+            accepted: 1.4,
+            tried: 2.0,
+            steps_since_draft: 0,
+            backoff: *BACKOFF_STEPS.start(),
+        }
     }
 
-    /// The length of a draft, at most `most`, that promises the most tokens for what it costs, where a token of it costs
-    /// `draft_cost` of a pass and reading it `token_cost`, and `texts` are computed together.
+    /// Returns the draft length with the largest estimated speedup, at most `max_len`.
+    ///
+    /// `token_cost` is the cost of verifying a drafted token and `draft_cost` the cost of drafting it. Both
+    /// are relative to a pass. `texts` is the number of sequences that are computed together.
     pub(crate) fn length(
         &mut self,
-        most: usize,
+        max_len: usize,
         (token_cost, draft_cost): (f64, f64),
         texts: usize,
     ) -> usize {
-        // Of many texts a pass is arithmetic, and each token costs what the first did.
+        // A pass over many sequences is bound by arithmetic, so each token costs as much as the first.
         let token_cost = token_cost * texts as f64 / (1.0 + token_cost * (texts as f64 - 1.0));
         let rate = self.accepted / self.tried;
-        // A draft of n tokens gives 1 + rate + … + rateⁿ of them.
-        let (mut best, mut best_gain, mut tokens, mut power) = (0, LEAST_GAIN, 1.0, 1.0);
-        for length in 1..=most {
+        // A draft of n tokens yields 1 + rate + … + rateⁿ tokens on average.
+        let (mut best, mut best_gain, mut tokens, mut power) = (0, MIN_GAIN, 1.0, 1.0);
+        for length in 1..=max_len {
             power *= rate;
             tokens += power;
             let gain = tokens / (1.0 + length as f64 * (token_cost + draft_cost));
@@ -97,34 +120,39 @@ impl Success {
                 (best, best_gain) = (length, gain);
             }
         }
-        self.rested += 1;
-        if best == 0 && self.rested >= self.patience { most.min(1) } else { best }
+        self.steps_since_draft += 1;
+        if best == 0 && self.steps_since_draft >= self.backoff { max_len.min(1) } else { best }
     }
 
-    /// Counts a draft, of which so many tokens were right. How many of them the text has is counted when it has them.
+    /// Records a draft and the number of its tokens that were correct.
+    ///
+    /// `Drafts::accepted` is updated later, when the tokens are added to the sequence.
     pub(crate) fn count(&mut self, drafted: usize, accepted: usize) {
         self.drafts.drafted += drafted;
         let tried = if accepted < drafted { accepted + 1 } else { drafted };
-        self.accepted = self.accepted * MEMORY + accepted as f64;
-        self.tried = self.tried * MEMORY + tried as f64;
+        self.accepted = self.accepted * STATS_DECAY + accepted as f64;
+        self.tried = self.tried * STATS_DECAY + tried as f64;
         if accepted > 0 {
-            self.patience = *PATIENCE.start();
-        } else if self.rested >= self.patience {
-            self.patience = (2 * self.patience).min(*PATIENCE.end());
+            self.backoff = *BACKOFF_STEPS.start();
+        } else if self.steps_since_draft >= self.backoff {
+            self.backoff = (2 * self.backoff).min(*BACKOFF_STEPS.end());
         }
-        self.rested = 0;
+        self.steps_since_draft = 0;
     }
 }
 
-/// What followed the last tokens where they last stood before, and what would follow that if it went on so: `most` tokens, or none
-/// if no sequence is found; of the longest sequence that is.
-pub(crate) fn look_up(ids: &[u32], most: usize) -> Vec<u32> {
-    for size in LOOKED_UP.rev() {
+/// Drafts `max_len` tokens by prompt lookup.
+///
+/// Copies the tokens after the last earlier occurrence of the longest matching suffix. At the end of
+/// `ids`, the copy continues with the draft itself, as if the repetition continued. Returns no tokens
+/// if no suffix occurs earlier.
+pub(crate) fn look_up(ids: &[u32], max_len: usize) -> Vec<u32> {
+    for size in NGRAM_SIZES.rev() {
         let Some(start) = ids.len().checked_sub(size) else { continue };
         let (before, last) = (&ids[..ids.len() - 1], &ids[start..]);
         if let Some(place) = before.windows(size).rposition(|window| window == last) {
-            let mut draft = Vec::with_capacity(most);
-            for next in (place + size..).take(most) {
+            let mut draft = Vec::with_capacity(max_len);
+            for next in (place + size..).take(max_len) {
                 draft.push(ids.get(next).copied().unwrap_or_else(|| draft[next - ids.len()]));
             }
             return draft;
@@ -133,44 +161,47 @@ pub(crate) fn look_up(ids: &[u32], most: usize) -> Vec<u32> {
     Vec::new()
 }
 
-/// Unread tokens that are read with the first one of a draft: those of the last one, if it was right to the end.
+/// Maximum number of unread tokens that are read together with the first token of a draft.
+///
+/// After a fully accepted draft, two tokens are unread: its last token, and the token that the model
+/// chose after it.
 const READ_TOGETHER: usize = 2;
 
-/// A smaller model that drafts.
+/// A smaller model that drafts tokens.
 pub(crate) struct Assistant {
     model: Gpt2LMHeadModel,
     pool: KvPool,
-    /// What a token of it costs, as a share of a pass of the model that it assists.
+    /// Cost of a token, relative to a pass of the model that it assists.
     pub(crate) cost: f64,
 }
 
-/// A text for which an assistant drafts.
-pub(crate) struct Drafted {
-    /// Prompt and text, then the draft too.
+/// A sequence for which an assistant drafts tokens.
+pub(crate) struct DraftJob {
+    /// Prompt and completion; `Assistant::draft` replaces them with the draft.
     pub(crate) ids: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// As the text's own, whose random numbers it uses before the text does.
+    /// Copy of the sequence's sampler, which uses the sequence's next random numbers in advance.
     pub(crate) sampler: Sampler,
-    /// What the assistant keeps of the text, and then of the draft.
+    /// The assistant's KV cache of the sequence, which the draft extends.
     pub(crate) cache: Gpt2Cache,
-    /// Most tokens to draft.
-    pub(crate) most: usize,
+    /// Maximum number of tokens to draft.
+    pub(crate) max_len: usize,
 }
 
-impl Drafted {
-    /// Tokens that the assistant has read.
+impl DraftJob {
+    /// Returns the number of tokens that the assistant has read.
     fn read(&self) -> usize {
         self.cache.lengths().first().copied().unwrap_or(0)
     }
 
-    /// Tokens that it has not read.
+    /// Returns the number of tokens that the assistant has not read.
     fn unread(&self) -> usize {
         self.ids.len() - self.read()
     }
 }
 
 impl Assistant {
-    /// An assistant of `model` with memory for as many tokens.
+    /// Creates an assistant of `model` with a KV cache for `kv_tokens` tokens.
     pub(crate) fn new(
         assistant: &Gpt2LMHeadModel,
         model: &Gpt2LMHeadModel,
@@ -180,22 +211,24 @@ impl Assistant {
         Ok(Self { model: assistant.clone(), pool: assistant.new_pool(kv_tokens)?, cost })
     }
 
-    /// Room for what it keeps of a text; `None` if there is none.
+    /// Allocates a KV cache for a sequence; `None` if there is no memory.
     pub(crate) fn cache(&self, capacity: usize) -> Option<Gpt2Cache> {
         self.pool.cache(1, capacity.min(self.model.config().n_positions))
     }
 
-    /// Most tokens that it can draft after so many.
-    pub(crate) fn most_after(&self, tokens: usize) -> usize {
+    /// Returns the maximum number of tokens that the assistant can draft after this number of tokens.
+    pub(crate) fn max_draft_after(&self, tokens: usize) -> usize {
         self.model.config().n_positions.saturating_sub(tokens)
     }
 
-    /// Puts drafts in the place of texts, for which there is room ([`Assistant::most_after`]). At most `budget` tokens are read
-    /// besides; a text that is not read to its end by then has no draft yet.
-    pub(crate) fn draft(&self, texts: &mut [Drafted], mut budget: usize) -> Result<(), GenerationError> {
+    /// Replaces the tokens of each sequence with its draft.
+    ///
+    /// The context must have capacity for the draft; see [`Assistant::max_draft_after`]. At most `budget` unread
+    /// tokens are read first. A sequence with more unread tokens gets an empty draft for now.
+    pub(crate) fn draft(&self, texts: &mut [DraftJob], mut budget: usize) -> Result<(), GenerationError> {
         for text in texts.iter_mut() {
             let count = budget.min(text.unread().saturating_sub(1));
-            // A few tokens are read with the first one of the draft.
+            // A few unread tokens are read together with the first token of the draft.
             if count > 0 && text.unread() > READ_TOGETHER {
                 let read = text.read();
                 self.read(&text.ids[read..read + count], 1, &mut text.cache)?;
@@ -208,18 +241,18 @@ impl Assistant {
         self.draft_together(&mut ready)
     }
 
-    fn draft_together(&self, texts: &mut [&mut Drafted]) -> Result<(), GenerationError> {
+    fn draft_together(&self, texts: &mut [&mut DraftJob]) -> Result<(), GenerationError> {
         let unread = texts.iter().map(|text| text.unread()).min().unwrap_or(0);
         let mut cache = self.pool.empty_cache();
         for (row, text) in texts.iter_mut().enumerate() {
-            // All are to have as many tokens left to read.
+            // All sequences need the same number of unread tokens.
             let (read, end) = (text.read(), text.ids.len() - unread);
             if read < end {
                 self.read(&text.ids[read..end], 1, &mut text.cache)?;
             }
             cache.insert(row, std::mem::replace(&mut text.cache, self.pool.empty_cache()))?;
         }
-        let mut drafting: Vec<(&mut Drafted, usize)> = texts
+        let mut drafting: Vec<(&mut DraftJob, usize)> = texts
             .iter_mut()
             .map(|text| {
                 let length = text.ids.len();
@@ -228,10 +261,10 @@ impl Assistant {
             .collect();
         let mut tokens = unread;
         loop {
-            // A text that has its draft does not wait for the others.
+            // A sequence whose draft is complete does not wait for the others.
             let mut row = 0;
             while let Some((text, length)) = drafting.get_mut(row) {
-                if text.ids.len() - *length < text.most {
+                if text.ids.len() - *length < text.max_len {
                     row += 1;
                     continue;
                 }
@@ -248,7 +281,7 @@ impl Assistant {
             let rows = drafting.iter_mut().zip(&mut logits);
             map_items(rows, |((text, _), logits)| {
                 let history = History { ids: &text.ids, prompt_len: text.prompt_len };
-                // Where it cannot choose, anything will do: it is looked at, and most likely refused.
+                // If the sampler fails, any token will do: it is verified, and most likely rejected.
                 let id = text.sampler.sample(history, logits).unwrap_or(0);
                 text.ids.push(id);
             });
@@ -256,7 +289,7 @@ impl Assistant {
         }
     }
 
-    /// Reads as many tokens of each row; returns their hidden states, `(rows, T, C)`.
+    /// Reads the same number of tokens of each row; returns hidden states `(rows, T, C)`.
     fn read(&self, ids: &[u32], rows: usize, cache: &mut Gpt2Cache) -> Result<Tensor, GenerationError> {
         let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), self.model.device())?;
         Ok(self.model.transformer().forward_with(&ids, Some(cache), &mut Pass::inference())?)
@@ -268,29 +301,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_and_last_repetition_is_looked_up() {
+    fn lookup_prefers_the_longest_then_latest_match() {
         let ids = [1, 2, 3, 4, 9, 2, 3, 4, 7, 8, 3, 4, 5, 6, 2, 3, 4];
-        assert_eq!(look_up(&ids, 3), [7, 8, 3], "after 2 3 4, and not after 3 4 alone, which is nearer");
+        assert_eq!(look_up(&ids, 3), [7, 8, 3], "follows 2 3 4, not the later 3 4");
         assert_eq!(look_up(&ids, 1), [7]);
         let after = [7, 8, 3, 4, 5, 6, 2, 3, 4];
-        assert_eq!(look_up(&ids, 20), [&after[..], &after, &[7, 8]].concat(), "and so on");
+        assert_eq!(look_up(&ids, 20), [&after[..], &after, &[7, 8]].concat(), "the copy repeats");
         assert_eq!(look_up(&[5, 6, 7], 4), [] as [u32; 0]);
-        assert_eq!(look_up(&[5, 5, 5], 4), [5; 4], "a repetition that overlaps itself");
+        assert_eq!(look_up(&[5, 5, 5], 4), [5; 4], "an overlapping repetition");
         assert_eq!(look_up(&[5], 4), [] as [u32; 0]);
         assert_eq!(look_up(&[], 4), [] as [u32; 0]);
     }
 
     #[test]
-    fn drafts_become_longer_where_they_do_well_and_end_where_not() {
-        let mut good = Success::new();
+    fn draft_length_adapts_to_acceptance() {
+        let mut good = DraftStats::new();
         for _ in 0..20 {
             let length = good.length(8, (0.15, 0.1), 1);
             good.count(length, length);
         }
         assert_eq!(good.length(8, (0.15, 0.1), 1), 8);
-        assert!(Success::new().length(8, (0.15, 0.1), 1) > 1);
-        assert_eq!(Success::new().length(8, (0.15, 0.1), 32), 0, "each token costs nearly what a pass does");
-        let mut bad = Success::new();
+        assert!(DraftStats::new().length(8, (0.15, 0.1), 1) > 1);
+        assert_eq!(
+            DraftStats::new().length(8, (0.15, 0.1), 32),
+            0,
+            "each token costs nearly as much as a pass"
+        );
+        let mut bad = DraftStats::new();
         let lengths: Vec<usize> = (0..200)
             .map(|_| {
                 let length = bad.length(8, (0.15, 0.1), 1);
@@ -302,31 +339,32 @@ mod tests {
             .collect();
         assert!(lengths[0] > 1 && lengths[10..].iter().all(|length| *length <= 1), "{lengths:?}");
         let tried = lengths[100..].iter().sum::<usize>();
-        assert!((1..=7).contains(&tried), "now and then one is tried again: {tried} times");
-        assert_eq!(Success::new().length(0, (0.15, 0.0), 1), 0);
+        assert!((1..=7).contains(&tried), "a draft is retried occasionally: {tried} times");
+        assert_eq!(DraftStats::new().length(0, (0.15, 0.0), 1), 0);
     }
 
-    /// Drafts that are always refused read few tokens more than there are, whether another token costs little or much; those that are
-    /// always right are long even so.
+    /// Drafts that are always rejected cost few extra tokens, whether tokens are cheap or expensive.
+    ///
+    /// Drafts that are always correct grow long in both cases.
     #[test]
-    fn refused_drafts_read_few_tokens() {
-        for (token_cost, most_refused) in [(TOKEN_COST, 14), (CACHED_TOKEN_COST, 8)] {
-            let mut refused = Success::new();
+    fn rejected_drafts_cost_few_tokens() {
+        for (token_cost, most_rejected) in [(TOKEN_COST, 14), (CACHED_TOKEN_COST, 8)] {
+            let mut rejected = DraftStats::new();
             let mut read = 0;
             for _ in 0..200 {
-                let length = refused.length(10, (token_cost, 0.0), 1);
+                let length = rejected.length(10, (token_cost, 0.0), 1);
                 if length > 0 {
-                    refused.count(length, 0);
+                    rejected.count(length, 0);
                 }
                 read += length;
             }
-            assert!((2..=most_refused).contains(&read), "{read} tokens at {token_cost}");
-            let mut right = Success::new();
+            assert!((2..=most_rejected).contains(&read), "{read} tokens at {token_cost}");
+            let mut correct = DraftStats::new();
             for _ in 0..20 {
-                let length = right.length(10, (token_cost, 0.0), 1);
-                right.count(length, length);
+                let length = correct.length(10, (token_cost, 0.0), 1);
+                correct.count(length, length);
             }
-            assert!(right.length(10, (token_cost, 0.0), 1) >= 8, "at {token_cost}");
+            assert!(correct.length(10, (token_cost, 0.0), 1) >= 8, "at {token_cost}");
         }
     }
 }

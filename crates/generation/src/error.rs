@@ -1,195 +1,205 @@
-//! Why tokens could not be generated or scored.
+//! Errors of generation and scoring.
 
 use thiserror::Error;
 
-/// A request that cannot be served, or a model that gives no usable numbers.
-/// [`GenerationConfig::check`](crate::GenerationConfig::check) and all that makes or scores a text return it.
+/// An invalid request, or a model without usable output.
+///
+/// [`GenerationConfig::check`](crate::GenerationConfig::check) and all functions that generate or score
+/// tokens return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GenerationError {
     /// An option is out of its range.
     #[error("`{option}`: expected {expected}, found {found}")]
     OptionOutOfRange {
-        /// The option.
+        /// Name of the option.
         option: &'static str,
-        /// Its range.
+        /// Allowed values.
         expected: String,
-        /// The value.
+        /// Actual value.
         found: String,
     },
-    /// An option is not known, or has a value of another kind.
+    /// An option is unknown, or its value has the wrong type.
     #[error("{what}")]
     Option {
-        /// The option, and what is wrong with it.
+        /// Name of the option, and the problem with it.
         what: String,
     },
     /// Two options contradict each other.
     #[error("{what}")]
     Conflict {
-        /// The contradiction and the way out.
+        /// Description of the contradiction and its solution.
         what: String,
     },
-    /// A `generation_config.json` cannot be used.
+    /// A `generation_config.json` is invalid or unsupported.
     #[error("{what}")]
     Json {
-        /// What is wrong.
+        /// Description of the problem.
         what: String,
     },
-    /// The callback for allowed tokens allows none, or one outside the vocabulary.
+    /// The function for allowed tokens returned no token, or one outside the vocabulary.
     #[error("allowed_tokens: expected at least one token id below {vocab_size}, found {found:?}")]
     AllowedTokens {
-        /// Rows of the token embedding.
+        /// Number of rows of the token embedding.
         vocab_size: usize,
-        /// The ids.
+        /// Returned ids.
         found: Vec<u32>,
     },
     /// The prompt has no tokens.
     #[error(
-        "the prompt has no tokens, and the configuration names no bos_token_id of the vocabulary to start from; give a prompt"
+        "the prompt has no tokens, and the configuration has no valid `bos_token_id` to start from; \
+         pass a prompt"
     )]
     EmptyPrompt,
     /// A continuation has no tokens.
-    #[error("continuation {number} is empty; there is nothing to score")]
+    #[error("continuation {number} is empty; it needs at least one token")]
     EmptyContinuation {
-        /// Its place, counted from 1.
+        /// Number of the continuation, counted from 1.
         number: usize,
     },
-    /// A prompt and its continuation are longer than the context.
-    #[error("the prompt and continuation {number} have {tokens} tokens to read, the model's context {n_positions}; shorten them by {}", .tokens - .n_positions)]
+    /// A prompt and its continuation exceed the context.
+    #[error("the prompt and continuation {number} need {tokens} positions, but the model's context has \
+        {n_positions}; shorten them by {}", .tokens - .n_positions)]
     ContinuationTooLong {
-        /// Place of the continuation, counted from 1.
+        /// Number of the continuation, counted from 1.
         number: usize,
-        /// Tokens of both, but for the last, which is not read.
+        /// Number of tokens of both, without the last one, which is not read.
         tokens: usize,
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
     /// A token id is outside the vocabulary.
-    #[error("token id {id} (number {position} of the prompt) is beyond the vocabulary of {vocab_size} tokens; ids go from 0 to {}", .vocab_size - 1)]
+    #[error("token id {id} (token {position} of the input) is outside the vocabulary of {vocab_size} \
+        tokens; ids range from 0 to {}", .vocab_size - 1)]
     IdBeyondVocabulary {
-        /// The id.
+        /// Token id.
         id: u32,
-        /// Its place, counted from 1.
+        /// Position of the token, counted from 1.
         position: usize,
-        /// Rows of the token embedding.
+        /// Number of rows of the token embedding.
         vocab_size: usize,
     },
-    /// The prompt is longer than the context.
-    #[error("the prompt has {tokens} tokens, the model's context {n_positions}; shorten the prompt by {}, or keep a part of it", .tokens - .n_positions)]
+    /// The prompt exceeds the context.
+    #[error("the prompt has {tokens} tokens, but the model's context has {n_positions}; \
+        shorten the prompt by {}, or keep only part of it", .tokens - .n_positions)]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Number of tokens of the prompt.
         tokens: usize,
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
-    /// More tokens are to be kept than the context holds.
+    /// The number of tokens to keep exceeds the context.
     #[error("cannot keep {kept} tokens: the model's context has {n_positions}; keep fewer")]
     WindowTooLong {
-        /// Tokens to be kept.
+        /// Number of tokens to keep.
         kept: usize,
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
-    /// Stop strings are searched in text.
+    /// Stop strings need a tokenizer, and there is none.
     #[error("stop_strings need a tokenizer, and the model has none")]
     StopStringsWithoutTokenizer,
-    /// A text is to end after a time.
-    #[error("max_time needs a clock, and none was given")]
+    /// A time limit needs a clock, and there is none.
+    #[error("`max_time` needs a clock, and none is set")]
     NoClock,
-    /// A prompt and its text need more memory than there is for keys and values.
+    /// A prompt and its completion exceed the KV cache.
     #[error(
-        "prompt and completion may need {needed} tokens, and the KV cache holds {kv_tokens}; \
-         ask for fewer new tokens, or enlarge it"
+        "prompt and completion may need {needed} tokens, but the KV cache holds {kv_tokens}; \
+         request fewer new tokens, or enlarge the cache"
     )]
     KvTokens {
-        /// Tokens of prompt and text.
+        /// Number of tokens of prompt and completion.
         needed: usize,
-        /// Tokens that there is memory for.
+        /// Capacity of the KV cache in tokens.
         kv_tokens: usize,
     },
-    /// An assistant has other tokens than the model that it assists.
+    /// An assistant has a different vocabulary than the model that it assists.
     #[error(
-        "the assistant has a vocabulary of {found} tokens, the model one of {vocab_size}; an assistant needs the same"
+        "the assistant's vocabulary has {found} tokens, but the model's has {vocab_size}; \
+         choose an assistant with the same vocabulary"
     )]
     AssistantVocabulary {
-        /// Tokens of the model.
+        /// Vocabulary size of the model.
         vocab_size: usize,
-        /// Tokens of the assistant.
+        /// Vocabulary size of the assistant.
         found: usize,
     },
-    /// A context of one token leaves nothing to predict from.
+    /// A context of one token is too short for scoring.
     #[error("the model's context of {n_positions} tokens is too short to score with; at least 2 are needed")]
     ContextTooShortToScore {
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
-    /// A text of fewer than two tokens has nothing to predict.
-    #[error("the text has {tokens} tokens; scoring needs at least 2, since the first has nothing before it")]
+    /// A text of fewer than two tokens is too short for scoring.
+    #[error("the text has {tokens} tokens; scoring needs at least 2, because the first has no context")]
     TooShortToScore {
-        /// Tokens of the text.
+        /// Number of tokens of the text.
         tokens: usize,
     },
-    /// A sequence has no token to score, or nothing before it.
+    /// A sequence has no token to score, or no token precedes the first one to score.
     #[error(
-        "{tokens} tokens are to be scored from token {first} on, counted from 0; there must be one to score, and the first has nothing before it"
+        "cannot score a sequence of {tokens} tokens from index {first}; \
+         the index must be at least 1 and less than the number of tokens"
     )]
     NothingToScore {
-        /// Tokens of the sequence.
+        /// Number of tokens of the sequence.
         tokens: usize,
-        /// The first that is to be scored, counted from 0.
+        /// Index of the first token to score.
         first: usize,
     },
-    /// A sequence is longer than the context.
-    #[error("a sequence has {tokens} tokens to read, the model's context {n_positions}; shorten it by {}", .tokens - .n_positions)]
+    /// A sequence exceeds the context.
+    #[error("the sequence needs {tokens} positions, but the model's context has {n_positions}; \
+        shorten it by {}", .tokens - .n_positions)]
     SequenceTooLong {
-        /// Tokens of the sequence, but for the last, which is not read.
+        /// Number of tokens of the sequence, without the last one, which is not read.
         tokens: usize,
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
-    /// A sequence of many cannot be scored.
+    /// One of several sequences cannot be scored.
     #[error("sequence {number} of group {group}: {error}")]
     Sequence {
-        /// The place of its group, counted from 1.
+        /// Number of the group, counted from 1.
         group: usize,
-        /// Its place in the group, counted from 1.
+        /// Number of the sequence in its group, counted from 1.
         number: usize,
-        /// What is wrong with it.
+        /// Problem with the sequence.
         error: Box<Self>,
     },
-    /// Two models that are to be compared have different tokens.
+    /// Two models to compare have different vocabularies.
     #[error(
-        "the base has a vocabulary of {vocab_size} tokens, the other model one of {found}; only models of the same tokens can be compared"
+        "the base model's vocabulary has {vocab_size} tokens, but the other model's has {found}; \
+         compare models with the same vocabulary"
     )]
     OtherVocabulary {
-        /// Tokens of the base.
+        /// Vocabulary size of the base model.
         vocab_size: usize,
-        /// Tokens of the other model.
+        /// Vocabulary size of the other model.
         found: usize,
     },
-    /// The model's logits are not numbers.
-    #[error("the model's logits are not finite; verify its weights, and keep keys and values in f32")]
+    /// The model's logits are not finite.
+    #[error("the model's logits are not finite; verify its weights, and use an f32 KV cache")]
     NotFinite,
-    /// What the text must conform to cannot be followed.
+    /// A constraint on the completion cannot be applied.
     #[error("{what}")]
     Constraint {
-        /// What is wrong.
+        /// Description of the problem.
         what: String,
     },
     /// A function that changes logits failed.
     #[error("{what}")]
     Function {
-        /// Why.
+        /// Reason for the failure.
         what: String,
     },
     /// The options remove every token.
     #[error("no token is left to choose from: each is excluded by {}; relax one of them", listed(.options))]
     NoTokenLeft {
-        /// Options that remove tokens, by their names in a request, and kinds of structured output.
+        /// Options that remove tokens, named as in a request, and kinds of structured output.
         options: Vec<&'static str>,
     },
     /// The tokenizer cannot turn these ids into text.
-    #[error("the tokenizer cannot decode: {0}")]
+    #[error("the tokenizer cannot decode these ids: {0}")]
     Decode(String),
     /// The computation failed.
     #[error(transparent)]
@@ -197,7 +207,7 @@ pub enum GenerationError {
 }
 
 impl GenerationError {
-    /// Whether the request is at fault, and not the model.
+    /// Returns whether the request is at fault rather than the model.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -224,7 +234,7 @@ impl GenerationError {
     }
 }
 
-/// Options as a message lists them: names in quotes, kinds of structured output as words.
+/// Formats options for a message: names in backquotes, kinds of structured output as words.
 fn listed(options: &[&str]) -> String {
     let is_name = |option: &str| option.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     let quoted = options.iter().map(|option| match is_name(option) {

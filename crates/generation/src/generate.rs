@@ -1,4 +1,4 @@
-//! Texts as iterators, of ids or of pieces of text: one text or many, by a [`Scheduler`].
+//! Iterators over the tokens or the text of one or many completions, based on a [`Scheduler`].
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -14,36 +14,38 @@ use crate::{
     SearchMode, Step, StopReason,
 };
 
-/// A token of one of the texts. The items of a [`BatchGenerator`].
+/// A token of one of the completions; the item type of a [`BatchGenerator`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedToken {
-    /// Which prompt it continues.
+    /// Index of the prompt.
     pub prompt: usize,
-    /// Which of the prompt's `num_return_sequences` texts it belongs to.
+    /// Index among the prompt's `num_return_sequences` completions.
     pub sequence: usize,
-    /// The token.
+    /// Token id.
     pub id: u32,
-    /// The text it completes; empty without a tokenizer.
+    /// Text that the token completes; empty without a tokenizer.
     pub text: String,
-    /// Why the text ends with it; `None` while it continues.
+    /// Stop reason; `None` while the completion continues.
     pub stop_reason: Option<StopReason>,
-    /// What was drafted for the text so far.
+    /// Draft statistics of the completion so far.
     pub drafts: Drafts,
 }
 
-/// Why no more tokens come for a prompt, or for any. The errors of a [`BatchGenerator`].
+/// Failure of one prompt, or of all prompts; the error type of a [`BatchGenerator`].
 #[derive(Debug)]
 pub struct FailedPrompt {
-    /// The prompt that cannot be continued, while the others are; `None` if the device failed, and all have ended.
+    /// Index of the prompt that cannot continue; `None` if the device failed.
+    ///
+    /// The other prompts continue after an error of one prompt. A device failure ends all of them.
     pub prompt: Option<usize>,
-    /// Why.
+    /// Reason for the failure.
     pub error: GenerationError,
 }
 
-/// Generates texts for many prompts at once; an iterator of their tokens as they come. A text of no tokens, if none
-/// are asked for, has no item.
+/// Generates completions for many prompts together; iterates over the tokens as they arrive.
 ///
-/// Every text is the one that its prompt gives alone, whatever else is in the batch. `T` is how it holds the tokenizer.
+/// A completion has no item if no tokens are requested. Each completion is independent of the rest of
+/// the batch. `T` is a pointer to the tokenizer.
 ///
 /// ```
 /// use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
@@ -55,7 +57,7 @@ pub struct FailedPrompt {
 /// let config = GenerationConfig { max_new_tokens: 4, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let requests = Request::each(&[vec![1], vec![2, 3], vec![4, 5, 6]], &config);
 /// let mut texts = [const { Vec::new() }; 3];
-/// for token in <BatchGenerator>::new(&model, requests, 2, None)? { // two texts at a time
+/// for token in <BatchGenerator>::new(&model, requests, 2, None)? { // two completions at a time
 ///     let token = token.map_err(|failed| failed.error)?;
 ///     texts[token.prompt].push(token.id);
 /// }
@@ -64,18 +66,20 @@ pub struct FailedPrompt {
 /// ```
 pub struct BatchGenerator<T = Arc<Tokenizer>> {
     scheduler: Scheduler<T>,
-    /// Of the last step.
+    /// Events of the last step.
     ready: VecDeque<Event>,
-    /// Of the device, told after what is ready.
+    /// Failure of the device, returned after the remaining events.
     failure: Option<GenerationError>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
-    /// A generator that continues every prompt, `batch_size` texts at a time. Text and stop strings need a tokenizer.
+    /// Creates a generator that continues every prompt, `batch_size` completions at a time.
+    ///
+    /// Text and stop strings need a tokenizer.
     ///
     /// # Errors
-    /// As [`Scheduler::submit`], for the first request that is refused, and when the memory for keys and values cannot be
-    /// allocated.
+    /// Returns the error of [`Scheduler::submit`] for the first invalid request. Also returns an error if
+    /// the memory for keys and values cannot be allocated.
     pub fn new(
         model: &Gpt2LMHeadModel,
         requests: Vec<Request>,
@@ -93,16 +97,16 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
         Ok(Self { scheduler, ready: VecDeque::new(), failure: None })
     }
 
-    /// The same generator with an assistant, see [`Scheduler::set_assistant`].
+    /// Adds an assistant; see [`Scheduler::set_assistant`].
     ///
     /// # Errors
-    /// As [`Scheduler::set_assistant`].
+    /// Returns the same errors as [`Scheduler::set_assistant`].
     pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
         self.scheduler.set_assistant(assistant)?;
         Ok(self)
     }
 
-    /// The same generator with a clock, for texts with a [`GenerationConfig::max_time`]; without one they fail.
+    /// Adds a clock for [`GenerationConfig::max_time`]; without one, completions with a time limit fail.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.scheduler.set_clock(clock);
         self
@@ -116,11 +120,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
         loop {
             match self.ready.pop_front() {
                 Some(Event::Token { request, sequence, id, text, stop_reason, drafts, .. }) => {
-                    let prompt = request.place();
+                    let prompt = request.index();
                     return Some(Ok(GeneratedToken { prompt, sequence, id, text, stop_reason, drafts }));
                 }
                 Some(Event::Failed { request, error }) => {
-                    return Some(Err(FailedPrompt { prompt: Some(request.place()), error }));
+                    return Some(Err(FailedPrompt { prompt: Some(request.index()), error }));
                 }
                 Some(Event::Begun { .. } | Event::Empty { .. } | Event::Found { .. }) => {}
                 None => {
@@ -139,8 +143,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
     }
 }
 
-/// Generates the tokens of one text, one at a time. The prompt is computed with the first, every further one costs one
-/// step.
+/// Generates the tokens of one completion, one at a time.
+///
+/// The first token includes the prefill of the prompt. Every further token costs one step.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, StopReason, TokenGenerator};
@@ -161,10 +166,10 @@ pub struct TokenGenerator<T = Arc<Tokenizer>> {
 }
 
 impl TokenGenerator {
-    /// A generator that continues `prompt`.
+    /// Creates a generator that continues `prompt`.
     ///
     /// # Errors
-    /// Those of [`Scheduler::submit`], and when several texts are asked for.
+    /// Returns the errors of [`Scheduler::submit`], and an error if several completions are requested.
     pub fn new(
         model: &Gpt2LMHeadModel,
         prompt: &[u32],
@@ -175,10 +180,12 @@ impl TokenGenerator {
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
-    /// A generator for a request, which may have processors of its own; stop strings need a tokenizer.
+    /// Creates a generator for a request, which may contain additional logits processors.
+    ///
+    /// Stop strings need a tokenizer.
     ///
     /// # Errors
-    /// As [`TokenGenerator::new`].
+    /// Returns the same errors as [`TokenGenerator::new`].
     pub fn of_request(
         model: &Gpt2LMHeadModel,
         request: Request,
@@ -186,7 +193,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
     ) -> Result<Self, GenerationError> {
         if request.config.num_return_sequences != 1 {
             let what =
-                "a single text was asked for, and num_return_sequences is more; BatchGenerator makes several";
+                "`num_return_sequences` must be 1 for a single completion; use `BatchGenerator` for several";
             return Err(GenerationError::Conflict { what: what.into() });
         }
         let prompt = request.config.fit_prompt(&request.prompt, model.config())?;
@@ -195,22 +202,22 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
         Ok(Self { batch, stop_reason: is_over.then_some(StopReason::MaxNewTokens) })
     }
 
-    /// The same generator with an assistant, see [`Scheduler::set_assistant`].
+    /// Adds an assistant; see [`Scheduler::set_assistant`].
     ///
     /// # Errors
-    /// As [`Scheduler::set_assistant`].
+    /// Returns the same errors as [`Scheduler::set_assistant`].
     pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
         self.batch = self.batch.with_assistant(assistant)?;
         Ok(self)
     }
 
-    /// The same generator with a clock, for a text with a [`GenerationConfig::max_time`]; without one it fails.
+    /// Adds a clock for [`GenerationConfig::max_time`]; without one, a time limit is an error.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.batch = self.batch.with_clock(clock);
         self
     }
 
-    /// Why generation ended; `None` while it continues, and after an error.
+    /// Returns the stop reason; `None` while generation continues, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
@@ -230,16 +237,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TokenGenerator<T> {
     }
 }
 
-/// Generates one text piece by piece; no piece ends within a character or holds a part of a stop string.
+/// Generates one completion in pieces of text.
+///
+/// No piece ends inside a character or contains part of a stop string.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 ///
-/// let files = GivenFiles::new("stories")
-///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-///     .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
-///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let (model, tokenizer) = (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
 ///
@@ -247,7 +253,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TokenGenerator<T> {
 /// let prompt = encode(&tokenizer, "One day")?;
 /// let pieces = TextGenerator::new(&model, &prompt, &config, &tokenizer)?;
 /// let text: String = pieces.collect::<Result<_, _>>()?;
-/// assert!(text.starts_with(' '), "{text}");
+/// assert!(text.starts_with(", a little"), "{text}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias("TextGenerationPipeline", "TextGeneration", "pipeline"))]
@@ -257,10 +263,10 @@ pub struct TextGenerator<T = Arc<Tokenizer>> {
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
-    /// A generator that continues `prompt`, whose tokens `tokenizer` turns into text.
+    /// Creates a generator that continues `prompt` and decodes the tokens with `tokenizer`.
     ///
     /// # Errors
-    /// Those of [`TokenGenerator::new`].
+    /// Returns the same errors as [`TokenGenerator::new`].
     pub fn new(
         model: &Gpt2LMHeadModel,
         prompt: &[u32],
@@ -272,27 +278,27 @@ impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
         Ok(Self { tokens, ids: Vec::new() })
     }
 
-    /// The same generator with an assistant, see [`Scheduler::set_assistant`].
+    /// Adds an assistant; see [`Scheduler::set_assistant`].
     ///
     /// # Errors
-    /// As [`Scheduler::set_assistant`].
+    /// Returns the same errors as [`Scheduler::set_assistant`].
     pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
         self.tokens = self.tokens.with_assistant(assistant)?;
         Ok(self)
     }
 
-    /// The same generator with a clock, for a text with a [`GenerationConfig::max_time`]; without one it fails.
+    /// Adds a clock for [`GenerationConfig::max_time`]; without one, a time limit is an error.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.tokens = self.tokens.with_clock(clock);
         self
     }
 
-    /// The tokens so far.
+    /// Returns the tokens so far.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Why generation ended; `None` while it continues, and after an error.
+    /// Returns the stop reason; `None` while generation continues, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.tokens.stop_reason
     }
@@ -316,7 +322,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TextGenerator<T> {
     }
 }
 
-/// The logits after the last of some tokens, which the cache gains.
+/// Reads tokens into the cache and returns the logits after the last one.
 pub(crate) fn last_logits(
     model: &Gpt2LMHeadModel,
     ids: &[u32],
@@ -327,7 +333,7 @@ pub(crate) fn last_logits(
     Ok(rows_of(&logits)?.swap_remove(0))
 }
 
-/// An empty cache of one row, with room for others like it beside it, `rows` in all.
+/// Creates an empty cache of one row, with memory for `rows` rows of this capacity.
 pub(crate) fn one_row_of(
     model: &Gpt2LMHeadModel,
     rows: usize,

@@ -1,21 +1,21 @@
-//! The tokens that a text has so far.
+//! Tokens of a sequence so far.
 
-/// The tokens so far. [`LogitsProcessor::process`](crate::LogitsProcessor::process) takes it.
+/// Tokens so far, as input to [`LogitsProcessor::process`](crate::LogitsProcessor::process).
 #[derive(Debug, Clone, Copy)]
 pub struct History<'ids> {
     /// Prompt and generated tokens.
     pub ids: &'ids [u32],
-    /// How many of them are the prompt.
+    /// Number of prompt tokens.
     pub prompt_len: usize,
 }
 
 impl<'ids> History<'ids> {
-    /// The tokens of the prompt.
+    /// Returns the tokens of the prompt.
     pub fn prompt(self) -> &'ids [u32] {
         &self.ids[..self.prompt_len.min(self.ids.len())]
     }
 
-    /// The tokens after the prompt.
+    /// Returns the tokens after the prompt.
     pub fn generated(self) -> &'ids [u32] {
         self.ids.get(self.prompt_len..).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`TextGenerator`], or with [`Scheduler`] for many texts.
+//! Start with [`TextGenerator`] for one completion, or with [`Scheduler`] for many.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -1,10 +1,10 @@
-//! Logits of the device as numbers of ours.
+//! Conversion of logits to f32 on the host.
 
 use candle_core::{DType, Tensor};
 
 use crate::GenerationError;
 
-/// Logits `(B, T, V)`, those of each row and token one after the other.
+/// Returns the rows of logits `(B, T, V)`, one for each token of each sequence.
 pub(crate) fn rows_of(logits: &Tensor) -> Result<Vec<Vec<f32>>, GenerationError> {
     Ok(logits.flatten(0, 1)?.to_dtype(DType::F32)?.to_vec2::<f32>()?)
 }

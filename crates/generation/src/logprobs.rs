@@ -1,4 +1,4 @@
-//! The log-probability of a token, and what else the model expected in its place.
+//! Log-probability of a token and of its most probable alternatives.
 
 use std::ops::Range;
 use std::slice::Chunks;
@@ -10,32 +10,37 @@ use candle_gpt2_arithmetic::{log_sum_exp, map_items, relative_entropy};
 use crate::probabilities::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
-/// The most probable tokens of a position with their log-probabilities, most probable first.
-/// A [`Request`](crate::Request) and [`score`](crate::score()) may ask for them.
+/// Most probable tokens of a position with their log-probabilities, most probable first.
+///
+/// A [`Request`](crate::Request) and [`score`](crate::score()) can ask for them.
 pub type TokenAlternatives = Vec<(u32, f64)>;
 
-/// How probable the model finds a token: natural logarithms, in f64. A token that is among its alternatives has the same number
-/// there. A [`Request`](crate::Request) may ask for them.
+/// Log-probabilities of a token and its alternatives, as natural logarithms in f64.
+///
+/// If the token is among its alternatives, both numbers are equal. A [`Request`](crate::Request) can
+/// ask for them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// That of the token; `-inf` for a probability of zero.
+    /// Log-probability of the token; `-inf` if its probability is zero.
     pub logprob: f64,
-    /// Those of the most probable tokens in its place, with the token itself if it is one of them.
+    /// Most probable tokens at this position, including the token itself if it is one of them.
     pub alternatives: TokenAlternatives,
 }
 
-/// What the model expects after a token.
+/// Prediction of the model for the next token.
 #[derive(Debug)]
 pub(crate) struct Expected<'a> {
     logits: &'a [f32],
     largest: f32,
-    /// What is subtracted from a logit to make it a log-probability.
+    /// Number to subtract from a logit to get a log-probability.
     normalizer: f64,
     alternatives: TokenAlternatives,
 }
 
 impl<'a> Expected<'a> {
-    /// By these logits, with the `alternatives` most probable tokens; an error if they are not numbers.
+    /// Creates a prediction from logits, with the `alternatives` most probable tokens.
+    ///
+    /// Returns an error if the logits are not finite.
     pub(crate) fn of(logits: &'a [f32], alternatives: usize) -> Result<Self, GenerationError> {
         let largest = largest(logits);
         let normalizer = log_sum_exp(logits, largest);
@@ -47,39 +52,41 @@ impl<'a> Expected<'a> {
         Ok(Self { logits, largest, normalizer, alternatives })
     }
 
-    /// Logarithm of the softmax at `token`; `-inf` for a token that the vocabulary does not have.
+    /// Returns the log-softmax at `token`; `-inf` if the token is not in the vocabulary.
     pub(crate) fn logprob(&self, token: u32) -> f64 {
         f64::from(self.with_before(token).map_or(f32::NEG_INFINITY, |(logit, _)| *logit)) - self.normalizer
     }
 
-    /// Whether `token` is the most probable one, of several the first: what greedy search writes.
+    /// Returns whether `token` is the most probable one, and thus the greedy choice.
+    ///
+    /// Among equally probable tokens, the first one counts.
     pub(crate) fn is_greedy(&self, token: u32) -> bool {
         let is_first = |(logit, before): (&f32, &[f32])| *logit == self.largest && !before.contains(logit);
         self.with_before(token).is_some_and(is_first)
     }
 
-    /// The most probable token, of several the first.
+    /// Returns the most probable token, or the first of several.
     pub(crate) fn most_probable(&self) -> Option<usize> {
         self.logits.iter().position(|logit| *logit == self.largest)
     }
 
-    /// `Σ p (ln p - ln q)` over the vocabulary, with `q` of the other one.
+    /// Computes `Σ p (ln p - ln q)` over the vocabulary, where `q` is the other prediction.
     pub(crate) fn relative_entropy(&self, other: &Self) -> f64 {
         relative_entropy((self.logits, self.normalizer), (other.logits, other.normalizer))
     }
 
-    /// The logit of `token`, and those before it.
+    /// Returns the logit of `token` and the logits before it.
     fn with_before(&self, token: u32) -> Option<(&f32, &[f32])> {
         self.logits.get(..=usize::try_from(token).ok()?)?.split_last()
     }
 
-    /// The log-probability of `token`, with its alternatives.
+    /// Returns the log-probability of `token` together with the alternatives.
     pub(crate) fn of_token(self, token: u32) -> TokenLogprobs {
         TokenLogprobs { logprob: self.logprob(token), alternatives: self.alternatives }
     }
 }
 
-/// The logits as the user's biases change them, before anything else does.
+/// Applies the biases of the configuration to the logits, without any other processor.
 pub(crate) fn biased(
     config: &GenerationConfig,
     history: History<'_>,
@@ -90,8 +97,10 @@ pub(crate) fn biased(
     Ok(biased)
 }
 
-/// What `look` finds in the logits after each of these rows of hidden states `(1, T, C)`; on all threads, and in pieces, so that
-/// the logits of a long window are never held all at once.
+/// Calls `look` with the logits of each row of hidden states `(1, T, C)` and returns the results.
+///
+/// All threads share the work. The logits are computed in pieces, because those of a long window would
+/// need too much memory.
 ///
 /// ```
 /// use candle_gpt2_generation::{for_each_row, largest};
@@ -107,7 +116,7 @@ pub(crate) fn biased(
 /// ```
 ///
 /// # Errors
-/// Those of `look`, and when the model's head fails.
+/// Returns the errors of `look`, and an error if the model's head fails.
 pub fn for_each_row<R: Send>(
     model: &Gpt2LMHeadModel,
     hidden: &Tensor,
@@ -126,13 +135,15 @@ pub fn for_each_row<R: Send>(
     Ok(found)
 }
 
-/// Rows in pieces whose logits are held at once: 26 MB of GPT-2's.
+/// Splits rows into pieces whose logits fit into memory together: 26 MB for GPT-2.
 pub(crate) fn pieces(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     const PIECE_ROWS: usize = 128;
     rows.clone().step_by(PIECE_ROWS).map(move |first| first..rows.end.min(first + PIECE_ROWS))
 }
 
-/// What `look` makes of the logits after some rows of hidden states `(1, T, C)`, row by row. On a CPU they are not copied.
+/// Calls `look` with the logits of some rows of hidden states `(1, T, C)`, row by row.
+///
+/// On a CPU, the logits are not copied.
 pub(crate) fn with_logits<R>(
     model: &Gpt2LMHeadModel,
     hidden: &Tensor,

@@ -1,6 +1,6 @@
-//! The probabilities of the next token, in f64, and what is found among logits: the largest, and the most probable.
+//! Probabilities of the next token in f64, and selection of the largest logits.
 
-/// Numbers that are compared together, as vectors.
+/// Number of logits that are compared together with vector instructions.
 const CHUNK: usize = 64;
 
 /// A token that can still be sampled.
@@ -10,14 +10,14 @@ pub(crate) struct Candidate {
     pub(crate) probability: f64,
 }
 
-/// The probabilities of the tokens that can still be sampled, in the order of their ids.
+/// Probabilities of the tokens that can still be sampled, ordered by id.
 #[derive(Debug)]
 pub(crate) struct Probabilities {
     pub(crate) candidates: Vec<Candidate>,
 }
 
 impl Probabilities {
-    /// The softmax of the logits, in f64.
+    /// Computes the softmax of the logits in f64.
     pub(crate) fn of(logits: &[f32]) -> Self {
         let (mut tokens, mut powers) = (Vec::new(), Vec::new());
         let maximum = largest(logits);
@@ -38,7 +38,7 @@ impl Probabilities {
         Self { candidates }
     }
 
-    /// The token in which a share `uniform` of the probability, summed in the order of the ids, ends.
+    /// Samples a token: the first one whose cumulative probability, in order of ids, exceeds `uniform`.
     pub(crate) fn draw(&self, uniform: f64) -> Option<usize> {
         let possible = || self.candidates.iter().filter(|candidate| candidate.probability > 0.0);
         let mut sum = 0.0;
@@ -49,7 +49,7 @@ impl Probabilities {
         drawn.or_else(|| possible().next_back()).map(|candidate| candidate.token)
     }
 
-    /// Writes each probability to the place of its token.
+    /// Writes each probability to the index of its token.
     pub(crate) fn fill(&self, probabilities: &mut [f64]) {
         for candidate in &self.candidates {
             probabilities[candidate.token] = candidate.probability;
@@ -72,18 +72,18 @@ impl Probabilities {
     }
 }
 
-/// `ln Σ exp(logit)`, in f64.
+/// Computes `ln Σ exp(logit)` in f64.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     candle_gpt2_arithmetic::log_sum_exp(logits, largest(logits))
 }
 
-/// The largest number, such as a logit; NaN counts as none, and of none it is `-inf`.
+/// Returns the largest number, ignoring NaN; `-inf` if there is none.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_generation::largest(&[1.0, f32::NAN, 3.0, 2.0]), 3.0);
 /// ```
 pub fn largest(numbers: &[f32]) -> f32 {
-    /// Accumulators side by side, so that the comparisons become vector instructions.
+    /// Independent accumulators, which let the comparisons compile to vector instructions.
     const LANES: usize = 16;
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = numbers.chunks_exact(LANES);
@@ -96,7 +96,9 @@ pub fn largest(numbers: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The k-th largest number, in one pass: most chunks hold nothing above the best k so far, and are skipped.
+/// Finds the k-th largest number in one pass.
+///
+/// Most chunks contain nothing above the best k so far and are skipped.
 pub(crate) fn kth_largest(numbers: &[f32], k: usize) -> f32 {
     if k > numbers.len() {
         return f32::NEG_INFINITY;
@@ -125,8 +127,9 @@ pub(crate) fn kth_largest(numbers: &[f32], k: usize) -> f32 {
     reduce(&mut best)
 }
 
-/// The `count` most probable tokens with their logits, most probable first, of equals the smaller id; none that is
-/// removed.
+/// Returns the `count` most probable tokens with their logits, most probable first.
+///
+/// Ties are ordered by id. Removed tokens are left out.
 pub(crate) fn most_probable(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     if count == 0 {
         return Vec::new();

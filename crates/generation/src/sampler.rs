@@ -1,4 +1,4 @@
-//! From logits to a token: the processors change the logits, the sampler picks.
+//! Token selection: logits processors change the logits, then the sampler picks a token.
 
 use candle_gpt2_arithmetic::RandomStream;
 
@@ -6,8 +6,10 @@ use crate::probabilities::{Probabilities, largest};
 use crate::tally::Tally;
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
-/// Picks the tokens of a text from logits. It remembers what its processors count, so that the cost of a token does not grow
-/// with the text; a history that does not continue the last one is counted anew.
+/// Picks the next token of a sequence from its logits.
+///
+/// Keeps the counts that its processors need, so the cost of a token does not grow with the sequence. A
+/// history that does not extend the previous one is counted from scratch.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, History, LogitsProcessor, Sampler};
@@ -23,13 +25,15 @@ use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 pub struct Sampler {
     processors: Vec<LogitsProcessor>,
     tally: Tally,
-    /// Samples the token; absent if the most probable one is taken.
+    /// Random stream for sampling; `None` for greedy decoding.
     generator: Option<RandomStream>,
 }
 
 impl Sampler {
-    /// A sampler for these options, which [`GenerationConfig::check`] accepts, with these processors; usually
-    /// [`LogitsProcessor::of_config`]. Texts of one prompt are sampled from different `stream`s of the same seed.
+    /// Creates a sampler for a valid configuration.
+    ///
+    /// `config` must pass [`GenerationConfig::check`]; `processors` usually come from
+    /// [`LogitsProcessor::of_config`]. Completions of one prompt use different `stream`s of the same seed.
     pub fn new(config: &GenerationConfig, processors: Vec<LogitsProcessor>, stream: u64) -> Self {
         let generator = config.do_sample.then(|| RandomStream::with_stream(config.seed, stream));
         Self {
@@ -39,11 +43,13 @@ impl Sampler {
         }
     }
 
-    /// Picks the next token; `logits` has one entry for each token of the vocabulary and is changed on the way. Of
-    /// equal logits the smallest id is the most probable.
+    /// Picks the next token and replaces `logits` with the processed logits.
+    ///
+    /// `logits` has one entry for each token of the vocabulary. Greedy decoding breaks ties in favor of the
+    /// smallest id.
     ///
     /// # Errors
-    /// When a logit is NaN or `+inf`, or none is left.
+    /// Returns an error if a logit is NaN or `+inf`, or if no token is left.
     pub fn sample(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<u32, GenerationError> {
         let largest = self.process(history, logits)?;
         let token = match &mut self.generator {
@@ -55,11 +61,13 @@ impl Sampler {
             .ok_or_else(|| LogitsProcessor::no_token_left(&self.processors, history))
     }
 
-    /// The probability of each token to be picked next: 0 for those that the processors exclude; if the most probable one is
-    /// taken, 1 for that one. Nothing is drawn; `logits` is changed as by [`Sampler::sample`].
+    /// Returns the probability that each token is picked next, without picking one.
+    ///
+    /// Tokens that the processors exclude have probability 0. In greedy decoding, the most probable token
+    /// has probability 1. Replaces `logits` with the processed logits, like [`Sampler::sample`].
     ///
     /// # Errors
-    /// As [`Sampler::sample`].
+    /// Returns the same errors as [`Sampler::sample`].
     pub fn probabilities(
         &mut self,
         history: History<'_>,
@@ -74,7 +82,7 @@ impl Sampler {
         Ok(probabilities)
     }
 
-    /// Applies the processors; returns the largest logit left.
+    /// Applies the processors and returns the largest remaining logit.
     fn process(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<f32, GenerationError> {
         self.tally.follow(history);
         let (processors, tally) = (&self.processors, &self.tally);
@@ -84,12 +92,14 @@ impl Sampler {
     }
 }
 
-/// The first token of this logit.
+/// Returns the first token with this logit.
 fn first(logits: &[f32], largest: f32) -> Option<usize> {
     logits.iter().position(|logit| *logit == largest)
 }
 
-/// Applies the processors to logits that are numbers, checks that they leave a token, and returns the largest logit left.
+/// Applies the processors and returns the largest remaining logit.
+///
+/// Returns an error if a logit is NaN or `+inf`, or if the processors leave no token.
 pub(crate) fn process(
     processors: &[LogitsProcessor],
     history: History<'_>,

@@ -1,11 +1,12 @@
-//! How probable a model finds a text: the log-probability of every token given those before it.
+//! Scoring of texts: the log-probability of every token, given the tokens before it.
 //!
-//! A text longer than the context is scored in windows of the context's length that start every `stride` tokens;
-//! each token counts in the first window that reaches it, so after the first window it sees at least
-//! `context - stride` tokens before it.
-//! Source: "Perplexity of fixed-length models" in the transformers documentation. The loss here is the mean over all
-//! scored tokens. With a stride of the whole context, the first token of each window has nothing before it and is not
-//! scored, as there.
+//! A text that exceeds the context is scored in windows of the context's length that start every
+//! `stride` tokens. Each token counts in the first window that reaches it. After the first window, it
+//! therefore sees at least `context - stride` tokens before it.
+//!
+//! Source: "Perplexity of fixed-length models" in the transformers documentation. The loss here is the
+//! mean over all scored tokens. If the stride equals the context, no token precedes the first one of
+//! each window, and it is not scored, as in the source.
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Pass};
@@ -15,26 +16,27 @@ use crate::logprobs::{Expected, for_each_row};
 use crate::sequences::score_groups;
 use crate::{GenerationError, Sequence, TokenAlternatives, TokenScore};
 
-/// The log-probabilities of a text. [`score`] gives it.
+/// Log-probabilities of a text; [`score`] returns them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
-    /// Natural logarithm of each token's probability; `None` for a token with nothing before it.
+    /// Natural logarithm of each token's probability; `None` if no token precedes it.
     pub logprobs: Vec<Option<f64>>,
-    /// What else the model expected at each token's place; empty if nothing is before it.
+    /// Most probable tokens at each position; empty if no token precedes it.
     pub alternatives: Vec<TokenAlternatives>,
     /// Mean negative log-probability of the scored tokens, in nats.
     pub loss: f64,
 }
 
 impl Score {
-    /// `exp(loss)`.
+    /// Returns `exp(loss)`.
     pub fn perplexity(&self) -> f64 {
         libm::exp(self.loss)
     }
 }
 
-/// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is called with the number of
-/// tokens scored since the last call.
+/// Scores a text, with the `top_alternatives` most probable tokens at each position.
+///
+/// Calls `progress` with the number of tokens scored since the last call.
 ///
 /// ```
 /// use candle_gpt2_generation::score;
@@ -45,12 +47,12 @@ impl Score {
 ///
 /// let score = score(&model, &[1, 2, 3, 4, 5], 4, 0, &|_| ())?;
 /// assert_eq!(score.logprobs.len(), 5);
-/// assert!((score.perplexity() - 11.0).abs() < 1e-4, "a model of zeros guesses among 11 tokens");
+/// assert!((score.perplexity() - 11.0).abs() < 1e-4, "with all weights zero, all 11 tokens are equally likely");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// Those of [`check_text`], and when the model's logits are not numbers.
+/// Returns the errors of [`check_text`], and an error if the model's logits are not finite.
 pub fn score(
     model: &Gpt2LMHeadModel,
     ids: &[u32],
@@ -87,29 +89,31 @@ pub fn score(
     Ok(Score { logprobs, alternatives, loss })
 }
 
-/// How probable a continuation of a prompt is. [`score_continuations`] gives one for each.
+/// Score of a continuation of a prompt; [`score_continuations`] returns one for each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Continuation {
     /// Natural logarithm of each token's probability.
     pub logprobs: Vec<f64>,
-    /// Whether every token is the most probable one at its place, of several the first: what greedy search would write.
+    /// Whether greedy decoding would choose every token; ties go to the first token.
     pub is_greedy: bool,
 }
 
 impl Continuation {
-    /// Logarithm of the continuation's probability.
+    /// Returns the logarithm of the continuation's probability.
     pub fn sum(&self) -> f64 {
         self.logprobs.iter().sum()
     }
 
-    /// Mean log-probability of its tokens.
+    /// Returns the mean log-probability of the tokens.
     pub fn mean(&self) -> f64 {
         self.sum() / self.logprobs.len() as f64
     }
 }
 
-/// Scores continuations of one prompt, whose keys and values are computed once, many of them at once; `progress` is called for
-/// each.
+/// Scores continuations of one prompt.
+///
+/// The prompt's keys and values are computed once, and many continuations are scored together. Calls
+/// `progress` for each of them.
 ///
 /// ```
 /// use candle_gpt2_generation::{first_best, score_continuations};
@@ -120,13 +124,13 @@ impl Continuation {
 ///
 /// let scores = score_continuations(&model, &[1, 2, 3], &[vec![4, 5], vec![6], vec![7, 8]], &|| ())?;
 /// assert!((scores[0].sum() - 2.0 * (1f64 / 11.0).ln()).abs() < 1e-4);
-/// assert_eq!(first_best(scores.iter().map(|score| score.sum())), 1, "the shortest, as all tokens are alike");
+/// assert_eq!(first_best(scores.iter().map(|score| score.sum())), 1, "all tokens are equally likely, so the shortest wins");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the prompt or a continuation is empty, both together are longer than the context, an id is outside the
-/// vocabulary, or the model's logits are not numbers.
+/// Returns an error if the prompt or a continuation is empty, or if both together exceed the context.
+/// Also returns an error if an id is outside the vocabulary or the model's logits are not finite.
 pub fn score_continuations(
     model: &Gpt2LMHeadModel,
     prompt: &[u32],
@@ -145,7 +149,7 @@ pub fn score_continuations(
     Ok(scores.into_iter().flatten().map(continuation).collect())
 }
 
-/// Index of the largest of some numbers, of equals the first: the best of choices by a measure of theirs.
+/// Returns the index of the largest number, or of the first of several.
 ///
 /// ```
 /// use candle_gpt2_generation::first_best;
@@ -157,12 +161,11 @@ pub fn first_best(measures: impl IntoIterator<Item = f64>) -> usize {
     indexed.fold((0, f64::NEG_INFINITY), |best, next| if next.1 > best.1 { next } else { best }).0
 }
 
-/// Checks what can be checked of a prompt and its continuations before a model is loaded.
-/// [`score_continuations`] checks the same.
+/// Performs the checks of [`score_continuations`] that need no loaded model.
 ///
 /// # Errors
-/// When the prompt or a continuation is empty, both together are longer than the context, or an id is outside the
-/// vocabulary.
+/// Returns an error if the prompt or a continuation is empty, if both together exceed the context, or
+/// if an id is outside the vocabulary.
 pub fn check_continuations(
     prompt: &[u32],
     continuations: &[Vec<u32>],
@@ -179,7 +182,7 @@ pub fn check_continuations(
             return Err(GenerationError::EmptyContinuation { number });
         }
         check_ids(continuation, config)?;
-        // The last token is scored and not read.
+        // The last token is scored but not read.
         let tokens = prompt.len() + continuation.len() - 1;
         if tokens > n_positions {
             return Err(GenerationError::ContinuationTooLong { number, tokens, n_positions });
@@ -188,16 +191,16 @@ pub fn check_continuations(
     Ok(())
 }
 
-/// The distance between the windows of a text by default: half of the context. [`score`] takes one.
+/// Returns the default distance between the windows of [`score`]: half of the context.
 pub fn default_stride(config: &Gpt2Config) -> usize {
     config.n_positions.div_ceil(2)
 }
 
-/// Checks what can be checked of a text before a model is loaded. [`score`] checks the same.
+/// Performs the checks of [`score`] that need no loaded model.
 ///
 /// # Errors
-/// When there are fewer than two tokens, an id is outside the vocabulary, `stride` is not from 1 to the context's length,
-/// or the context has only one position.
+/// Returns an error if there are fewer than two tokens or an id is outside the vocabulary. Also returns
+/// an error if `stride` is 0 or exceeds the context, or if the context has only one position.
 pub fn check_text(ids: &[u32], stride: usize, config: &Gpt2Config) -> Result<(), GenerationError> {
     let n_positions = config.n_positions;
     if stride == 0 || stride > n_positions {

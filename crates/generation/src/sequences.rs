@@ -1,10 +1,12 @@
 //! Scores of many sequences at once.
 //!
-//! The common beginning of a group's sequences is computed once: its keys and values are copied to a row of each sequence,
-//! which reads only the rest. Beginnings of many groups are rows of one pass, and so are rests; those of similar length are
-//! batched together, because shorter rows are padded on the right. Logits are computed for scored tokens only.
+//! The common prefix of a group's sequences is computed once. Its keys and values are copied to a row
+//! of each sequence, so only the suffixes remain to be read. Prefixes of many groups are rows of one
+//! pass, and so are suffixes. Rows of similar length are batched together, because shorter rows are
+//! padded on the right. Logits are computed for scored tokens only.
 //!
-//! How a group is split depends on nothing but the group, and rows of a pass have the same bits alone and in company (on a CPU).
+//! The split of a group depends on the group alone. On a CPU, a row of a pass has the same bits alone
+//! and in a batch.
 
 use std::cmp::Reverse;
 use std::iter::{self, repeat_n};
@@ -18,41 +20,49 @@ use crate::GenerationError;
 use crate::config::check_ids;
 use crate::logprobs::{Expected, for_each_row};
 
-/// Most tokens of a pass, with padding, unless a single row has more. Groups of HellaSwag's sizes take a tenth longer with 128 or
-/// 512, and a quarter longer with 1024 (124M, f32, AVX-512).
+/// Maximum number of tokens of a pass, including padding, unless a single row has more.
+///
+/// Groups of HellaSwag's sizes take a tenth longer with 128 or 512, and a quarter longer with 1024
+/// (124M, f32, AVX-512).
 const PASS_TOKENS: usize = 256;
-/// Contexts that the keys and values of beginnings may fill, and those of the rests of a pass. Memory costs time too: it is cleared
-/// first.
-const BEGINNINGS_CONTEXTS: usize = 1;
-const RESTS_CONTEXTS: usize = 4;
+/// Size of the KV cache for prefixes, in contexts.
+///
+/// A larger cache also costs time, because its memory is cleared first.
+const PREFIX_CONTEXTS: usize = 1;
+/// Size of the KV cache for the suffixes of a pass, in contexts.
+const SUFFIX_CONTEXTS: usize = 4;
 
-/// Tokens of which those from `first` on are scored. [`score_sequences`] scores them.
+/// A sequence of tokens to score, starting at token `first`; see [`score_sequences`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sequence {
-    /// All of them; the last one is scored and not read, so there may be one more than the context has positions.
+    /// All tokens.
+    ///
+    /// The last one is scored but not read, so there may be one more token than the context has positions.
     pub ids: Vec<u32>,
-    /// Index of the first that is scored, at least 1.
+    /// Index of the first scored token; at least 1.
     pub first: usize,
 }
 
 impl Sequence {
-    /// The tokens that the model reads.
+    /// Returns the tokens that the model reads.
     fn read(&self) -> &[u32] {
         self.ids.split_last().map_or(&[], |(_, read)| read)
     }
 }
 
-/// How probable the model finds a token at its position. [`score_sequences`] gives them.
+/// Score of a token at its position; [`score_sequences`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenScore {
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the token's probability.
     pub logprob: f64,
-    /// Whether it is the most probable one, of several the first.
+    /// Whether the token is the most probable one, or the first of several.
     pub is_greedy: bool,
 }
 
-/// The scores of the scored tokens of each sequence. Sequences of a group share the computation of their common beginning, and
-/// groups are computed many at once; a result does not depend on its batch (CPU only).
+/// Scores many sequences and returns the scores of their scored tokens.
+///
+/// Sequences of a group share the computation of their common prefix. Many groups are computed
+/// together. On a CPU, a result does not depend on its batch.
 ///
 /// ```
 /// use candle_gpt2_generation::{Sequence, score_sequences};
@@ -68,7 +78,8 @@ pub struct TokenScore {
 /// ```
 ///
 /// # Errors
-/// When a sequence has no token to score or is too long, an id is outside the vocabulary, or the model's logits are not numbers.
+/// Returns an error if a sequence has no token to score or is too long, or if an id is outside the
+/// vocabulary. Also returns an error if the model's logits are not finite.
 pub fn score_sequences(
     model: &Gpt2LMHeadModel,
     groups: &[Vec<&Sequence>],
@@ -85,7 +96,7 @@ pub fn score_sequences(
     score_groups(model, groups, &|| ())
 }
 
-/// The same of sequences that have been checked; `progress` is called for each of them.
+/// Scores sequences that have been checked; calls `progress` for each of them.
 pub(crate) fn score_groups(
     model: &Gpt2LMHeadModel,
     groups: &[Vec<&Sequence>],
@@ -105,12 +116,12 @@ pub(crate) fn score_groups(
     Ok(scores)
 }
 
-/// The groups in batches whose beginnings fit into the memory for them; those with longer ones come first.
+/// Splits the groups into batches whose prefixes fit into the cache, longest prefixes first.
 fn batches<'a>(groups: &'a [Vec<&'a Sequence>], config: &Gpt2Config) -> Vec<Batch<'a>> {
     let indexed = groups.iter().enumerate();
     let mut groups: Vec<Group<'_>> = indexed.map(|(index, sequences)| Group::new(index, sequences)).collect();
     groups.sort_by_key(|group| Reverse(group.shared.len()));
-    let memory = BEGINNINGS_CONTEXTS * KvSlot::room_of(config.n_positions);
+    let memory = PREFIX_CONTEXTS * KvSlot::room_of(config.n_positions);
     let (mut left, mut batches) = (&groups[..], Vec::new());
     while let Some(longest) = left.first() {
         let rows = memory / KvSlot::room_of(longest.shared.len()).max(1);
@@ -121,34 +132,37 @@ fn batches<'a>(groups: &'a [Vec<&'a Sequence>], config: &Gpt2Config) -> Vec<Batc
     batches
 }
 
-/// Groups whose beginnings are held at the same time.
+/// Groups whose prefixes are in the KV cache at the same time.
 struct Batch<'a> {
-    /// What the sequences of each group begin with, in the order of the groups; the last groups may have no such row.
-    beginnings: Vec<Row<'a>>,
-    /// What follows in each sequence that is longer than its group's beginning.
-    rests: Vec<Row<'a>>,
-    /// Sequences of all groups.
+    /// Common prefix of each group, in the order of the groups; the last groups may have none.
+    prefixes: Vec<Row<'a>>,
+    /// Suffix of each sequence that is longer than the prefix of its group.
+    suffixes: Vec<Row<'a>>,
+    /// Number of sequences in all groups.
     sequences: usize,
 }
 
 impl<'a> Batch<'a> {
     fn new(groups: &[Group<'a>]) -> Self {
-        let beginnings = groups.iter().enumerate().filter_map(|(place, group)| group.beginning(place));
-        let mut rests: Vec<_> =
-            groups.iter().enumerate().flat_map(|(place, group)| group.rests(place)).collect();
-        rests.sort_by_key(|row| Reverse(row.ids.len()));
+        let prefixes = groups.iter().enumerate().filter_map(|(place, group)| group.prefix(place));
+        let mut suffixes: Vec<_> =
+            groups.iter().enumerate().flat_map(|(place, group)| group.suffixes(place)).collect();
+        suffixes.sort_by_key(|row| Reverse(row.ids.len()));
         let sequences = groups.iter().map(|group| group.sequences.len()).sum();
-        Self { beginnings: beginnings.collect(), rests, sequences }
+        Self { prefixes: prefixes.collect(), suffixes, sequences }
     }
 
-    /// Tokens that there must be memory for.
+    /// Returns the number of tokens that the KV cache needs.
     fn room(&self, config: &Gpt2Config) -> usize {
         let room = |rows: &[Row<'_>]| rows.len() * KvSlot::room_of(capacity(rows));
-        let beginnings: usize = passes(&self.beginnings, config).map(room).sum();
-        beginnings + passes(&self.rests, config).map(room).max().unwrap_or(0)
+        let prefixes: usize = passes(&self.prefixes, config).map(room).sum();
+        prefixes + passes(&self.suffixes, config).map(room).max().unwrap_or(0)
     }
 
-    /// Hands on the scores of each sequence in their order, with the places of its group and of it there.
+    /// Scores all sequences of the batch.
+    ///
+    /// Calls `keep` with the index of the group, the index of the sequence in it, and a score. The scores
+    /// of each sequence arrive in order.
     fn score(
         &self,
         model: &Gpt2LMHeadModel,
@@ -156,20 +170,20 @@ impl<'a> Batch<'a> {
         mut keep: impl FnMut(usize, usize, TokenScore),
         progress: &dyn Fn(),
     ) -> Result<(), GenerationError> {
-        // The cache of each beginning, and its row there.
-        let mut held: Vec<(Rc<Gpt2Cache>, usize)> = Vec::with_capacity(self.beginnings.len());
-        for rows in passes(&self.beginnings, model.config()) {
+        // Cache of each prefix, and its row there.
+        let mut held: Vec<(Rc<Gpt2Cache>, usize)> = Vec::with_capacity(self.prefixes.len());
+        for rows in passes(&self.prefixes, model.config()) {
             let mut cache = empty_cache(pool, rows)?;
             read(model, rows, &mut cache, &mut keep)?;
             let cache = Rc::new(cache);
             held.extend((0..rows.len()).map(|row| (Rc::clone(&cache), row)));
         }
-        (self.rests.len()..self.sequences).for_each(|_| progress());
-        for rows in passes(&self.rests, model.config()) {
+        (self.suffixes.len()..self.sequences).for_each(|_| progress());
+        for rows in passes(&self.suffixes, model.config()) {
             let mut cache = empty_cache(pool, rows)?;
             for (place, row) in rows.iter().enumerate() {
-                if let Some((beginning, beginning_row)) = held.get(row.place) {
-                    cache.copy_row(place, beginning, *beginning_row, row.past)?;
+                if let Some((prefix, prefix_row)) = held.get(row.place) {
+                    cache.copy_row(place, prefix, *prefix_row, row.past)?;
                 }
             }
             read(model, rows, &mut cache, &mut keep)?;
@@ -179,12 +193,12 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Sequences that are scored together.
+/// Sequences that share a prefix.
 struct Group<'a> {
-    /// Its place among all groups.
+    /// Index among all groups.
     index: usize,
     sequences: &'a [&'a Sequence],
-    /// What the model reads first in all of them.
+    /// Tokens that the model reads first in all of the sequences.
     shared: &'a [u32],
 }
 
@@ -196,8 +210,8 @@ impl<'a> Group<'a> {
         Self { index, sequences, shared: &first[..shared] }
     }
 
-    /// The row of what all begin with; `place` is that of the group in its batch.
-    fn beginning(&self, place: usize) -> Option<Row<'a>> {
+    /// Returns the row of the common prefix; `place` is the index of the group in its batch.
+    fn prefix(&self, place: usize) -> Option<Row<'a>> {
         let wanted = self.wanted(0..self.sequences.len(), 0..self.shared.len());
         (!self.shared.is_empty()).then_some(Row {
             group: self.index,
@@ -208,8 +222,8 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// A row of each sequence that is longer than the common beginning.
-    fn rests(&self, place: usize) -> impl Iterator<Item = Row<'a>> {
+    /// Returns a row for each sequence that is longer than the common prefix.
+    fn suffixes(&self, place: usize) -> impl Iterator<Item = Row<'a>> {
         let past = self.shared.len();
         self.sequences.iter().enumerate().filter(move |(_, sequence)| sequence.read().len() > past).map(
             move |(number, sequence)| {
@@ -219,8 +233,8 @@ impl<'a> Group<'a> {
         )
     }
 
-    /// What is scored of some sequences after the tokens at these positions, which they have in common.
-    fn wanted(&self, sequences: Range<usize>, positions: Range<usize>) -> Vec<Wanted> {
+    /// Returns the tokens of some sequences to score after these positions, which the sequences share.
+    fn wanted(&self, sequences: Range<usize>, positions: Range<usize>) -> Vec<ScoredPosition> {
         let target = |sequence: usize, position: usize| {
             let Sequence { ids, first } = self.sequences[sequence];
             (position + 1 >= *first).then(|| Target { sequence, id: ids[position + 1] })
@@ -229,7 +243,7 @@ impl<'a> Group<'a> {
         let wanted = |position: usize| {
             let targets: Vec<_> =
                 sequences.clone().filter_map(|sequence| target(sequence, position)).collect();
-            (!targets.is_empty()).then_some(Wanted { place: position - start, targets })
+            (!targets.is_empty()).then_some(ScoredPosition { place: position - start, targets })
         };
         positions.filter_map(wanted).collect()
     }
@@ -237,34 +251,34 @@ impl<'a> Group<'a> {
 
 /// A row of a pass.
 struct Row<'a> {
-    /// Place of its group among all groups.
+    /// Index of the group among all groups.
     group: usize,
-    /// The same in its batch.
+    /// Index of the group in its batch.
     place: usize,
-    /// The tokens to read.
+    /// Tokens to read.
     ids: &'a [u32],
-    /// Tokens before them.
+    /// Number of tokens before them.
     past: usize,
-    wanted: Vec<Wanted>,
+    wanted: Vec<ScoredPosition>,
 }
 
-/// A token of a row after which something is scored.
-struct Wanted {
+/// A position of a row after which tokens are scored.
+struct ScoredPosition {
     place: usize,
     targets: Vec<Target>,
 }
 
-/// A token that is scored.
+/// A token to score.
 struct Target {
-    /// Place of its sequence in the group.
+    /// Index of the sequence in its group.
     sequence: usize,
     id: u32,
 }
 
-/// The rows of each pass, of rows of which the longer ones come first.
+/// Splits rows, sorted by descending length, into passes.
 fn passes<'r, 'a>(mut rows: &'r [Row<'a>], config: &Gpt2Config) -> impl Iterator<Item = &'r [Row<'a>]> {
     let n_positions = config.n_positions;
-    let memory = RESTS_CONTEXTS * KvSlot::room_of(n_positions);
+    let memory = SUFFIX_CONTEXTS * KvSlot::room_of(n_positions);
     iter::from_fn(move || {
         let longest = rows.first()?.ids.len();
         let mut past = 0;
@@ -284,10 +298,10 @@ fn passes<'r, 'a>(mut rows: &'r [Row<'a>], config: &Gpt2Config) -> impl Iterator
     })
 }
 
-/// Tokens that the rows of a pass have room for, each.
+/// Returns the capacity that each row of a pass needs, in tokens.
 fn capacity(rows: &[Row<'_>]) -> usize {
-    let most = |of: fn(&Row<'_>) -> usize| rows.iter().map(of).max().unwrap_or(0);
-    most(|row| row.past) + most(|row| row.ids.len())
+    let max_of = |of: fn(&Row<'_>) -> usize| rows.iter().map(of).max().unwrap_or(0);
+    max_of(|row| row.past) + max_of(|row| row.ids.len())
 }
 
 fn empty_cache(pool: &KvPool, rows: &[Row<'_>]) -> Result<Gpt2Cache, GenerationError> {
@@ -295,7 +309,7 @@ fn empty_cache(pool: &KvPool, rows: &[Row<'_>]) -> Result<Gpt2Cache, GenerationE
     pool.cache(rows.len(), capacity(rows)).ok_or(GenerationError::KvTokens { needed, kv_tokens })
 }
 
-/// Reads all rows in one pass, and scores what is wanted of each.
+/// Reads all rows in one pass and scores their targets.
 fn read(
     model: &Gpt2LMHeadModel,
     rows: &[Row<'_>],
@@ -303,13 +317,13 @@ fn read(
     mut keep: impl FnMut(usize, usize, TokenScore),
 ) -> Result<(), GenerationError> {
     let longest = rows.iter().map(|row| row.ids.len()).max().unwrap_or(0);
-    // What comes after the end of a row is not looked at, and changes nothing before it.
+    // Tokens after the end of a row are ignored, and do not affect the tokens before it.
     let padded =
         rows.iter().flat_map(|row| row.ids.iter().copied().chain(repeat_n(0, longest - row.ids.len())));
     let ids = Tensor::from_vec(padded.collect(), (rows.len(), longest), model.device())?;
     let hidden = model.transformer().forward_with(&ids, Some(cache), &mut Pass::inference())?; // (B, T, C)
     let numbered = rows.iter().enumerate();
-    let wanted: Vec<(usize, &Row<'_>, &Wanted)> = numbered
+    let wanted: Vec<(usize, &Row<'_>, &ScoredPosition)> = numbered
         .flat_map(|(number, row)| row.wanted.iter().map(move |wanted| (number, row, wanted)))
         .collect();
     if wanted.is_empty() {
@@ -339,14 +353,13 @@ fn check(sequence: &Sequence, config: &Gpt2Config) -> Result<(), GenerationError
     check_ids(&sequence.ids, config)
 }
 
-/// Checks that there are tokens to score from `first` on, with something before them, and that a context takes those that are
-/// read.
+/// Checks that a token to score exists, that a token precedes it, and that the context suffices.
 pub(crate) fn check_window(ids: &[u32], first: usize, n_positions: usize) -> Result<(), GenerationError> {
     let tokens = ids.len();
     if first == 0 || first >= tokens {
         return Err(GenerationError::NothingToScore { tokens, first });
     }
-    // The last token is scored and not read.
+    // The last token is scored but not read.
     if tokens - 1 > n_positions {
         return Err(GenerationError::SequenceTooLong { tokens: tokens - 1, n_positions });
     }

@@ -1,19 +1,21 @@
-//! The search for stop strings in a text that comes in pieces: each byte is looked at once, however long the text and the
-//! strings are.
+//! Incremental search for stop strings in text that arrives in pieces.
 //!
-//! Source: Knuth, Morris, Pratt, "Fast Pattern Matching in Strings" (SIAM Journal on Computing 6, 1977).
+//! Each byte is examined once, regardless of the lengths of the text and of the strings.
+//!
+//! Source: Knuth, Morris, Pratt, "Fast Pattern Matching in Strings" (SIAM Journal on Computing 6,
+//! 1977).
 
-/// A text up to the first of some strings.
+/// Text filter that ends the text before the first stop string.
 #[derive(Debug, Clone)]
 pub(crate) struct StopStrings {
     searches: Vec<Search>,
-    /// The end of the text that one of the strings begins with; it is not shown yet.
+    /// End of the text that may be the beginning of a stop string; not shown yet.
     held: String,
     is_found: bool,
 }
 
 impl StopStrings {
-    /// A search for these; empty ones are never found.
+    /// Creates a search for these strings; empty strings are never found.
     pub(crate) fn new(strings: &[String]) -> Self {
         let searches = strings.iter().filter(|string| !string.is_empty()).map(|string| Search::new(string));
         Self { searches: searches.collect(), held: String::new(), is_found: false }
@@ -23,7 +25,9 @@ impl StopStrings {
         self.is_found
     }
 
-    /// What can be shown once the text has gained `piece`. Of several strings in it the one that begins first counts.
+    /// Adds a piece of text and returns the text that can now be shown.
+    ///
+    /// If the piece completes several strings, the one that begins first counts.
     pub(crate) fn push(&mut self, piece: &str) -> String {
         if self.is_found {
             return String::new();
@@ -39,26 +43,29 @@ impl StopStrings {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// What only began like one of the strings, once the text has ended.
+    /// Returns the text that only resembled the beginning of a stop string, after the text has ended.
     pub(crate) fn finish(self) -> String {
         if self.is_found { String::new() } else { self.held }
     }
 }
 
-/// The search for one string.
+/// Search for one string.
 #[derive(Debug, Clone)]
 struct Search {
     string: Vec<u8>,
-    /// For each beginning of the string, by its last byte: the longest shorter beginning that it ends with, in bytes.
+    /// Border lengths of the Knuth-Morris-Pratt algorithm, in bytes.
+    ///
+    /// For each prefix of the string, indexed by its last byte: the longest shorter prefix that is also its
+    /// suffix.
     borders: Vec<usize>,
-    /// Bytes of the string that the text ends with.
+    /// Number of bytes of the string that the text ends with.
     matched: usize,
 }
 
 impl Search {
     fn new(string: &str) -> Self {
         let mut search = Self { string: string.into(), borders: vec![0], matched: 0 };
-        // The string is searched for in itself, from its second byte on.
+        // Searches for the string in itself, from its second byte on.
         for byte in string.bytes().skip(1) {
             search.advance(byte);
             search.borders.push(search.matched);
@@ -66,13 +73,15 @@ impl Search {
         Self { matched: 0, ..search }
     }
 
-    /// Where the string begins that ends in `piece`, which comes after `offset` bytes; whole characters match whole ones.
+    /// Returns the start of an occurrence that ends in `piece`, which follows `offset` bytes.
+    ///
+    /// A match of valid UTF-8 always begins and ends at character boundaries.
     fn start_in(&mut self, piece: &str, offset: usize) -> Option<usize> {
         let end = piece.bytes().position(|byte| self.advance(byte));
         end.map(|last| offset + last + 1 - self.string.len())
     }
 
-    /// Takes the next byte of the text; true if the string ends with it.
+    /// Advances the search by one byte; returns whether the text now ends with the string.
     fn advance(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.string.get(self.matched) != Some(&byte) {
             self.matched = self.borders[self.matched - 1];

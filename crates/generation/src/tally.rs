@@ -1,18 +1,21 @@
-//! What the penalties ask of the tokens so far, kept from token to token: a new token costs the same however long the text
-//! is, where counting anew costs its whole length.
+//! Token counts for penalties, updated incrementally.
+//!
+//! A new token costs the same for every sequence length, whereas counting again costs the whole length.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::History;
 
-/// Longest sequences that are remembered: each costs its length in memory, and longer ones hardly ever repeat, so the text
-/// is searched for them.
+/// Largest n-gram size that is tracked.
+///
+/// Each tracked n-gram costs its size in memory, and longer ones rarely repeat. For larger sizes, the
+/// history is searched instead.
 pub(crate) const LONGEST_COUNTED: usize = 32;
 
-/// The tokens of one text as processors count them.
+/// Token and n-gram counts of one sequence.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
-    /// The tokens counted so far.
+    /// Tokens counted so far.
     ids: Vec<u32>,
     prompt_len: usize,
     all: HashMap<u32, usize>,
@@ -21,15 +24,15 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// A tally of nothing, for sequences of these lengths that may not repeat; longer than [`LONGEST_COUNTED`] are left out.
+    /// Creates an empty tally for n-grams of these sizes; sizes above [`LONGEST_COUNTED`] are ignored.
     pub(crate) fn new(sizes: impl Iterator<Item = usize>) -> Self {
         let sizes = sizes.filter(|size| *size <= LONGEST_COUNTED);
         Self { followers: sizes.map(Followers::new).collect(), ..Self::default() }
     }
 
-    /// Counts what the history has gained; anew if it does not continue the one before.
+    /// Counts the new tokens of the history; starts over if it does not extend the previous one.
     pub(crate) fn follow(&mut self, history: History<'_>) {
-        // Comparing the tokens reads them once, in order, which costs next to nothing beside a decode step.
+        // Comparing the tokens is one sequential read, whose cost is negligible next to a decode step.
         if history.prompt_len != self.prompt_len || !history.ids.starts_with(&self.ids) {
             self.restart(history.prompt_len);
         }
@@ -48,24 +51,24 @@ impl Tally {
         *self = Self { prompt_len, followers, ..Self::default() };
     }
 
-    /// How often each token occurs in prompt and text.
+    /// Returns the number of occurrences of each token in prompt and completion.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u32, usize)> {
         self.all.iter().map(|(id, count)| (*id, *count))
     }
 
-    /// How often each token was generated.
+    /// Returns the number of times that each token was generated.
     pub(crate) fn generated(&self) -> impl Iterator<Item = (u32, usize)> {
         self.generated.iter().map(|(id, count)| (*id, *count))
     }
 
-    /// The tokens that would complete a sequence of `size` tokens a second time.
+    /// Returns the tokens that would repeat an n-gram of `size` tokens.
     pub(crate) fn repeating_tokens(&self, size: usize) -> impl Iterator<Item = u32> {
         let followers = self.followers.iter().find(|followers| followers.size == size);
         followers.and_then(|followers| followers.of_end(&self.ids)).into_iter().flatten().copied()
     }
 }
 
-/// The tokens after each sequence of `size - 1` tokens of a text.
+/// Tokens that followed each sequence of `size - 1` tokens.
 #[derive(Debug, Clone)]
 struct Followers {
     size: usize,
@@ -77,7 +80,7 @@ impl Followers {
         Self { size, after: HashMap::new() }
     }
 
-    /// Adds the last token.
+    /// Records the last token of `ids`.
     fn add_last(&mut self, ids: &[u32]) {
         if let Some(start) = ids.len().checked_sub(self.size)
             && let Some((last, before)) = ids[start..].split_last()
@@ -86,7 +89,7 @@ impl Followers {
         }
     }
 
-    /// What came after the sequence that the text ends with.
+    /// Returns the tokens that followed earlier occurrences of the last `size - 1` tokens.
     fn of_end(&self, ids: &[u32]) -> Option<&HashSet<u32>> {
         let start = ids.len().checked_sub(self.size.checked_sub(1)?)?;
         self.after.get(&ids[start..])

@@ -1,9 +1,12 @@
-//! Text from token ids as they arrive, without ever showing part of a character or of a stop string.
+//! Incremental decoding of token ids, which never shows part of a character or of a stop string.
 //!
-//! A byte-level token may end inside a multi-byte character. Such a tail decodes to U+FFFD and is held back until the next token
-//! completes it, or shows that it never was a character; so are the bytes of a vocabulary with byte fallback until a token of
-//! another kind follows. The concatenated pieces are exactly what [`decode`] returns for all ids at once, up to the first stop
-//! string. A possible beginning of a stop string is held back too. The cost of a token does not depend on the length of the text.
+//! A byte-level token may end inside a multi-byte character. Such a tail decodes to U+FFFD. It is held
+//! back until the next token completes the character, or shows that there is none. With byte fallback,
+//! bytes are held back until a token of another kind follows. A possible beginning of a stop string is
+//! held back too.
+//!
+//! The concatenated pieces equal the result of [`decode`] for all ids at once, up to the first stop
+//! string. The cost of a token does not depend on the length of the text.
 
 use std::ops::Deref;
 
@@ -15,12 +18,14 @@ use crate::stop_strings::StopStrings;
 
 /// Text of an incomplete or invalid byte sequence.
 const REPLACEMENT: char = '\u{FFFD}';
-/// Ids after which the beginning of the window is dropped, so that a long text is not decoded again at every token.
+/// Number of ids after which the window is shortened, so that no token decodes a long text again.
 const LONGEST_WINDOW: usize = 32;
-/// Ids that stay in the window then: enough for the longest character, which has four bytes.
+/// Number of ids that remain in the shortened window.
+///
+/// Four ids suffice for the longest character, which has four bytes.
 const KEPT_IDS: usize = 4;
 
-/// Decodes ids into pieces of text. `T` is a pointer to the tokenizer.
+/// Decodes ids into pieces of text; `T` is a pointer to the tokenizer.
 ///
 /// ```
 /// use candle_gpt2_generation::TextStream;
@@ -30,32 +35,34 @@ const KEPT_IDS: usize = 4;
 /// let ids = encode(&tokenizer, "café")?;
 /// let mut stream = TextStream::new(&tokenizer);
 /// let pieces: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect::<Result<_, _>>()?;
-/// assert_eq!(pieces.last().map(String::as_str), Some("é"), "a character comes whole");
+/// assert_eq!(pieces.last().map(String::as_str), Some("é"), "characters are never split");
 /// assert_eq!(pieces.concat(), "café");
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub struct TextStream<T> {
     tokenizer: T,
     window: Vec<u32>,
-    /// Bytes of the window's text that were returned.
+    /// Number of bytes of the window's text that were returned.
     emitted: usize,
     stop_strings: StopStrings,
 }
 
 impl<T: Deref<Target = Tokenizer>> TextStream<T> {
-    /// An empty stream. Special tokens, such as the end of the text, give no text.
+    /// Creates an empty stream; special tokens, such as the end of the text, produce no text.
     pub fn new(tokenizer: T) -> Self {
         Self { tokenizer, window: Vec::new(), emitted: 0, stop_strings: StopStrings::new(&[]) }
     }
 
-    /// The same stream, ending in front of the first of these texts; empty ones are ignored.
+    /// Ends the stream before the first of these strings; empty strings are ignored.
     pub fn with_stop_strings(mut self, stop_strings: &[String]) -> Self {
         self.stop_strings = StopStrings::new(stop_strings);
         self
     }
 
-    /// Continues the text of these ids, in which special tokens have their names. Returns the part of that text that ends with a
-    /// whole character; the next ids complete the rest. Stop strings are not searched in it.
+    /// Appends context such as a prompt, in which special tokens produce their names.
+    ///
+    /// Returns the text up to the last complete character; the next ids complete the rest. This text is not
+    /// searched for stop strings.
     ///
     /// ```
     /// use candle_gpt2_generation::TextStream;
@@ -71,20 +78,20 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     /// ```
     ///
     /// # Errors
-    /// If the tokenizer cannot decode.
+    /// Returns an error if the tokenizer cannot decode the ids.
     pub fn follow(&mut self, ids: &[u32]) -> Result<String, GenerationError> {
         ids.iter().map(|id| self.complete_characters(*id)).collect()
     }
 
-    /// Whether a stop string was found; nothing comes after it.
+    /// Returns whether a stop string was found, after which no text follows.
     pub fn is_stopped(&self) -> bool {
         self.stop_strings.is_found()
     }
 
-    /// Text that token `id` completes: often a word, empty in the middle of a character.
+    /// Returns the text that token `id` completes, which is empty in the middle of a character.
     ///
     /// # Errors
-    /// If the tokenizer cannot decode.
+    /// Returns an error if the tokenizer cannot decode the ids.
     pub fn push(&mut self, id: u32) -> Result<String, GenerationError> {
         if self.is_special(id) {
             return Ok(String::new());
@@ -93,10 +100,10 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         Ok(self.stop_strings.push(&piece))
     }
 
-    /// Text that was held back when the ids ended: an incomplete character, and a beginning of a stop string.
+    /// Returns the text that was held back: an incomplete character and a beginning of a stop string.
     ///
     /// # Errors
-    /// If the tokenizer cannot decode.
+    /// Returns an error if the tokenizer cannot decode the ids.
     pub fn finish(mut self) -> Result<String, GenerationError> {
         let text = self.decode(&self.window)?;
         let shown = self.stop_strings.push(text.get(self.emitted..).unwrap_or_default());
@@ -121,12 +128,13 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         Ok(piece)
     }
 
-    /// Drops the beginning of the window, whose text is `text`, where no character spans the cut.
+    /// Drops the beginning of the window, whose text is `text`, if no character spans the cut.
     fn shorten_window(&mut self, text: &str) -> Result<(), GenerationError> {
         let (dropped, kept) = self.window.split_at(self.window.len() - KEPT_IDS);
         let kept_text = self.decode(kept)?;
         let is_ending = !kept_text.is_empty() && text.ends_with(&kept_text);
-        // An invalid beginning may be the rest of a character; then the two parts decode to another text than the whole.
+        // An invalid beginning may be the rest of a character. The two parts then decode to a different text
+        // than the whole.
         let is_whole = !kept_text.starts_with(REPLACEMENT) || self.decode(dropped)? + &kept_text == text;
         if is_ending && is_whole {
             (self.emitted, self.window) = (complete(&kept_text).len(), kept.to_vec());
@@ -136,7 +144,9 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         Ok(())
     }
 
-    /// Drops ids inside the window: at the beginning of a text SentencePiece drops spaces, so spaces alone cannot stay alone.
+    /// Drops ids inside the window.
+    ///
+    /// SentencePiece drops spaces at the beginning of a text, so the window cannot consist of spaces alone.
     fn drop_middle(&mut self, text: &str) -> Result<(), GenerationError> {
         let rest = &self.window[KEPT_IDS..];
         let head = &self.window[..KEPT_IDS];
@@ -163,7 +173,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     }
 }
 
-/// The text without its last U+FFFD, which the next bytes may change.
+/// Returns the text without a final U+FFFD, which the next bytes may change.
 fn complete(text: &str) -> &str {
     text.strip_suffix(REPLACEMENT).unwrap_or(text)
 }
@@ -177,7 +187,9 @@ mod tests {
 
     use super::*;
 
-    /// Most ids in the window: those that trigger a cut, and those that a character without its end can shift it by.
+    /// Maximum number of ids in the window.
+    ///
+    /// An incomplete character can delay the cut by up to [`KEPT_IDS`] ids.
     const WINDOW_BOUND: usize = LONGEST_WINDOW + KEPT_IDS;
 
     fn streamed_in_a_short_window(tokenizer: &Tokenizer, ids: &[u32]) -> String {
@@ -190,10 +202,10 @@ mod tests {
         streamed + &stream.finish().unwrap()
     }
 
-    /// Bytes that are never characters, alone, in turns, and with a special token after each.
+    /// Tests bytes that never form characters: alone, alternating, and with another token after each.
     #[test]
-    fn the_window_stays_short_whatever_the_model_emits() {
-        let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    fn window_stays_short_for_invalid_bytes() {
+        let tokenizer = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
         let ids_of_parts: Vec<u32> = (0..tokenizer.get_vocab_size(true).try_into().unwrap())
             .filter(|id| tokenizer.decode(&[*id], true).unwrap() == "\u{FFFD}")
             .collect();
@@ -219,18 +231,19 @@ mod tests {
                 assert!(streamed == tokenizer.decode(&ids, true).unwrap(), "{pattern:?}, {between:?}");
             }
         }
-        // A tail of special tokens alone leaves the first byte where it can still become a character.
+        // A tail of special tokens alone does not push out the first byte, which can still become a
+        // character.
         let mut stream = TextStream::new(&tokenizer);
         stream.push(ids_of_parts[0]).unwrap();
         (0..100).for_each(|_| assert_eq!(stream.push(special).unwrap(), ""));
         assert_eq!(stream.window.len(), 1);
     }
 
-    /// SentencePiece drops spaces at the beginning of a text, so that many of them alone have none.
+    /// SentencePiece drops leading spaces, so a window of spaces alone has no text.
     #[test]
-    fn the_window_stays_short_in_runs_of_spaces() {
+    fn window_stays_short_in_runs_of_spaces() {
         for name in ["unigram.model", "unigram_bytes.model", "bpe.model", "bpe_bytes.model"] {
-            let tokenizer = load_tokenizer(&fixture_path("tokenizers").join(name)).unwrap();
+            let tokenizer = load_tokenizer(fixture_path("tokenizers").join(name)).unwrap();
             let id = |token: &str| tokenizer.token_to_id(token).unwrap();
             let spaces = std::iter::repeat_n(id("\u{2581}"), 500);
             for first in [None, Some(id("e"))] {

@@ -1,4 +1,4 @@
-//! How many parameters does GPT-2 have, and why do different sources say different numbers?
+//! Counts the parameters of the published GPT-2 sizes by each definition in use.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_gpt2::{ConfigError, Gpt2Config, ParameterCounts, paper_size, parameter_ledger};
@@ -8,7 +8,7 @@ fn main() -> Result<(), ConfigError> {
         let config = Gpt2Config::preset(name)?;
         let counts = ParameterCounts::new(&config);
         println!(
-            "{name:12} {:>4} layers, width {:>4}: {:>13} parameters, {:>10} a block; the paper says {}",
+            "{name:12} {:>4} layers, width {:>4}: {:>13} parameters, {:>10} per block; the paper says {}",
             config.n_layer,
             config.n_embd,
             counts.unique,

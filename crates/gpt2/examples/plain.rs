@@ -1,16 +1,20 @@
-//! GPT-2 as it is written on paper, on candle's own operations: no cache, no fused kernels, and nothing left out.
+//! GPT-2 as in the paper, in candle's own operations: complete, but without a cache or fused kernels.
 //!
-//! The fast one, `crates/gpt2/src/model.rs`, gives the same numbers (`crates/gpt2/tests/suite/plain.rs`). Names are those of Hugging
-//! Face's checkpoints; where nanoGPT's `model.py` has another, it is said. B texts, T tokens, C width, H heads, V vocabulary.
-//! `cargo run --release -p candle-gpt2 --example plain -- "One day"`
+//! The fast model, `crates/gpt2/src/model.rs`, computes the same logits (`crates/gpt2/tests/suite/plain.rs`).
+//! Names are Hugging Face's, with nanoGPT's in comments. B batch, T tokens, C hidden size, H heads, V vocab.
+//! Usage: `cargo run --release -p candle-gpt2 --example plain -- "One day"`
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
+use std::collections::HashMap;
+use std::io::Cursor;
+
+use candle_core::quantized::gguf_file::Content;
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2::Gpt2Config;
 use candle_nn::VarBuilder;
 use candle_nn::ops::softmax;
 
-/// y = x · weight + bias. The weight is stored as (in, out); nanoGPT's `nn.Linear` has (out, in).
+/// y = x · weight + bias. The weight is stored as (in, out); nanoGPT's `nn.Linear` stores (out, in).
 struct Conv1D {
     weight: Tensor,
     bias: Tensor,
@@ -26,7 +30,7 @@ impl Conv1D {
     }
 }
 
-/// Mean 0 and variance 1 over the width, and then a scale and a shift for each of its numbers.
+/// Normalizes each token to mean 0 and variance 1, then scales and shifts each component.
 struct LayerNorm {
     weight: Tensor,
     bias: Tensor,
@@ -47,9 +51,9 @@ impl LayerNorm {
     }
 }
 
-/// Every token looks back at the tokens before it. nanoGPT: `CausalSelfAttention`.
+/// Causal attention: every token attends to itself and earlier tokens. nanoGPT: `CausalSelfAttention`.
 struct Attention {
-    c_attn: Conv1D, // queries, keys and values beside each other
+    c_attn: Conv1D, // queries, keys and values side by side
     c_proj: Conv1D, // the course's `out_proj`
     n_head: usize,
 }
@@ -61,7 +65,7 @@ impl Attention {
         let heads = |part: &Tensor| part.reshape((b, t, self.n_head, d))?.transpose(1, 2)?.contiguous();
         let (q, k, v) = (heads(&parts[0])?, heads(&parts[1])?, heads(&parts[2])?); // (B, H, T, d)
 
-        let scores = (q.matmul(&k.t()?)? / (d as f64).sqrt())?; // (B, H, T, T): row asks, column answers
+        let scores = (q.matmul(&k.t()?)? / (d as f64).sqrt())?; // (B, H, T, T): query × key
         let later = |place| if place % t > place / t { f32::NEG_INFINITY } else { 0.0 };
         let mask = Tensor::from_vec((0..t * t).map(later).collect::<Vec<f32>>(), (t, t), x.device())?;
         let weights = softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
@@ -70,12 +74,12 @@ impl Attention {
     }
 }
 
-/// One layer: attention moves information between tokens, the MLP works on each token, and both add to the residual stream.
+/// One layer: attention moves information between tokens, the MLP works on each token.
 struct Block {
     ln_1: LayerNorm,
     attn: Attention,
     ln_2: LayerNorm,
-    c_fc: Conv1D, // the MLP's two; nanoGPT: `mlp.c_fc`, `mlp.c_proj`
+    c_fc: Conv1D, // layers of the MLP; nanoGPT: `mlp.c_fc`, `mlp.c_proj`
     c_proj: Conv1D,
 }
 
@@ -102,7 +106,7 @@ impl Block {
     }
 }
 
-/// nanoGPT: `GPT`, with `transformer.wte` and so on for its parts.
+/// nanoGPT: `GPT`, with its parts under `transformer.wte` and so on.
 pub(crate) struct PlainGpt2 {
     wte: Tensor,
     wpe: Tensor,
@@ -121,7 +125,7 @@ impl PlainGpt2 {
         })
     }
 
-    /// From token ids `(B, T)` to logits `(B, T, V)`: after each token, a number for each that may come next.
+    /// Token IDs `(B, T)` to logits `(B, T, V)`: after each token, a score for every possible next token.
     pub(crate) fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let (b, t) = ids.dims2()?;
         let tokens = self.wte.index_select(&ids.flatten_all()?, 0)?.reshape((b, t, ()))?;
@@ -129,15 +133,43 @@ impl PlainGpt2 {
         for block in &self.h {
             x = block.forward(&x)?;
         }
-        self.ln_f.forward(&x)?.broadcast_matmul(&self.wte.t()?) // the head is the embedding: nanoGPT's `lm_head`
+        self.ln_f.forward(&x)?.broadcast_matmul(&self.wte.t()?) // tied head; nanoGPT: `lm_head`
     }
 }
 
-/// Continues a text by the most probable token, again and again.
+/// Tensors of a GGUF file in f32, under Hugging Face's names.
+pub(crate) fn tensors(gguf: &[u8]) -> Result<HashMap<String, Tensor>> {
+    const NAMES: [(&str, &str); 10] = [
+        ("token_embd", "wte"),
+        ("position_embd", "wpe"),
+        ("blk", "h"),
+        ("attn_norm", "ln_1"),
+        ("attn_qkv", "attn.c_attn"),
+        ("attn_output", "attn.c_proj"),
+        ("ffn_norm", "ln_2"),
+        ("ffn_up", "mlp.c_fc"),
+        ("ffn_down", "mlp.c_proj"),
+        ("output_norm", "ln_f"),
+    ];
+    let mut file = Cursor::new(gguf);
+    let content = Content::read(&mut file)?;
+    let read = |name: &String| {
+        let mut tensor = content.tensor(&mut file, name, &Device::Cpu)?.dequantize(&Device::Cpu)?;
+        let name =
+            NAMES.iter().fold(format!("transformer.{name}"), |name, (from, to)| name.replace(from, to));
+        if name.contains(".c_") && name.ends_with(".weight") {
+            tensor = tensor.t()?.contiguous()?; // GGUF stores (out, in).
+        }
+        Ok((name, tensor))
+    };
+    content.tensor_infos.keys().map(read).collect()
+}
+
+/// Continues a prompt by greedy decoding.
 fn main() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let config = Gpt2Config::from_json(std::str::from_utf8(candle_gpt2_stories::CONFIG)?)?;
     let tokenizer = tokenizers::Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
-    let vb = VarBuilder::from_slice_safetensors(candle_gpt2_stories::WEIGHTS, DType::F32, &Device::Cpu)?;
+    let vb = VarBuilder::from_tensors(tensors(candle_gpt2_stories::WEIGHTS)?, DType::F32, &Device::Cpu);
     let model = PlainGpt2::load(&config, vb.pp("transformer"))?;
     let prompt = std::env::args().nth(1).unwrap_or("One day".into());
     let mut ids = tokenizer.encode(prompt, false)?.get_ids().to_vec();

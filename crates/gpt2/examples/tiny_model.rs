@@ -1,4 +1,4 @@
-//! How do I build a model of my own sizes, and run it on token ids?
+//! Builds a model with custom sizes and runs it on token IDs.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Tensor};
@@ -15,20 +15,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..Gpt2Config::gpt2()
     };
     sizes.check()?;
-    // Random parameters by their names; `candle-gpt2-weights` reads those of a checkpoint.
+    // Random parameters by name; `candle-gpt2-weights` reads the parameters of a checkpoint.
     let random = |one: Parameter| Ok((one.name, Tensor::randn(0f32, 0.5, one.shape, &Device::Cpu)?));
     let tensors = expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
     let model =
         Gpt2LMHeadModel::load(&sizes, ByOutput(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))?;
     println!("{} parameters, {} bytes", model.parameter_count(), model.weight_bytes());
 
-    // At once: the logits of the token after each token of the prompt.
+    // One pass: the logits of the next token after each token of the prompt.
     let ids = [5u32, 7, 11, 13];
     let prompt = Tensor::new(&ids, &Device::Cpu)?.unsqueeze(0)?; // (B, T)
     let logits = model.forward_with(&prompt, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     println!("logits {:?}", logits.dims()); // (B, T, V)
 
-    // Greedily, token by token: each step computes one token, with the keys and values of those before it.
+    // Greedy decoding: each step computes one token and reuses the cached keys and values.
     let mut cache = model.new_cache(1, sizes.n_positions)?;
     let mut next = prompt;
     for _ in 0..5 {

@@ -1,6 +1,6 @@
-//! How do I use the model with candle alone: load a folder of Hugging Face, run it, train it, and compose its layers?
+//! Uses the model with candle alone: loads a Hugging Face folder, runs it, trains it, composes layers.
 //!
-//! `varbuilder [FOLDER]`; without a folder it writes a tiny model into one of its own.
+//! Usage: `varbuilder [FOLDER]`. Without a folder, it writes a tiny model to a temporary one.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use std::error::Error;
@@ -32,11 +32,11 @@ fn read_config(folder: &Path) -> Result<Gpt2Config, Box<dyn Error>> {
     Ok(serde_json::from_str(&fs::read_to_string(folder.join("config.json"))?)?)
 }
 
-/// Ids to logits.
+/// Computes logits from token IDs.
 fn run(folder: &Path) -> Result<(), Box<dyn Error>> {
     let file = folder.join("model.safetensors");
     #[expect(unsafe_code, reason = "nothing changes the file while it is mapped")]
-    // SAFETY: the file stays as it is as long as the program runs.
+    // SAFETY: Nothing changes the file while the program runs.
     let vb = unsafe { VarBuilder::from_mmaped_safetensors(&[file], DType::F32, &DEVICE)? };
     let model = Gpt2LMHeadModel::load(&read_config(folder)?, vb)?;
     let logits = model.forward(&Tensor::new(&[[1u32, 2, 3, 4]], &DEVICE)?)?; // (B, T, V)
@@ -45,18 +45,18 @@ fn run(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One step of candle's optimizer from the parameters in the folder.
+/// Performs one step of candle's optimizer, starting from the parameters in the folder.
 fn train(folder: &Path) -> Result<(), Box<dyn Error>> {
     let config = read_config(folder)?;
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &DEVICE)?;
-    let prefix = if tensors.contains_key("transformer.wte.weight") { "transformer" } else { "" };
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &DEVICE);
-    let vb = if prefix.is_empty() { vb } else { vb.pp(prefix) };
-    // The variables are there once a model asked for them; then they get their values from the file, which may be in f16.
+    // Loading the model creates the variables, with the prefix `transformer.`. Then they receive their values
+    // from the file, which may be in f16 and omit the prefix.
     let model = Gpt2LMHeadModel::load(&config, vb)?;
     for (name, variable) in &*variables.data().lock().expect("no thread has panicked") {
-        let value = tensors.get(name).ok_or_else(|| format!("{name} is not in the file"))?;
+        let value = tensors.get(name).or_else(|| tensors.get(name.strip_prefix("transformer.")?));
+        let value = value.ok_or_else(|| format!("{name} is not in the file"))?;
         variable.set(&value.to_dtype(DType::F32)?)?;
     }
 
@@ -70,7 +70,7 @@ fn train(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A block of our layers and candle's functions.
+/// Combines this crate's layers with candle's functions.
 fn compose() -> candle_core::Result<()> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &DEVICE);
@@ -85,7 +85,7 @@ fn compose() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// A folder as Hugging Face has them, of a model that begins as GPT-2 does.
+/// Writes a Hugging Face folder with a freshly initialized model.
 fn write_tiny_model() -> Result<PathBuf, Box<dyn Error>> {
     let config = Gpt2Config {
         vocab_size: 61,
@@ -99,8 +99,7 @@ fn write_tiny_model() -> Result<PathBuf, Box<dyn Error>> {
     fs::create_dir_all(&folder)?;
     fs::write(folder.join("config.json"), serde_json::to_string_pretty(&config)?)?;
     let variables = VarMap::new();
-    let vb = VarBuilder::from_varmap(&variables, DType::F32, &DEVICE).pp("transformer");
-    Gpt2LMHeadModel::load(&config, vb)?;
+    Gpt2LMHeadModel::load(&config, VarBuilder::from_varmap(&variables, DType::F32, &DEVICE))?;
     variables.save(folder.join("model.safetensors"))?;
     Ok(folder)
 }

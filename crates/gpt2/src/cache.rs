@@ -1,15 +1,16 @@
-//! The key-value caches of all blocks, and the memory that they share.
+//! KV caches of all blocks, and the pool that they share.
 
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2_arithmetic::KvSlot;
 use candle_gpt2_attention::KvCache;
-use candle_gpt2_kernels::{KvDType, KvMemory, TakenSlot};
+use candle_gpt2_kernels::{KvDType, KvMemory, SlotGuard};
 
 use crate::steps::Steps;
 use crate::{Gpt2Config, ModelError};
 
-/// Memory for the keys and values of a number of tokens in all blocks, of which caches take and give back what their rows
-/// need. A clone is the same memory.
+/// Pool of key and value storage for a fixed number of tokens in all blocks.
+///
+/// Caches take slots for their rows from the pool and return them. Clones share the same memory.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -30,11 +31,13 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Memory for `tokens` tokens, and for what is missing to a multiple of 16. On a CPU it is there from the start and takes room
-    /// once it is used. Each row takes a multiple of 16 too: [`KvSlot::room`].
+    /// Allocates storage for `tokens` tokens, rounded up to a multiple of 16.
+    ///
+    /// On a CPU, memory that is never written costs nothing. Each row also takes a multiple of 16 tokens, see
+    /// [`KvSlot::room`].
     ///
     /// # Errors
-    /// When it cannot be allocated on the device.
+    /// If allocation fails on the device.
     pub fn new(
         config: &Gpt2Config,
         tokens: usize,
@@ -47,34 +50,36 @@ impl KvPool {
         Ok(Self { layers })
     }
 
-    /// A cache without rows, for [`Gpt2Cache::insert`].
+    /// Creates a cache without rows, for [`Gpt2Cache::insert`].
     pub fn empty_cache(&self) -> Gpt2Cache {
         let layers = self.layers.iter().map(KvCache::in_memory).collect();
-        Gpt2Cache { layers, pool: self.clone(), steps: Steps::default(), is_whole: true }
+        Gpt2Cache { layers, pool: self.clone(), steps: Steps::default(), is_consistent: true }
     }
 
-    /// An empty cache for `batch` rows of up to `capacity` tokens each; `None` if there is no room for a row in one piece.
+    /// Creates an empty cache for `batch` rows of up to `capacity` tokens each.
+    ///
+    /// Returns `None` if a row does not fit into one contiguous slot.
     pub fn cache(&self, batch: usize, capacity: usize) -> Option<Gpt2Cache> {
         let mut cache = self.empty_cache();
         (0..batch).try_for_each(|_| cache.add_row(capacity).map(|_| ()).ok())?;
         Some(cache)
     }
 
-    /// Tokens that there is memory for.
+    /// Capacity in tokens.
     pub fn tokens(&self) -> usize {
         self.layers.last().map_or(0, KvMemory::tokens)
     }
 
-    /// Tokens of the slots in use.
+    /// Number of tokens in slots that are in use.
     pub fn tokens_in_use(&self) -> usize {
         self.layers.last().map_or(0, KvMemory::tokens_taken)
     }
 
-    /// The first room in one piece: the same slot of every layer, in their order.
+    /// Takes the first free contiguous slot, at the same location in every layer.
     ///
-    /// The last layer decides. Slots are given back in the order of the layers, so a place that is free there is free in all of
-    /// them.
-    fn take(&self, capacity: usize) -> Option<Vec<TakenSlot>> {
+    /// The slots are in layer order. The last layer decides, because slots are released in layer order. So a
+    /// location that is free in the last layer is free in all layers.
+    fn take(&self, capacity: usize) -> Option<Vec<SlotGuard>> {
         let (last, others) = self.layers.split_last()?;
         let decided = last.take(capacity)?;
         let claimed = others.iter().map(|memory| memory.claim(decided.place()).ok());
@@ -89,8 +94,10 @@ impl KvPool {
     }
 }
 
-/// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens. It is for inference: no gradient goes through
-/// it.
+/// KV cache of a model: one [`KvCache`] per block.
+///
+/// The length of a row is the position of its next token. The cache is for inference, and no gradient flows
+/// through it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -111,17 +118,17 @@ impl KvPool {
 pub struct Gpt2Cache {
     layers: Vec<KvCache>,
     pool: KvPool,
-    /// On NVIDIA GPUs: the recording of a step that reads and writes these layers.
+    /// Recorded steps on NVIDIA GPUs, which read and write these layers.
     pub(crate) steps: Steps,
-    /// Whether no change has ended halfway, in some layers alone.
-    is_whole: bool,
+    /// Whether all layers are consistent: no change has failed partway.
+    is_consistent: bool,
 }
 
 impl Gpt2Cache {
-    /// An empty cache in memory of its own, for `batch` rows of up to `capacity` tokens each.
+    /// Creates an empty cache with its own memory, for `batch` rows of up to `capacity` tokens each.
     ///
     /// # Errors
-    /// When the memory cannot be allocated on the device.
+    /// If allocation fails on the device.
     pub fn new(
         config: &Gpt2Config,
         batch: usize,
@@ -135,45 +142,48 @@ impl Gpt2Cache {
         Ok(pool.cache(batch, capacity).ok_or_else(no_room)?)
     }
 
-    /// Tokens held by each row.
+    /// Number of cached tokens in each row.
     pub fn lengths(&self) -> &[usize] {
         self.layers.first().map_or(&[], KvCache::lengths)
     }
 
-    /// Forgets the tokens of `row` after the first `kept`.
+    /// Removes the tokens of `row` after the first `kept`.
     ///
     /// # Errors
-    /// When the row holds fewer than `kept` tokens.
+    /// If the row does not exist or has fewer than `kept` tokens.
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
         let mut is_first = true;
         self.in_each_layer(|layer| {
-            // Where passes stop, the layers after that are empty.
+            // If passes stop early, the layers from that block on are empty.
             let is_empty = !std::mem::take(&mut is_first) && layer.lengths().get(row) == Some(&0);
             layer.truncate(row, if is_empty { 0 } else { kept })
         })
     }
 
-    /// An independent copy of the given rows in this order, in memory of its own.
+    /// Copies the selected rows, in this order, to a new cache with its own memory.
     ///
     /// # Errors
-    /// When a row does not exist, or the memory cannot be allocated.
+    /// If a row does not exist, or allocation fails.
     pub fn fork(&self, rows: &[usize]) -> Result<Self> {
-        self.expect_whole()?;
+        self.check_consistent()?;
         let layers = self.layers.iter().map(|layer| layer.fork(rows)).collect::<Result<Vec<_>>>()?;
         let pool = KvPool { layers: layers.iter().map(|layer| layer.memory().clone()).collect() };
-        Ok(Self { layers, pool, steps: Steps::default(), is_whole: true })
+        Ok(Self { layers, pool, steps: Steps::default(), is_consistent: true })
     }
 
-    /// Replaces the tokens of `row` by the first `tokens` of a row of another cache, such as a prompt that was computed alone.
+    /// Replaces `row` with the first `tokens` tokens of a row in another cache.
+    ///
+    /// For example, the source can be a prompt that was prefilled separately.
     ///
     /// # Errors
-    /// When a row does not exist or holds fewer, the caches are for different models, or the tokens do not fit.
+    /// If a row does not exist, the source row has fewer tokens, the tokens do not fit, or the caches belong
+    /// to different models.
     pub fn copy_row(&mut self, row: usize, source: &Self, source_row: usize, tokens: usize) -> Result<()> {
         if self.layers.len() != source.layers.len() {
             let (expected, found) = (self.layers.len(), source.layers.len());
             return Err(ModelError::CacheLayers { expected, found }.into());
         }
-        source.expect_whole()?;
+        source.check_consistent()?;
         let mut sources = source.layers.iter();
         self.in_each_layer(|layer| match sources.next() {
             Some(source) => layer.copy_row(row, source, source_row, tokens),
@@ -181,14 +191,15 @@ impl Gpt2Cache {
         })
     }
 
-    /// Moves the rows of another cache of the same [`KvPool`] here, before row `row` or, if it is the number of rows, after
-    /// the last one. Nothing is copied.
+    /// Moves the rows of another cache of the same [`KvPool`] into this cache, without copying.
+    ///
+    /// They are inserted before `row`, or at the end if `row` is the number of rows.
     ///
     /// # Errors
-    /// When the caches share no memory, or there are fewer rows than `row`; `self` is then unchanged.
+    /// If the caches do not share a pool, or `row` exceeds the number of rows; `self` is then unchanged.
     pub fn insert(&mut self, row: usize, mut other: Self) -> Result<()> {
-        self.expect_whole()?;
-        other.expect_whole()?;
+        self.check_consistent()?;
+        other.check_consistent()?;
         if !self.pool.is_same(&other.pool) {
             return Err(ModelError::OtherPool.into());
         }
@@ -207,18 +218,18 @@ impl Gpt2Cache {
         })
     }
 
-    /// How many rows of this cache lie before the rows of another one in the memory that they share.
+    /// Number of this cache's rows that precede the rows of `other` in their shared memory.
     pub fn rows_before(&self, other: &Self) -> usize {
         let start = other.slots().iter().map(|slot| slot.start).min().unwrap_or(0);
         self.slots().iter().filter(|slot| slot.start < start).count()
     }
 
-    /// Takes a row out of the cache, as a cache of its own; the rows after it move up. Nothing is copied.
+    /// Moves a row to a new cache of the same pool, without copying; later rows move up.
     ///
     /// # Errors
-    /// When the row does not exist.
+    /// If the row does not exist.
     pub fn take(&mut self, row: usize) -> Result<Self> {
-        self.expect_whole()?;
+        self.check_consistent()?;
         let mut taken = self.pool.empty_cache();
         let mut others = taken.layers.iter_mut();
         self.in_each_layer(|layer| {
@@ -229,11 +240,13 @@ impl Gpt2Cache {
         Ok(taken)
     }
 
-    /// Removes a row; the last one takes its number and its place in memory, to which its tokens are copied. So adjacent rows of
-    /// the same capacity stay adjacent.
+    /// Removes a row; the last row takes its index.
+    ///
+    /// The last row's tokens are copied to the slot of the removed row. So adjacent rows of the same capacity
+    /// stay adjacent.
     ///
     /// # Errors
-    /// When the row does not exist, or has too little room for the last one.
+    /// If the row does not exist, or its slot is too small for the last row.
     pub fn swap_remove(&mut self, row: usize) -> Result<()> {
         let rows = self.lengths().len();
         let last = rows.checked_sub(1).filter(|last| row <= *last);
@@ -244,58 +257,60 @@ impl Gpt2Cache {
         self.take(last).map(drop)
     }
 
-    /// Gives the cache the rows `sources`, in this order, some of them more than once or not at all. Rows stay where they are;
-    /// only further ones of the same source are copied, into the slots of rows that are gone or into new ones of the pool.
+    /// Replaces the rows with the rows `sources`, in this order, with repetitions and omissions allowed.
     ///
-    /// `shared` says of two rows how many of their first tokens are known to be the same, 0 if nothing is known: those are
-    /// not copied.
+    /// The first occurrence of a source stays in its slot. Further occurrences are copied to slots of omitted
+    /// rows, or to new slots of the pool.
+    ///
+    /// `shared(a, b)` returns the number of leading tokens that two rows are known to share, or 0 if unknown.
+    /// These tokens are not copied.
     ///
     /// # Errors
-    /// When a row does not exist; the cache is then unchanged. When there is no room for another one: some rows may then be
-    /// overwritten, so the cache refuses all further use.
+    /// If a row does not exist; the cache is then unchanged. If the pool has no capacity for another row;
+    /// some rows may then be overwritten, and the cache rejects all further use.
     pub fn reorder(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
-        self.expect_whole()?;
+        self.check_consistent()?;
         let rows = self.lengths().len();
         if let Some(missing) = sources.iter().find(|source| **source >= rows) {
             return Err(ModelError::NoSuchRow { row: *missing, held: rows }.into());
         }
-        self.is_whole = false;
+        self.is_consistent = false;
         self.rearrange(sources, shared)?;
-        self.is_whole = true;
+        self.is_consistent = true;
         Ok(())
     }
 
-    /// Gives the cache rows that exist; after an error nothing is certain.
+    /// Rearranges rows that exist; after an error, the content is undefined.
     fn rearrange(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
         let rows = self.lengths().len();
-        let mut gone: Vec<usize> = (0..rows).filter(|row| !sources.contains(row)).collect();
-        // The place of each new row; the first of a source stays.
-        let mut places = Vec::with_capacity(sources.len());
+        let mut free_rows: Vec<usize> = (0..rows).filter(|row| !sources.contains(row)).collect();
+        // Slot index of each new row; the first occurrence of a source stays.
+        let mut slot_rows = Vec::with_capacity(sources.len());
         for (index, source) in sources.iter().enumerate() {
             if !sources[..index].contains(source) {
-                places.push(*source);
+                slot_rows.push(*source);
                 continue;
             }
             let slots = self.slots();
             let capacity = slots[*source].capacity;
             let has_room = |row: &usize| slots[*row].capacity >= capacity;
-            let best = gone.iter().copied().filter(has_room).max_by_key(|row| shared(*row, *source));
-            let (place, known) = match best {
+            let best = free_rows.iter().copied().filter(has_room).max_by_key(|row| shared(*row, *source));
+            let (target, known) = match best {
                 Some(row) => (row, shared(row, *source)),
                 None => (self.add_row(capacity)?, 0),
             };
-            gone.retain(|row| *row != place);
-            self.layers.iter_mut().try_for_each(|layer| layer.copy_within(*source, place, known))?;
-            places.push(place);
+            free_rows.retain(|row| *row != target);
+            self.layers.iter_mut().try_for_each(|layer| layer.copy_within(*source, target, known))?;
+            slot_rows.push(target);
         }
-        if !places.iter().copied().eq(0..self.lengths().len()) {
+        if !slot_rows.iter().copied().eq(0..self.lengths().len()) {
             self.steps = Steps::default();
-            self.layers.iter_mut().for_each(|layer| layer.select_rows(&places));
+            self.layers.iter_mut().for_each(|layer| layer.select_rows(&slot_rows));
         }
         Ok(())
     }
 
-    /// Adds an empty row, and says which it is.
+    /// Adds an empty row and returns its index.
     fn add_row(&mut self, capacity: usize) -> Result<usize> {
         let slots = self.pool.take(capacity).ok_or(ModelError::NoCacheRoom { tokens: capacity })?;
         let row = self.lengths().len();
@@ -304,74 +319,77 @@ impl Gpt2Cache {
         Ok(row)
     }
 
-    /// Changes all layers alike. The first one, which an error leaves unchanged, refuses what all would; an error of a later one
-    /// leaves the cache without use.
+    /// Applies a change to all layers.
+    ///
+    /// An error of the first layer leaves the cache unchanged, and catches everything that all layers would
+    /// reject. An error of a later layer makes the cache unusable.
     fn in_each_layer(&mut self, mut change: impl FnMut(&mut KvCache) -> Result<()>) -> Result<()> {
-        self.expect_whole()?;
+        self.check_consistent()?;
         let Some((first, others)) = self.layers.split_first_mut() else { return Ok(()) };
         change(first)?;
-        self.is_whole = false;
+        self.is_consistent = false;
         others.iter_mut().try_for_each(change)?;
-        self.is_whole = true;
+        self.is_consistent = true;
         Ok(())
     }
 
-    /// Refuses a cache in which a change ended halfway.
-    pub(crate) fn expect_whole(&self) -> Result<()> {
-        if self.is_whole { Ok(()) } else { Err(ModelError::BrokenCache.into()) }
+    /// Rejects a cache in which a change failed partway.
+    pub(crate) fn check_consistent(&self) -> Result<()> {
+        if self.is_consistent { Ok(()) } else { Err(ModelError::BrokenCache.into()) }
     }
 
-    /// Where the rows are in the memory of each layer.
+    /// Slots of the rows, which are the same in every layer.
     fn slots(&self) -> Vec<KvSlot> {
         self.layers.first().map_or_else(Vec::new, KvCache::slots)
     }
 
-    /// Tokens that each row still has room for.
-    pub fn rooms(&self) -> Vec<usize> {
+    /// Number of tokens that still fit into each row.
+    pub fn free_tokens(&self) -> Vec<usize> {
         self.slots().iter().zip(self.lengths()).map(|(slot, length)| slot.capacity - length).collect()
     }
 
-    /// Tokens that each row can hold; of rows with different room the least.
+    /// Smallest capacity of a row, in tokens.
     pub(crate) fn capacity(&self) -> usize {
         self.slots().iter().map(|slot| slot.capacity).min().unwrap_or(0)
     }
 
-    /// Counts the tokens of each row that a pass at positions in memory has written ([`Pass::at`](crate::Pass::at)).
+    /// Adds `tokens` to the length of each row, after a pass at positions in memory
+    /// ([`Pass::at`](crate::Pass::at)).
     ///
     /// # Errors
-    /// When a row would pass the capacity; the cache is then unchanged.
+    /// If a row would exceed its capacity; the cache is then unchanged.
     pub fn advance(&mut self, tokens: usize) -> Result<()> {
         self.in_each_layer(|layer| layer.advance(tokens))
     }
 
-    /// Computes with a cache, which after an error holds what it held before.
+    /// Runs `compute` with a cache, and restores the cache's lengths after an error.
     pub(crate) fn restoring(
         mut cache: Option<&mut Self>,
         compute: impl FnOnce(Option<&mut Self>) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        cache.as_deref().map_or(Ok(()), Self::expect_whole)?;
-        let held = cache.as_deref().map(|cache| cache.lengths().to_vec());
+        cache.as_deref().map_or(Ok(()), Self::check_consistent)?;
+        let past_lengths = cache.as_deref().map(|cache| cache.lengths().to_vec());
         let computed = compute(cache.as_deref_mut());
-        if let (Err(_), Some(cache), Some(held)) = (&computed, cache, held) {
-            // Some blocks may have read what others have not.
-            held.into_iter().enumerate().try_for_each(|(row, kept)| cache.truncate(row, kept))?;
+        if let (Err(_), Some(cache), Some(past_lengths)) = (&computed, cache, past_lengths) {
+            // Some blocks may have more tokens than others.
+            past_lengths.into_iter().enumerate().try_for_each(|(row, length)| cache.truncate(row, length))?;
         }
         computed
     }
 
-    /// Whether the first so many layers hold the same tokens, and the others none.
+    /// Whether the first `layers` layers have the same tokens and the other layers are empty.
     pub(crate) fn is_filled_to(&self, layers: usize) -> bool {
         let Some((filled, others)) = self.layers.split_at_checked(layers) else { return false };
         filled.iter().all(|layer| layer.lengths() == self.lengths())
             && others.iter().flat_map(KvCache::lengths).all(|length| *length == 0)
     }
 
-    /// Number of blocks the cache is for.
+    /// Number of blocks.
     pub(crate) fn layer_count(&self) -> usize {
         self.layers.len()
     }
 
-    /// The cache of block `index`.
+    /// Cache of block `index`.
     pub(crate) fn layer(&mut self, index: usize) -> Option<&mut KvCache> {
         self.layers.get_mut(index)
     }
@@ -392,16 +410,16 @@ mod tests {
     }
 
     #[test]
-    fn room_is_taken_where_it_is_first_and_given_back() {
-        // In panels of 16 tokens there is room for ten, of which a row takes whole ones.
+    fn slots_are_allocated_first_fit_and_released() {
+        // The pool has ten panels of 16 tokens, and each row takes whole panels.
         let pool = pool(160);
         let (first, second) = (pool.cache(1, 64).unwrap(), pool.cache(1, 33).unwrap());
         assert_eq!((start(&first), start(&second), pool.tokens_in_use()), (0, 64, 112));
-        assert!(pool.cache(1, 49).is_none(), "48 are left");
+        assert!(pool.cache(1, 49).is_none(), "48 tokens are free");
         drop(first);
-        assert!(pool.cache(1, 65).is_none(), "64 and 48, but not in one piece");
-        assert!(pool.cache(3, 40).is_none(), "room for two of three rows");
-        assert_eq!(pool.tokens_in_use(), 48, "what the two had is given back");
+        assert!(pool.cache(1, 65).is_none(), "64 and 48 tokens are free, but not contiguous");
+        assert!(pool.cache(3, 40).is_none(), "two of three rows fit");
+        assert_eq!(pool.tokens_in_use(), 48, "the slots of both rows were released");
         let third = pool.cache(2, 32).unwrap();
         assert_eq!((start(&third), pool.tokens_in_use()), (0, 112));
         assert!(pool.cache(2, usize::MAX / 2).is_none());
@@ -425,50 +443,54 @@ mod tests {
         assert_eq!((rows.rows_before(&first), first.rows_before(&rows)), (0, 1));
         rows.insert(2, first).unwrap();
         let first = rows.take(2).unwrap();
-        assert!(rows.insert(3, first).is_err(), "there are two rows");
-        assert_eq!((rows.lengths().len(), pool.tokens_in_use()), (2, 32), "what was not taken is given back");
+        assert!(rows.insert(3, first).is_err(), "index 3 is past the end of two rows");
+        assert_eq!(
+            (rows.lengths().len(), pool.tokens_in_use()),
+            (2, 32),
+            "slots that were not inserted were released"
+        );
         drop(rows.take(0).unwrap());
         assert_eq!(pool.tokens_in_use(), 16);
         let mut rows = pool.cache(3, 3).unwrap();
         rows.swap_remove(0).unwrap();
         let starts: Vec<usize> = rows.slots().iter().map(|slot| slot.start).collect();
-        assert_eq!(starts, [0, 16], "the last one went into the place of the first");
+        assert_eq!(starts, [0, 16], "the last row took the slot of the first");
         rows.swap_remove(1).unwrap();
         assert!(rows.swap_remove(1).is_err());
     }
 
     #[test]
-    fn a_cache_that_was_left_halfway_refuses_use() {
+    fn partially_changed_cache_rejects_further_use() {
         let pool = pool(48);
         let mut rows = pool.cache(2, 16).unwrap();
-        assert!(rows.reorder(&[0, 2], |_, _| 0).is_err(), "there is no third row");
+        assert!(rows.reorder(&[0, 2], |_, _| 0).is_err(), "row 2 is out of range");
         rows.reorder(&[1, 0], |_, _| 0).unwrap();
         let _rest = pool.cache(1, 16).unwrap();
-        let no_room = rows.reorder(&[0, 0, 1], |_, _| 0).unwrap_err().to_string();
-        assert!(no_room.starts_with("no room for the keys and values of 16 more tokens"), "{no_room}");
+        let out_of_memory = rows.reorder(&[0, 0, 1], |_, _| 0).unwrap_err().to_string();
+        assert!(
+            out_of_memory.starts_with("no memory left for the keys and values of 16 more tokens"),
+            "{out_of_memory}"
+        );
         let other = pool.empty_cache();
-        for (what, refused) in [
+        for (what, result) in [
             ("truncate", rows.truncate(0, 0)),
             ("fork", rows.fork(&[0]).map(drop)),
-            ("copy", pool.empty_cache().copy_row(0, &rows, 0, 0)),
-            ("copy to it", rows.copy_row(0, &other, 0, 0)),
+            ("copy_row from", pool.empty_cache().copy_row(0, &rows, 0, 0)),
+            ("copy_row into", rows.copy_row(0, &other, 0, 0)),
             ("insert", rows.insert(0, other)),
             ("take", rows.take(0).map(drop)),
             ("swap_remove", rows.swap_remove(0)),
             ("reorder", rows.reorder(&[0], |_, _| 0)),
             ("advance", rows.advance(1)),
-            ("be inserted", pool.empty_cache().insert(0, rows)),
+            ("insert into another", pool.empty_cache().insert(0, rows)),
         ] {
-            let refusal = refused.unwrap_err().to_string();
-            assert!(
-                refusal.starts_with("the cache was left halfway by a change that failed"),
-                "{what}: {refusal}"
-            );
+            let error = result.unwrap_err().to_string();
+            assert!(error.starts_with("an earlier change of this cache failed halfway"), "{what}: {error}");
         }
     }
 
     #[test]
-    fn a_change_that_is_refused_leaves_the_cache_usable() {
+    fn rejected_change_leaves_the_cache_usable() {
         let pool = pool(48);
         let (mut rows, other) = (pool.cache(2, 16).unwrap(), self::pool(16).cache(1, 16).unwrap());
         assert!(rows.truncate(0, 1).is_err() && rows.truncate(2, 1).is_err());

@@ -1,8 +1,8 @@
-//! The configuration of a GPT-2, read from the `config.json` of a Hugging Face checkpoint.
+//! Configuration of a GPT-2, read from the `config.json` of a Hugging Face checkpoint.
 //!
-//! Source: `GPT2Config` of transformers (`src/transformers/models/gpt2/configuration_gpt2.py`): its keys, its aliases
-//! (`attribute_map`) and its defaults. A key that changes the arithmetic is honoured or refused by name. The sizes
-//! have no default here: a file without them is damaged more often than it is a 124M model.
+//! Source: `GPT2Config` of transformers (`src/transformers/models/gpt2/configuration_gpt2.py`): its keys,
+//! aliases (`attribute_map`) and defaults. A key that changes the arithmetic is either supported or rejected
+//! by name. Sizes have no default here, because a file without them is more likely damaged than a 124M model.
 
 use std::collections::HashSet;
 
@@ -12,13 +12,17 @@ use serde_json::{Map, Value};
 
 use crate::{ConfigError, GIT_LFS_POINTER, HeadKind, ProblemType, Summary, SummaryType};
 
-/// Largest accepted sizes: far above every GPT-2, low enough that the number of parameters fits into 64 bits.
+/// Maximum accepted sizes.
+///
+/// They are far above every GPT-2, and small enough that the number of parameters fits into 64 bits.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_ROWS: usize = 1 << 26;
 const MAX_LABELS: usize = 1 << 20;
 
-/// The published GPT-2 models: name, `n_layer`, `n_head`, `n_embd`. Everything else is as in [`Gpt2Config::gpt2`].
+/// Published GPT-2 models: name, `n_layer`, `n_head`, `n_embd`.
+///
+/// All other values are those of [`Gpt2Config::gpt2`].
 pub const PRESETS: [(&str, usize, usize, usize); 5] = [
     ("distilgpt2", 6, 12, 768),
     ("gpt2", 12, 12, 768),
@@ -27,8 +31,10 @@ pub const PRESETS: [(&str, usize, usize, usize); 5] = [
     ("gpt2-xl", 48, 25, 1600),
 ];
 
-/// Sizes and options of a GPT-2. Fields are named as in `config.json`, and serde reads and writes that file: with its aliases, its
-/// defaults and all checks of [`Gpt2Config::from_json`].
+/// Sizes and options of a GPT-2, with the field names of `config.json`.
+///
+/// serde reads and writes that file, with its aliases and defaults and all checks of
+/// [`Gpt2Config::from_json`].
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
@@ -38,67 +44,73 @@ pub const PRESETS: [(&str, usize, usize, usize); 5] = [
 /// assert_eq!(config.n_embd, 6);
 /// assert_eq!(serde_json::to_value(&config)?["activation_function"], "gelu_new");
 ///
-/// let error = serde_json::from_str::<Gpt2Config>(&text.replace("11", "-11")).expect_err("no size");
+/// let error = serde_json::from_str::<Gpt2Config>(&text.replace("11", "-11")).expect_err("not a valid size");
 /// assert!(error.to_string().starts_with("`vocab_size`: expected a whole number from 1 to"));
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[doc(alias("GPT2Config", "GPTConfig"))]
 pub struct Gpt2Config {
-    /// Rows of the token embedding.
+    /// Vocabulary size: number of rows in the token embedding.
     pub vocab_size: usize,
-    /// Longest context, in tokens: rows of the position embedding (`n_positions`, or `n_ctx` in files without it).
+    /// Context length in tokens: number of rows in the position embedding.
+    ///
+    /// The key is `n_positions`, or `n_ctx` in files without it.
     pub n_positions: usize,
-    /// Width of the residual stream, `C`.
+    /// Hidden size: width of the residual stream, `C`.
     pub n_embd: usize,
     /// Number of blocks.
     pub n_layer: usize,
-    /// Number of attention heads of each block.
+    /// Number of attention heads per block.
     pub n_head: usize,
-    /// Inner width of the MLP; `None` is `4 n_embd`.
+    /// Inner width of the MLP; `None` means `4 n_embd`.
     pub n_inner: Option<usize>,
-    /// Activation of the MLP.
+    /// Activation function of the MLP.
     pub activation_function: Activation,
-    /// Added to the variance in every layer norm.
+    /// Epsilon added to the variance in every layer norm.
     pub layer_norm_epsilon: f64,
-    /// Whether attention scores are divided by the square root of the head's width.
+    /// Whether attention scores are divided by the square root of the head width.
     pub scale_attn_weights: bool,
     /// Whether the scores of block `i` are also divided by `i + 1`.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// Whether scores and softmax are computed in f32 when the model runs in half precision. Here they always are.
+    /// Whether half-precision models compute scores and softmax in f32, which this crate always does.
     pub reorder_and_upcast_attn: bool,
-    /// Whether the output head is the token embedding.
+    /// Whether the output head shares its weight with the token embedding.
     pub tie_word_embeddings: bool,
     /// Dropout rate after the embeddings, in training.
     pub embd_pdrop: f64,
-    /// Dropout rate on the attention weights, in training.
+    /// Dropout rate of the attention weights, in training.
     pub attn_pdrop: f64,
-    /// Dropout rate on what each part of a block adds to the residual stream, in training.
+    /// Dropout rate of the output of each attention and MLP, in training.
     pub resid_pdrop: f64,
-    /// Standard deviation of freshly initialised weights.
+    /// Standard deviation of initial weights.
     pub initializer_range: f64,
-    /// Token that starts a text.
+    /// Beginning-of-sequence token.
     pub bos_token_id: Option<u32>,
-    /// Tokens that end a text; the file has one id or a list of them.
+    /// End-of-sequence tokens; the file has one ID or a list.
     pub eos_token_id: Vec<u32>,
-    /// Token that fills rows up. Rows need none here; a sequence classifier does not read it at the end of a row.
+    /// Padding token.
+    ///
+    /// Rows need no padding in this crate. A sequence classifier skips padding tokens at the end of a row.
     pub pad_token_id: Option<u32>,
     /// Whether each block also attends to encoder hidden states.
     pub add_cross_attention: bool,
-    /// The model's head: the class under `architectures`.
+    /// Model's head: the class under `architectures`.
     pub head: HeadKind,
-    /// Names of the labels by their numbers (`id2label`, `label2id`, `num_labels`); empty for a head without labels.
+    /// Label names by index (`id2label`, `label2id`, `num_labels`); empty for a head without labels.
     pub id2label: Vec<String>,
-    /// What logits over labels mean, see [`Gpt2Config::problem`].
+    /// Interpretation of logits over labels, see [`Gpt2Config::problem`].
     pub problem_type: Option<ProblemType>,
     /// Dropout rate before the head of a token classifier, in training.
     pub classifier_dropout: f64,
-    /// The multiple choice head of double heads.
+    /// Options of the multiple-choice head of a double-heads model.
     pub summary: Summary,
 }
 
 impl Gpt2Config {
-    /// The configuration of the 124M model: vocabulary 50,257, context 1,024, width 768, 12 blocks, 12 heads.
+    /// Returns the configuration of the 124M model.
+    ///
+    /// Vocabulary 50,257, context length 1,024, hidden size 768, 12 blocks, 12 heads.
     pub fn gpt2() -> Self {
         Self {
             vocab_size: 50_257,
@@ -129,10 +141,10 @@ impl Gpt2Config {
         }
     }
 
-    /// The configuration of a published model, one of [`PRESETS`].
+    /// Returns the configuration of a published model, one of [`PRESETS`].
     ///
     /// # Errors
-    /// When no preset has this name.
+    /// If no preset has this name.
     pub fn preset(name: &str) -> Result<Self, ConfigError> {
         let Some((_, n_layer, n_head, n_embd)) = PRESETS.iter().find(|(known, ..)| *known == name) else {
             return Err(ConfigError::UnknownPreset {
@@ -143,35 +155,38 @@ impl Gpt2Config {
         Ok(Self { n_layer: *n_layer, n_head: *n_head, n_embd: *n_embd, ..Self::gpt2() })
     }
 
-    /// Reads the text of a `config.json`. Where it names no class, it is that of a language model; see
-    /// [`Gpt2Config::from_json_with_head`].
+    /// Parses the text of a `config.json`.
+    ///
+    /// A file without a class describes a language model, see [`Gpt2Config::from_json_with_head`].
     ///
     /// # Errors
-    /// When it is not JSON, lacks a size, holds a value out of range, or asks for what is not supported.
+    /// If the text is not JSON, lacks a size, has a value out of range, or requires an unsupported feature.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let keys = object(text)?;
         let head = Keys(&keys).head()?.unwrap_or_default();
         Self::from_keys(&Keys(&keys), head)
     }
 
-    /// Reads the text of a `config.json` as that of a model with this head, whatever class it names: for callers that know the tensors.
+    /// Parses the text of a `config.json` as a model with this head.
+    ///
+    /// The class in the file is ignored, for callers that know the tensors of the checkpoint.
     ///
     /// # Errors
-    /// As [`Gpt2Config::from_json`].
+    /// See [`Gpt2Config::from_json`].
     pub fn from_json_with_head(text: &str, head: HeadKind) -> Result<Self, ConfigError> {
         Self::from_keys(&Keys(&object(text)?), head)
     }
 
-    /// The head that the text of a `config.json` names under `architectures`; `None` if it names none.
+    /// Returns the head that a `config.json` names under `architectures`, or `None`.
     ///
     /// # Errors
-    /// When it is not JSON, or the class is none of [`HeadKind::CLASSES`].
+    /// If the text is not JSON, or the class is not one of [`HeadKind::CLASSES`].
     pub fn named_head(text: &str) -> Result<Option<HeadKind>, ConfigError> {
         Keys(&object(text)?).head()
     }
 
     fn from_keys(keys: &Keys, head: HeadKind) -> Result<Self, ConfigError> {
-        keys.refuse_what_is_not_supported()?;
+        keys.reject_unsupported()?;
         let defaults = Self::gpt2();
         let n_head = keys.required_size("n_head", &["num_attention_heads"], MAX_WIDTH)?;
         let config = Self {
@@ -219,11 +234,11 @@ impl Gpt2Config {
         Ok(config)
     }
 
-    /// Checks what [`Gpt2Config::from_json`] checks of sizes and numbers: for a configuration that was made by hand.
+    /// Validates sizes and numbers like [`Gpt2Config::from_json`], for a configuration built in code.
     ///
     /// # Errors
-    /// When a size or a number is out of its range, the heads do not divide the width, or the parameters are more than this
-    /// machine can address.
+    /// If a size or number is out of range, `n_head` does not divide the hidden size, labels are missing or
+    /// repeated, or the parameters exceed the address space of this machine.
     pub fn check(&self) -> Result<(), ConfigError> {
         for (key, size, largest) in [
             ("vocab_size", self.vocab_size, MAX_ROWS),
@@ -261,34 +276,30 @@ impl Gpt2Config {
         Ok(())
     }
 
-    /// Checks that a head over labels has some, each with a name of its own, and that they fit the problem.
+    /// Checks that a head over labels has uniquely named labels that fit the problem type.
     fn check_labels(&self) -> Result<(), ConfigError> {
         if !self.head.has_labels() {
             return Ok(());
         }
         let count = self.id2label.len();
         if !(1..=MAX_LABELS).contains(&count) {
-            return Err(wrong("id2label", &format!("from 1 to {MAX_LABELS} labels"), &count.into()));
+            return Err(wrong("id2label", &format!("1 to {MAX_LABELS} labels"), &count.into()));
         }
         let mut seen = HashSet::new();
         if let Some(name) = self.id2label.iter().find(|name| !seen.insert(name.as_str())) {
-            return Err(wrong(
-                "id2label",
-                "a name of its own for each label",
-                &format!("`{name}` twice").into(),
-            ));
+            return Err(wrong("id2label", "a unique name for each label", &format!("`{name}` twice").into()));
         }
         if self.problem_type == Some(ProblemType::SingleLabelClassification) && count == 1 {
             return Err(ConfigError::Unsupported {
                 key: "problem_type".into(),
                 found: quoted(&ProblemType::SingleLabelClassification.name().into()),
-                reason: "one label alone is always right; take two labels, or `regression`".into(),
+                reason: "a single label is always correct; use two or more labels, or `regression`".into(),
             });
         }
         Ok(())
     }
 
-    /// The same configuration as the keys of a `config.json`.
+    /// Converts the configuration to the keys of a `config.json`.
     pub fn to_json(&self) -> Value {
         let mut keys = serde_json::json!({
             "model_type": "gpt2",
@@ -345,31 +356,34 @@ impl Gpt2Config {
         keys
     }
 
-    /// Whether the vocabulary has a token with this id.
+    /// Whether the vocabulary has a token with this ID.
     pub fn has_token(&self, id: u32) -> bool {
-        // An id that does not fit the machine's sizes is beyond any vocabulary.
+        // An ID that does not fit into `usize` is outside every vocabulary.
         usize::try_from(id).is_ok_and(|id| id < self.vocab_size)
     }
 
-    /// The token that starts a text, if the vocabulary has it: a `config.json` without `bos_token_id` names GPT-2's own,
-    /// whatever its vocabulary is.
+    /// Returns the beginning-of-sequence token, if the vocabulary has it.
+    ///
+    /// A `config.json` without `bos_token_id` defaults to GPT-2's token, whatever its vocabulary is.
     pub fn start_token(&self) -> Option<u32> {
         self.bos_token_id.filter(|id| self.has_token(*id))
     }
 
-    /// The tokens that end a text, those that the vocabulary has: a `config.json` without `eos_token_id` names GPT-2's own,
-    /// whatever its vocabulary is. [`Gpt2Config::end_token_note`] says which were left out.
+    /// Returns the end-of-sequence tokens that the vocabulary has.
+    ///
+    /// A `config.json` without `eos_token_id` defaults to GPT-2's token, whatever its vocabulary is.
+    /// [`Gpt2Config::end_token_note`] reports the omitted tokens.
     pub fn end_tokens(&self) -> Vec<u32> {
         self.eos_token_id.iter().copied().filter(|id| self.has_token(*id)).collect()
     }
 
-    /// The note on end tokens that [`Gpt2Config::end_tokens`] leaves out, if there are any.
+    /// Returns a note about end tokens that [`Gpt2Config::end_tokens`] omits, if there are any.
     pub fn end_token_note(&self) -> Option<String> {
         let beyond: Vec<String> =
             self.eos_token_id.iter().filter(|id| !self.has_token(**id)).map(u32::to_string).collect();
         let note = || {
             format!(
-                "eos_token_id {} is beyond the vocabulary of {} tokens, and ends no text",
+                "eos_token_id {} is outside the vocabulary of {} tokens and is ignored",
                 beyond.join(", "),
                 self.vocab_size
             )
@@ -382,7 +396,7 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Width of an attention head; 0 if there are no heads, which [`Gpt2Config::check`] refuses.
+    /// Width of an attention head, or 0 if `n_head` is 0, which [`Gpt2Config::check`] rejects.
     pub fn head_dim(&self) -> usize {
         self.n_embd.checked_div(self.n_head).unwrap_or(0)
     }
@@ -394,18 +408,20 @@ impl Gpt2Config {
         1.0 / (width * depth)
     }
 
-    /// Bytes that one token takes in a key-value cache of this type.
+    /// Size of one token in a KV cache of this storage type, in bytes.
     pub fn kv_bytes_per_token(&self, dtype: KvDType) -> usize {
         self.n_layer * dtype.bytes_per_token(self.n_head, self.head_dim())
     }
 
-    /// Number of labels of the head, 0 for a head without labels.
+    /// Number of labels, 0 for a head without labels.
     pub fn num_labels(&self) -> usize {
         self.id2label.len()
     }
 
-    /// The meaning of the logits over labels: `problem_type`, and without it regression for a single label and one right label for
-    /// several, as transformers takes them.
+    /// Interpretation of logits over labels.
+    ///
+    /// Without `problem_type`, one label means regression and several labels mean single-label
+    /// classification, as in transformers.
     pub fn problem(&self) -> ProblemType {
         match self.problem_type {
             Some(problem) => problem,
@@ -414,8 +430,10 @@ impl Gpt2Config {
         }
     }
 
-    /// The token of a row from which a sequence classifier reads its label, counted from 0: the last one that is not the padding
-    /// token, if there is such a token, as in transformers.
+    /// Returns the index of the token in a row from which a sequence classifier computes its label.
+    ///
+    /// This is the last token that is not the padding token, as in transformers. Without a padding token, it
+    /// is the last token.
     pub fn classified_token(&self, row: &[u32]) -> usize {
         match self.pad_token_id {
             Some(pad) => row.iter().rposition(|id| *id != pad).unwrap_or(0),
@@ -423,7 +441,7 @@ impl Gpt2Config {
         }
     }
 
-    /// Whether there is an output head over the vocabulary that is not the token embedding.
+    /// Whether the model has an output head over the vocabulary that is not the token embedding.
     pub fn has_untied_head(&self) -> bool {
         self.head.has_language_model() && !self.tie_word_embeddings
     }
@@ -435,7 +453,9 @@ impl Serialize for Gpt2Config {
     }
 }
 
-/// By hand, since what a key may be depends on others: aliases must agree, and only a head that has labels reads theirs.
+/// Manual implementation, because keys depend on each other.
+///
+/// Aliases must agree, and only a head with labels reads their keys.
 impl<'de> Deserialize<'de> for Gpt2Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let keys = Map::deserialize(deserializer)?;
@@ -450,9 +470,9 @@ fn activation_name(activation: Activation) -> &'static str {
     named.map_or("", |(name, _)| name)
 }
 
-/// The keys of a `config.json`.
+/// Parses the JSON object of a `config.json`.
 fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
-    // Some editors put a byte order mark in front.
+    // Some editors write a byte order mark at the start.
     let text = text.trim_start_matches('\u{feff}');
     let value = serde_json::from_str(text).map_err(|error| match text.starts_with(GIT_LFS_POINTER) {
         true => ConfigError::Pointer,
@@ -464,8 +484,9 @@ fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
     }
 }
 
-/// Typed access to the keys of a `config.json`. Sizes may be `null`, which counts as absent; flags, numbers and names
-/// may not, as in transformers.
+/// Typed access to the keys of a `config.json`.
+///
+/// A size may be `null`, which counts as missing. Flags, numbers and names may not, as in transformers.
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl Keys<'_> {
@@ -473,7 +494,7 @@ impl Keys<'_> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    fn refuse_what_is_not_supported(&self) -> Result<(), ConfigError> {
+    fn reject_unsupported(&self) -> Result<(), ConfigError> {
         let refuse = |key: &str, found: &Value, reason: &str| {
             Err(ConfigError::Unsupported { key: key.into(), found: quoted(found), reason: reason.into() })
         };
@@ -483,12 +504,12 @@ impl Keys<'_> {
             return refuse("model_type", found, "only `gpt2` checkpoints can be loaded");
         }
         if self.flag("is_encoder_decoder")? == Some(true) {
-            return refuse("is_encoder_decoder", &Value::Bool(true), "GPT-2 is a decoder alone");
+            return refuse("is_encoder_decoder", &Value::Bool(true), "GPT-2 is decoder-only");
         }
         if let Some(found) = self.get("pruned_heads")
             && !matches!(found, Value::Object(heads) if heads.is_empty())
         {
-            return refuse("pruned_heads", found, "all heads of a block must be there");
+            return refuse("pruned_heads", found, "every block must have all its heads");
         }
         if let Some(found) = self.get("quantization_config") {
             return refuse("quantization_config", found, "save the checkpoint with its weights dequantized");
@@ -496,7 +517,7 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// The value under `key` or one of its aliases, which must not disagree.
+    /// Returns the value under `key` or one of its aliases, which must agree.
     fn aliased(
         &self,
         key: &'static str,
@@ -520,7 +541,7 @@ impl Keys<'_> {
         Ok(found)
     }
 
-    /// A size from 1 to `largest`.
+    /// Reads a size from 1 to `largest`.
     fn size(
         &self,
         key: &'static str,
@@ -553,7 +574,7 @@ impl Keys<'_> {
         self.size(key, aliases, largest)?.ok_or_else(missing)
     }
 
-    /// `n_positions`, or `n_ctx` if it is absent, as in llama.cpp and old files.
+    /// Reads `n_positions`, or `n_ctx` if it is missing, as in llama.cpp and old files.
     fn context_length(&self) -> Result<usize, ConfigError> {
         match self.size("n_positions", &["max_position_embeddings"], MAX_ROWS)? {
             Some(n_positions) => Ok(n_positions),
@@ -587,7 +608,7 @@ impl Keys<'_> {
         }
     }
 
-    /// One of several things by its name; `None` if the key is absent or `null`.
+    /// Looks up a value by name; returns `None` if the key is missing or `null`.
     fn named<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -596,13 +617,13 @@ impl Keys<'_> {
         let unsupported = || ConfigError::Unsupported {
             key: key.into(),
             found: quoted(value),
-            reason: format!("the known ones are {}", names(known)),
+            reason: format!("expected one of {}", names(known)),
         };
         let named = known.iter().find(|(known, _)| *known == name).map(|(_, named)| *named);
         named.map(Some).ok_or_else(unsupported)
     }
 
-    /// The head of the first class under `architectures`.
+    /// Returns the head of the first class under `architectures`.
     fn head(&self) -> Result<Option<HeadKind>, ConfigError> {
         let key = "architectures";
         let Some(value) = self.get(key) else {
@@ -616,13 +637,16 @@ impl Keys<'_> {
         let unsupported = || ConfigError::Unsupported {
             key: key.into(),
             found: quoted(first),
-            reason: format!("the known classes are {}", names(&HeadKind::CLASSES)),
+            reason: format!("expected one of {}", names(&HeadKind::CLASSES)),
         };
         HeadKind::from_class_name(name).map(Some).ok_or_else(unsupported)
     }
 
-    /// The names of the labels by their numbers: of `id2label`, or else of `label2id`, since transformers itself leaves the latter
-    /// behind if only the former is set; `num_labels` must agree. Two if none is there, as in transformers.
+    /// Reads the label names by index from `id2label`, or else from `label2id`.
+    ///
+    /// transformers leaves an outdated `label2id` in the file if only `id2label` was set, so `id2label` takes
+    /// precedence. `num_labels` must agree. Without any of these keys there are two labels, as in
+    /// transformers.
     fn labels(&self) -> Result<Vec<String>, ConfigError> {
         let conflict = |key: &str, value: String, alias: &str, other: String| ConfigError::Conflict {
             key: key.into(),
@@ -646,18 +670,19 @@ impl Keys<'_> {
         }
     }
 
-    /// `{"0": name, "1": name, …}` as a list.
+    /// Converts `{"0": name, "1": name, …}` to a list.
     fn names_by_id(&self, value: &Value) -> Result<Vec<String>, ConfigError> {
-        let expected = "a name for each number from 0 on, as {\"0\": \"no\", \"1\": \"yes\"}";
+        let expected = "a name for each index starting at 0, such as {\"0\": \"no\", \"1\": \"yes\"}";
         let malformed = || wrong("id2label", expected, value);
         let object = value.as_object().ok_or_else(malformed)?;
         let name = |id: usize| object.get(&id.to_string())?.as_str().map(str::to_owned);
         (0..object.len()).map(name).collect::<Option<_>>().ok_or_else(malformed)
     }
 
-    /// `{name: 0, name: 1, …}` as a list of names.
+    /// Converts `{name: 0, name: 1, …}` to a list of names.
     fn ids_by_name(&self, value: &Value) -> Result<Vec<String>, ConfigError> {
-        let expected = "the numbers from 0 on, one for each name, as {\"no\": 0, \"yes\": 1}";
+        let expected =
+            "consecutive indices starting at 0, one for each name, such as {\"no\": 0, \"yes\": 1}";
         let malformed = || wrong("label2id", expected, value);
         let object = value.as_object().ok_or_else(malformed)?;
         let mut names = vec![None; object.len()];
@@ -669,7 +694,7 @@ impl Keys<'_> {
         names.into_iter().collect::<Option<_>>().ok_or_else(malformed)
     }
 
-    /// `classifier_dropout`, or `hidden_dropout` in its place.
+    /// Reads `classifier_dropout`, or `hidden_dropout` if it is missing.
     fn classifier_dropout(&self) -> Result<Option<f64>, ConfigError> {
         match self.number("classifier_dropout", 0.0, 1.0)? {
             Some(rate) => Ok(Some(rate)),
@@ -677,7 +702,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The multiple choice head.
+    /// Reads the options of the multiple-choice head.
     fn summary(&self) -> Result<Summary, ConfigError> {
         let defaults = Summary::default();
         for key in ["summary_use_proj", "summary_proj_to_labels"] {
@@ -685,7 +710,7 @@ impl Keys<'_> {
                 return Err(ConfigError::Unsupported {
                     key: key.into(),
                     found: quoted(&Value::Bool(false)),
-                    reason: "the head must give one logit for each choice".into(),
+                    reason: "the head must output one logit for each choice".into(),
                 });
             }
         }
@@ -701,11 +726,11 @@ impl Keys<'_> {
         self.get(key).map_or_else(String::new, quoted)
     }
 
-    /// One id, a list of ids, an explicit `null` for none, or the default if the key is absent.
+    /// Reads one ID, a list of IDs or an explicit `null`; a missing key means the default.
     fn token_ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>, ConfigError> {
         let id = |value: &Value| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-            id.ok_or_else(|| wrong(key, "a token id, or a list of them", value))
+            id.ok_or_else(|| wrong(key, "a token id or a list of token ids", value))
         };
         match self.0.get(key) {
             None => Ok(default.to_vec()),
@@ -735,9 +760,9 @@ fn wrong(key: &str, expected: &str, found: &Value) -> ConfigError {
     ConfigError::WrongValue { key: key.into(), expected: expected.into(), found: quoted(found) }
 }
 
-/// A value as the file has it, cut if it is long.
+/// Quotes a value from the file, shortened if it is long.
 fn quoted(value: &Value) -> String {
-    /// Longest value quoted from a file.
+    /// Maximum length of a quoted value, in characters.
     const QUOTED: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(QUOTED) {

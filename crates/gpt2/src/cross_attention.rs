@@ -1,8 +1,9 @@
-//! The part of a block that attends to encoder hidden states, in models with `add_cross_attention`:
-//! `x = x + crossattention(ln_cross_attn(x), states)`, between attention and MLP.
+//! Cross-attention of a block to encoder hidden states, in models with `add_cross_attention`.
 //!
-//! Source: `GPT2Block` of transformers. Keys and values are those of all states, under no mask; the scale is that of the block's
-//! self-attention. A pass without states leaves the part out.
+//! It runs between self-attention and MLP: `x = x + crossattention(ln_cross_attn(x), states)`.
+//!
+//! Source: `GPT2Block` of transformers. Every token attends to all states without a mask. The scale equals
+//! the scale of the block's self-attention. A pass without states skips the layer.
 
 use candle_core::Tensor;
 use candle_gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
@@ -11,7 +12,7 @@ use candle_gpt2_kernels::{LayerNorm, ParameterSize, ParameterSource};
 use crate::parameters::Layers;
 use crate::{Gpt2Config, ModelError};
 
-/// Attention to encoder hidden states, with its norm.
+/// Attention to encoder hidden states, with its layer norm.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -23,7 +24,7 @@ use crate::{Gpt2Config, ModelError};
 /// let model = Gpt2LMHeadModel::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// assert!(model.transformer().blocks()[0].cross_attention().is_some());
 ///
-/// let states = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // what an encoder made of five tokens
+/// let states = Tensor::ones((1, 5, 6), DType::F32, &Device::Cpu)?; // encoder output for five tokens
 /// let ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?;
 /// let mut pass = Pass::inference().attending_to(states);
 /// assert_eq!(model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?.dims(), [1, 3, 11]);
@@ -34,12 +35,12 @@ pub struct CrossAttention {
     ln_cross_attn: LayerNorm,
     crossattention: MultiHeadAttention,
     resid_pdrop: f64,
-    /// Keys and values of the states that every pass attends to which has none of its own.
+    /// Keys and values of default states, for passes without their own states.
     memory: Option<AttentionMemory>,
 }
 
 impl CrossAttention {
-    /// The part of block `layer`, from the layers of the block.
+    /// Loads cross-attention of block `layer`.
     pub(crate) fn load(
         config: &Gpt2Config,
         layer: usize,
@@ -58,7 +59,7 @@ impl CrossAttention {
         })
     }
 
-    /// `(B, T, C)` to `(B, T, C)`.
+    /// Adds cross-attention to the residual stream, `(B, T, C)` to `(B, T, C)`.
     pub(crate) fn forward(&self, x: Tensor, pass: &mut Pass) -> candle_core::Result<Tensor> {
         let of_pass = match pass.encoder_states() {
             Some(states) => Some(self.crossattention.memory(&states.to_dtype(x.dtype())?)?),
@@ -71,7 +72,7 @@ impl CrossAttention {
         self.crossattention.add_over_memory(&x, &normed, memory, self.resid_pdrop, pass)
     }
 
-    /// Keeps the keys and values of these states for every pass that has none of its own.
+    /// Stores the keys and values of `states` for every pass without its own states.
     pub(crate) fn attend_to(&mut self, states: &Tensor) -> candle_core::Result<()> {
         self.memory = Some(self.crossattention.memory(states)?);
         Ok(())
@@ -81,12 +82,12 @@ impl CrossAttention {
         self.memory.is_some()
     }
 
-    /// The norm before cross-attention.
+    /// Layer norm before cross-attention.
     pub fn ln_cross_attn(&self) -> &LayerNorm {
         &self.ln_cross_attn
     }
 
-    /// Attention from the tokens to the encoder's hidden states.
+    /// Attention from the tokens to the encoder hidden states.
     pub fn crossattention(&self) -> &MultiHeadAttention {
         &self.crossattention
     }
@@ -96,7 +97,7 @@ impl CrossAttention {
     }
 }
 
-/// Checks that a model can attend to these encoder hidden states with so many rows.
+/// Checks that a model with this configuration can attend to `states` in a pass of `rows` rows.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -110,14 +111,14 @@ impl CrossAttention {
 /// ```
 ///
 /// # Errors
-/// When it has no cross-attention, or the states are not `(1, S, C)` or `(rows, S, C)`.
+/// If the model has no cross-attention, or the states are not floating-point `(1, S, C)` or `(rows, S, C)`.
 pub fn check_encoder_states(config: &Gpt2Config, states: &Tensor, rows: usize) -> Result<(), ModelError> {
     if !config.add_cross_attention {
         return Err(ModelError::NoCrossAttention);
     }
-    let is_right = matches!(*states.dims(), [batch, count, width]
+    let has_valid_shape = matches!(*states.dims(), [batch, count, width]
         if (batch == 1 || batch == rows) && count > 0 && width == config.n_embd);
-    if is_right && states.dtype().is_float() {
+    if has_valid_shape && states.dtype().is_float() {
         return Ok(());
     }
     let found = (states.dims().to_vec(), states.dtype());

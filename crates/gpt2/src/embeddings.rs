@@ -1,43 +1,45 @@
-//! What enters the first block: `x = wte[ids] + wpe[positions]`.
+//! Input of the first block: `x = wte[ids] + wpe[positions]`.
 //!
-//! The positions follow from the placement of the tokens: after what the cache holds, in rows of one text, or where only the device
-//! knows.
+//! The placement of the tokens determines the positions: after the cached tokens, in packed rows, or in
+//! device memory.
 
 use std::iter::repeat;
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::{Pass, Placement, SiteKind};
-use candle_gpt2_kernels::{Linear, add, add_positions};
+use candle_gpt2_kernels::{KernelError, Linear, add, add_positions, carried};
 
 use crate::ModelError;
 
-/// Axis of the tokens in a `(B, T, C)` tensor.
+/// Token dimension of a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
 /// Token and position embeddings.
 #[derive(Debug, Clone)]
 pub(crate) struct Embeddings {
-    /// `(V, C)`.
+    /// Token embedding, `(V, C)`.
     pub(crate) wte: Linear,
-    /// `(n_positions, C)`.
+    /// Position embedding, `(n_positions, C)`.
     pub(crate) wpe: Tensor,
     pub(crate) embd_pdrop: f64,
 }
 
-/// Rows of `wpe`.
+/// Row indices of `wpe`.
 enum Positions {
-    /// From this one on, for every row of the batch.
+    /// Consecutive positions from this one, for every row of the batch.
     From(usize),
-    /// From another one on for each row of the batch.
+    /// Consecutive positions from a separate start for each row of the batch.
     FromEach(Vec<usize>),
-    /// These, `(1, T)`.
+    /// Explicit positions, `(1, T)`.
     Listed(Tensor),
-    /// `(B, T)`, in the device's memory.
+    /// Positions in device memory, `(B, T)`.
     OnDevice(Tensor),
 }
 
 impl Embeddings {
-    /// `ids` `(B, T)` to `(B, T, C)`; row `b` of a cache holds `past_lengths[b]` tokens, and without one there are no lengths.
+    /// Embeds `ids` `(B, T)` as `(B, T, C)`.
+    ///
+    /// Row `b` of a cache has `past_lengths[b]` tokens; without a cache, `past_lengths` is empty.
     pub(crate) fn forward(&self, ids: &Tensor, past_lengths: &[usize], pass: &mut Pass) -> Result<Tensor> {
         let (batch, tokens) = ids.dims2()?;
         if tokens == 0 || batch == 0 {
@@ -48,12 +50,12 @@ impl Embeddings {
         pass.enter_layer(None);
         pass.begin(if past_lengths.is_empty() { &no_past } else { past_lengths }, tokens);
         let token_embeddings = match &positions {
-            // A recording replays what is computed, not a look at the ids.
+            // A recording replays the computation, but not the check of the IDs.
             Positions::OnDevice(_) => self.wte.embedding_on_device(ids)?,
-            _ => self.wte.embedding(ids)?,
+            _ => self.of_tokens(ids)?,
         }; // (B, T, C)
         let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
-            // The observer wants both apart.
+            // The observer wants both separately.
             let position_embeddings = self.add(&token_embeddings.zeros_like()?, positions)?;
             (pass.show(SiteKind::Embed, token_embeddings)?
                 + pass.show(SiteKind::PosEmbed, position_embeddings)?)?
@@ -64,7 +66,17 @@ impl Embeddings {
         pass.dropout(x, self.embd_pdrop)
     }
 
-    /// `x` `(B, T, C)` plus the embeddings of its positions.
+    /// Looks up the token embeddings, `ids` `(…)` to `(…, C)`.
+    pub(crate) fn of_tokens(&self, ids: &Tensor) -> Result<Tensor> {
+        self.wte.embedding(ids).map_err(|error| match carried(&error) {
+            Some(KernelError::NoSuchRow { row, rows }) => {
+                ModelError::NoSuchToken { id: *row, vocab_size: *rows }.into()
+            }
+            _ => error,
+        })
+    }
+
+    /// Adds the embeddings of the positions to `x` `(B, T, C)`.
     fn add(&self, x: &Tensor, positions: Positions) -> Result<Tensor> {
         match positions {
             Positions::From(first) => add_positions(x, &self.wpe, first),
@@ -82,7 +94,7 @@ impl Embeddings {
         }
     }
 
-    /// The positions of tokens, which fit into the context.
+    /// Returns the positions of the tokens, and checks that they fit into the context.
     fn positions(
         &self,
         (batch, tokens): (usize, usize),
@@ -119,7 +131,7 @@ fn expect_room(past: usize, added: usize, n_positions: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses rows that are not the one text of a pass.
+/// Rejects packed rows that do not match the token tensor of the pass.
 fn expect_rows(rows: &[usize], found: (usize, usize), n_positions: usize) -> Result<()> {
     if let Some(row) = rows.iter().position(|length| !(1..=n_positions).contains(length)) {
         return Err(ModelError::RowLength { row, tokens: rows[row], n_positions }.into());

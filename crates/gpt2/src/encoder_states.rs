@@ -6,15 +6,17 @@ use candle_gpt2_kernels::check_interrupted;
 use crate::{Block, CrossAttention, Gpt2LMHeadModel, check_encoder_states};
 
 impl Gpt2LMHeadModel {
-    /// The same model, which attends to these encoder hidden states in every pass that has none of its own
-    /// ([`Pass::attending_to`](crate::Pass::attending_to)): in generation, scoring and all that runs a model. Each block's keys and
-    /// values of them are computed here, once; gradients do not flow into them.
+    /// Attends to these encoder hidden states in every pass without its own states.
+    ///
+    /// This covers generation, scoring and everything else that runs the model.
+    /// [`Pass::attending_to`](crate::Pass::attending_to) overrides the states. Each block computes their keys
+    /// and values once, in this call. Gradients do not flow into them.
     ///
     /// # Shapes
-    /// `states` `(1, S, C)`, for all rows alike.
+    /// `states` `(1, S, C)`, shared by all rows.
     ///
     /// # Errors
-    /// When the model has no cross-attention, or the shape is another.
+    /// If the model has no cross-attention, or the shape is wrong.
     pub fn with_encoder_states(mut self, states: &Tensor) -> Result<Self> {
         check_encoder_states(self.config(), states, 1)?;
         let states = states.detach().to_device(self.device())?.to_dtype(self.dtype())?;
@@ -26,7 +28,7 @@ impl Gpt2LMHeadModel {
         Ok(self)
     }
 
-    /// Whether [`Gpt2LMHeadModel::with_encoder_states`] gave it states to attend to.
+    /// Whether [`Gpt2LMHeadModel::with_encoder_states`] set states to attend to.
     pub fn has_encoder_states(&self) -> bool {
         let first = self.transformer.blocks.first().and_then(Block::cross_attention);
         first.is_some_and(CrossAttention::has_memory)

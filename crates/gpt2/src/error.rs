@@ -1,11 +1,12 @@
-//! What can be wrong with a configuration, or with the tokens given to a model.
+//! Errors in configurations and in inputs of a model.
 
 use candle_core::DType;
 use thiserror::Error;
 
 use crate::{bounded_message, excerpt};
 
-/// A `config.json` that does not describe a GPT-2 this crate can compute exactly.
+/// Error for a `config.json` that does not describe a GPT-2 that this crate computes exactly.
+///
 /// [`Gpt2Config::from_json`](crate::Gpt2Config::from_json) returns it.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -13,7 +14,7 @@ pub enum ConfigError {
     /// The text is not JSON.
     #[error("not valid JSON: {}", bounded_message(.0))]
     NotJson(String),
-    /// The text is what Git leaves in place of a file that Git LFS holds.
+    /// The text is a Git LFS pointer, which replaces a file that Git LFS stores.
     #[error(
         "a Git LFS pointer in place of the file; run `git lfs pull` in its folder, or download the file itself"
     )]
@@ -21,181 +22,191 @@ pub enum ConfigError {
     /// The text is JSON, but not an object.
     #[error("expected a JSON object, found {found}")]
     NotAnObject {
-        /// The kind of value found.
+        /// JSON type of the value.
         found: &'static str,
     },
-    /// A size that cannot be guessed is absent.
+    /// A required size is missing.
     #[error("the key `{key}` is missing{aliases}", aliases = bounded_message(.aliases))]
     MissingKey {
-        /// The key.
+        /// Key.
         key: &'static str,
-        /// The other names it may have, in words; empty if it has none.
+        /// Accepted aliases, as part of the message; empty if there are none.
         aliases: String,
     },
-    /// A value is of another kind than its key needs.
+    /// A value has the wrong type or is out of range.
     #[error("`{key}`: expected {expected}, found {found}", key = excerpt(.key), expected = bounded_message(.expected), found = bounded_message(.found))]
     WrongValue {
-        /// The key, as the file spells it.
+        /// Key, as spelled in the file.
         key: String,
-        /// What the key needs.
+        /// Description of valid values.
         expected: String,
-        /// What the file has.
+        /// Value in the file.
         found: String,
     },
     /// A key and its alias disagree.
     #[error("`{key}` is {value}, but its alias `{alias}` is {other}; remove one of them", key = excerpt(.key), value = bounded_message(.value), alias = excerpt(.alias), other = bounded_message(.other))]
     Conflict {
-        /// The key.
+        /// Key.
         key: String,
-        /// Its value.
+        /// Value of the key.
         value: String,
-        /// The alias.
+        /// Alias.
         alias: String,
-        /// The alias's value.
+        /// Value of the alias.
         other: String,
     },
-    /// The heads do not divide the width.
+    /// The number of heads does not divide the hidden size.
     #[error("`n_head` = {n_head} does not divide `n_embd` = {n_embd}; every head needs the same width")]
     HeadsDoNotDivideWidth {
         /// Number of heads.
         n_head: usize,
-        /// Width.
+        /// Hidden size.
         n_embd: usize,
     },
-    /// The parameters are more than this machine can address.
-    #[error("the sizes make a model that is too large for this machine's addresses; take a smaller one")]
+    /// The parameters exceed the address space of this machine.
+    #[error("the model exceeds this machine's address space; choose smaller sizes")]
     TooLarge,
-    /// The file asks for arithmetic that this crate does not have.
+    /// The file requires arithmetic that this crate does not implement.
     #[error("`{key}` = {found} is not supported: {reason}", key = excerpt(.key), found = bounded_message(.found), reason = bounded_message(.reason))]
     Unsupported {
-        /// The key.
+        /// Key.
         key: String,
-        /// Its value.
+        /// Value of the key.
         found: String,
-        /// Why, and what would be.
+        /// Reason, and alternatives.
         reason: String,
     },
     /// No preset has this name.
     #[error("unknown preset `{found}`; the presets are {known}", found = bounded_message(.found), known = bounded_message(.known))]
     UnknownPreset {
-        /// The name.
+        /// Unknown name.
         found: String,
-        /// All names.
+        /// Names of all presets.
         known: String,
     },
 }
 
-/// Tokens that a model cannot take. It travels inside candle's error type.
-/// [`Gpt2LMHeadModel::forward_with`](crate::Gpt2LMHeadModel::forward_with) is where most come from.
+/// Error for invalid input of a model, wrapped in candle's error type.
+///
+/// Most of these errors come from [`Gpt2LMHeadModel::forward_with`](crate::Gpt2LMHeadModel::forward_with).
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The cache was made for another model.
+    /// The cache belongs to a different model.
     #[error("the cache is for {found} blocks, the model has {expected}")]
     CacheLayers {
-        /// Blocks of the model.
+        /// Number of blocks in the model.
         expected: usize,
-        /// Blocks of the cache.
+        /// Number of blocks in the cache.
         found: usize,
     },
-    /// The pass is to begin at a block that is not there.
+    /// The pass starts or stops at a block that does not exist.
     #[error("there is no block {layer}; the model's {n_layer} blocks are counted from 0")]
     NoSuchBlock {
-        /// The block.
+        /// Index of the block.
         layer: usize,
-        /// Blocks of the model.
+        /// Number of blocks in the model.
         n_layer: usize,
     },
-    /// Passes with one cache are to stop at different blocks.
-    #[error(
-        "passes with one cache all stop at the same block, not before the first: in the others the cache lacks tokens; use a new cache"
-    )]
+    /// Passes over one cache stop at different blocks.
+    #[error("every pass over a cache must stop at the same block, 1 or later; use a new cache")]
     StopWithCache,
-    /// There is no room for the keys and values of a row.
-    #[error("no room for the keys and values of {tokens} more tokens; ask for fewer, or for more memory")]
+    /// The pool has no capacity for the keys and values of a row.
+    #[error(
+        "no memory left for the keys and values of {tokens} more tokens; request fewer tokens or a larger cache"
+    )]
     NoCacheRoom {
-        /// Tokens of the row.
+        /// Number of tokens in the row.
         tokens: usize,
     },
-    /// A row of a cache does not exist.
-    #[error("key-value cache: there is no row {row}; it has {held}")]
+    /// The cache does not have this row.
+    #[error("key-value cache: row {row} is out of range; the cache has {held} rows")]
     NoSuchRow {
-        /// The row, counted from 0.
+        /// Index of the row.
         row: usize,
-        /// Rows of the cache.
+        /// Number of rows in the cache.
         held: usize,
     },
-    /// A change of a cache ended with an error in some of its layers.
+    /// An earlier change of the cache failed in some of its layers.
     #[error(
-        "the cache was left halfway by a change that failed before, so its rows no longer belong together; make a new one"
+        "an earlier change of this cache failed halfway, so its layers are inconsistent; create a new cache"
     )]
     BrokenCache,
-    /// Rows are to move into a cache that has other memory.
-    #[error("rows move between caches of one pool only; copy them")]
+    /// Rows cannot move into a cache of a different pool.
+    #[error("rows can only move between caches of the same pool; copy them instead")]
     OtherPool,
     /// There are no tokens.
     #[error("the model needs at least one token")]
     NoTokens,
-    /// The configuration is that of a model with another head.
-    #[error("expected the configuration of a {expected}, found that of a {found}")]
+    /// A token ID is outside the vocabulary.
+    #[error("token {id} is outside the vocabulary of {vocab_size} tokens")]
+    NoSuchToken {
+        /// ID of the token, which may be negative.
+        id: i64,
+        /// Vocabulary size.
+        vocab_size: usize,
+    },
+    /// The configuration belongs to a model with a different head.
+    #[error("expected a configuration of {expected}, found one of {found}")]
     OtherHead {
-        /// The class of transformers that was to be loaded.
+        /// Transformers class that was requested.
         expected: &'static str,
-        /// That of the configuration.
+        /// Transformers class of the configuration.
         found: &'static str,
     },
-    /// The token of a row that is to be summarised does not exist, or there is not one for each row.
-    #[error("{found} cannot be summarised: {expected}", found = bounded_message(.found), expected = bounded_message(.expected))]
+    /// A summary token is out of range, or the rows do not have one each.
+    #[error("summary: expected {expected}, found {found}", found = bounded_message(.found), expected = bounded_message(.expected))]
     NoSummary {
-        /// What was given.
+        /// Description of the input.
         found: String,
-        /// What would be right.
+        /// Description of valid input.
         expected: String,
     },
-    /// Encoder hidden states were given to a model that cannot attend to them.
+    /// Encoder hidden states were passed to a model without cross-attention.
     #[error(
-        "the model has no cross-attention, so it cannot attend to encoder hidden states; leave them out, or take a model with `add_cross_attention`"
+        "the model has no cross-attention, so it cannot attend to encoder hidden states; \
+         omit them, or use a model with `add_cross_attention`"
     )]
     NoCrossAttention,
-    /// Encoder hidden states do not fit.
+    /// Encoder hidden states have the wrong shape or dtype.
     #[error(
         "encoder hidden states: expected floating-point numbers of shape (1, S, {width}){}, found {found:?}",
         if *rows > 1 { format!(" or ({rows}, S, {width})") } else { String::new() }
     )]
     EncoderStates {
-        /// Rows of the pass.
+        /// Number of rows in the pass.
         rows: usize,
-        /// Width of the model.
+        /// Hidden size of the model.
         width: usize,
-        /// Shape and type of what was given.
+        /// Shape and dtype of the states.
         found: (Vec<usize>, DType),
     },
-    /// A row has no token, or more than the context has positions.
-    #[error("row {row}, counted from 0, has {tokens} tokens; a row takes from 1 to {n_positions}")]
+    /// A row is empty or exceeds the context length.
+    #[error("row {row} (counted from 0) has {tokens} tokens; expected 1 to {n_positions}")]
     RowLength {
-        /// The row, counted from 0.
+        /// Index of the row.
         row: usize,
-        /// Its tokens.
+        /// Number of tokens in the row.
         tokens: usize,
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
-    /// The tokens of a pass over rows are others than those of the rows.
-    #[error("the rows of the pass are one text of {expected} tokens, found (texts, tokens) {found:?}")]
+    /// The token tensor of a pass over packed rows does not match the rows.
+    #[error("packed rows: expected a batch of one sequence of {expected} tokens, found shape {found:?}")]
     NotTheRows {
-        /// Tokens of all rows.
+        /// Number of tokens in all rows.
         expected: usize,
-        /// Texts and tokens that were given.
+        /// Shape of the token tensor.
         found: (usize, usize),
     },
     /// The tokens do not fit into the context.
-    #[error("{past} tokens before and {added} new ones do not fit into a context of {n_positions} positions")]
+    #[error("{past} earlier and {added} new tokens exceed the context length of {n_positions} tokens")]
     ContextExceeded {
-        /// Tokens in the cache.
+        /// Number of cached tokens.
         past: usize,
-        /// Tokens to be added.
+        /// Number of new tokens.
         added: usize,
-        /// Positions of the model.
+        /// Number of positions of the model.
         n_positions: usize,
     },
 }

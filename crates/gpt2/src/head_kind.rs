@@ -1,11 +1,11 @@
-//! The model's head: its kind and its labels.
+//! Kind of a model's head, and its options.
 //!
-//! Source: the classes of transformers' `modeling_gpt2.py`, which a `config.json` names under `architectures`, and the keys that
-//! they read. What only another head reads is not looked at.
+//! Source: the classes in transformers' `modeling_gpt2.py`, which `config.json` names under `architectures`,
+//! and the keys that they read. Keys that only other heads read are ignored.
 
 use candle_gpt2_kernels::Activation;
 
-/// The kinds of heads, by the classes of transformers.
+/// Kinds of heads, one per transformers class.
 ///
 /// ```
 /// use candle_gpt2::HeadKind;
@@ -16,19 +16,19 @@ use candle_gpt2_kernels::Activation;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum HeadKind {
-    /// The next token: `GPT2LMHeadModel`, and `GPT2Model`, whose head is the token embedding.
+    /// Next-token prediction: `GPT2LMHeadModel`, and `GPT2Model`, whose head is the token embedding.
     #[default]
     LanguageModel,
-    /// One label for each text, from its last token: `GPT2ForSequenceClassification`.
+    /// One label per sequence, from its last token: `GPT2ForSequenceClassification`.
     SequenceClassification,
-    /// One label for each token: `GPT2ForTokenClassification`.
+    /// One label per token: `GPT2ForTokenClassification`.
     TokenClassification,
-    /// The next token, and one of several texts: `GPT2DoubleHeadsModel`.
+    /// Next-token prediction and multiple choice: `GPT2DoubleHeadsModel`.
     DoubleHeads,
 }
 
 impl HeadKind {
-    /// The classes that are known, with what they are; the first one of a kind is the one that is written.
+    /// Supported transformers classes; saved configurations use the first name of each kind.
     pub const CLASSES: [(&'static str, Self); 5] = [
         ("GPT2LMHeadModel", Self::LanguageModel),
         ("GPT2Model", Self::LanguageModel),
@@ -37,18 +37,20 @@ impl HeadKind {
         ("GPT2DoubleHeadsModel", Self::DoubleHeads),
     ];
 
-    /// The kind of a class of transformers, if it is one of [`HeadKind::CLASSES`].
+    /// Returns the kind for a transformers class, if it is one of [`HeadKind::CLASSES`].
     pub fn from_class_name(name: &str) -> Option<Self> {
         Self::CLASSES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
     }
 
-    /// The class of transformers.
+    /// Name of the transformers class.
     pub fn class_name(self) -> &'static str {
         Self::CLASSES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
-    /// The kind that alone has this parameter (named as in [`expected_parameters`](crate::expected_parameters)): how a checkpoint
-    /// whose configuration names no class is recognised by its tensors.
+    /// Returns the only kind with this parameter, or `None`.
+    ///
+    /// Names are those of [`expected_parameters`](crate::expected_parameters). This identifies the head of a
+    /// checkpoint whose configuration names no class.
     pub fn of_parameter(name: &str) -> Option<Self> {
         match name {
             "score.weight" => Some(Self::SequenceClassification),
@@ -60,50 +62,52 @@ impl HeadKind {
         }
     }
 
-    /// Whether it gives logits over the vocabulary.
+    /// Whether the model outputs logits over the vocabulary.
     pub fn has_language_model(self) -> bool {
         matches!(self, Self::LanguageModel | Self::DoubleHeads)
     }
 
-    /// Whether it gives logits over labels.
+    /// Whether the model outputs logits over labels.
     pub fn has_labels(self) -> bool {
         matches!(self, Self::SequenceClassification | Self::TokenClassification)
     }
 }
 
-/// The meaning of the logits over labels: `problem_type`.
-/// [`Gpt2Config::problem`](crate::Gpt2Config::problem) says which a model has.
+/// Interpretation of logits over labels: `problem_type`.
+///
+/// [`Gpt2Config::problem`](crate::Gpt2Config::problem) returns the interpretation for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemType {
-    /// Numbers, not probabilities.
+    /// The logits are numbers, not probabilities.
     Regression,
-    /// One label is right: probabilities by softmax.
+    /// Exactly one label is correct; softmax gives the probabilities.
     SingleLabelClassification,
-    /// Any number of labels are right: a probability for each by the sigmoid.
+    /// Any number of labels are correct; sigmoid gives a probability for each.
     MultiLabelClassification,
 }
 
 impl ProblemType {
-    /// Every type with its name in a `config.json`.
+    /// All types with their names in `config.json`.
     pub const NAMES: [(&'static str, Self); 3] = [
         ("regression", Self::Regression),
         ("single_label_classification", Self::SingleLabelClassification),
         ("multi_label_classification", Self::MultiLabelClassification),
     ];
 
-    /// The name in a `config.json`.
+    /// Name in `config.json`.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 }
 
-/// How the multiple choice head of [`HeadKind::DoubleHeads`] makes a logit of a text: the keys `summary_…`.
+/// Options of the choice head of [`HeadKind::DoubleHeads`]: the keys `summary_…`.
+///
 /// Part of a [`Gpt2Config`](crate::Gpt2Config).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// What of the text it reads: `summary_type`.
+    /// Token that the head reads: `summary_type`.
     pub token: SummaryType,
-    /// Applied to the logit: `summary_activation`.
+    /// Activation of the logit: `summary_activation`.
     pub activation: Option<Activation>,
     /// Dropout rate before the projection, in training: `summary_first_dropout`.
     pub first_dropout: f64,
@@ -117,26 +121,27 @@ impl Default for Summary {
     }
 }
 
-/// The token of a text that the multiple choice head reads.
-/// Part of a configuration's [`Summary`]; [`Gpt2DoubleHeads`](crate::Gpt2DoubleHeads) reads it.
+/// Token of a row that the choice head reads.
+///
+/// Part of a configuration's [`Summary`], used by [`Gpt2DoubleHeads`](crate::Gpt2DoubleHeads).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryType {
-    /// The token that the caller names, or the last one: `cls_index`.
+    /// Token with the index passed by the caller, or the last token: `cls_index`.
     ClsIndex,
-    /// The last token.
+    /// Last token.
     Last,
-    /// The first token.
+    /// First token.
     First,
-    /// The mean of all tokens.
+    /// Mean of all tokens.
     Mean,
 }
 
 impl SummaryType {
-    /// Every type with its name in a `config.json`.
+    /// All types with their names in `config.json`.
     pub const NAMES: [(&'static str, Self); 4] =
         [("cls_index", Self::ClsIndex), ("last", Self::Last), ("first", Self::First), ("mean", Self::Mean)];
 
-    /// The name in a `config.json`.
+    /// Name in `config.json`.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }

@@ -1,15 +1,16 @@
-//! The heads over labels and over texts, on the model of `model.rs`.
+//! Heads for classification and multiple choice, on top of the model in `model.rs`.
 //!
 //! ```text
-//! logits of a text  = ln_f(x)[its last token] · scoreᵀ                    GPT2ForSequenceClassification
-//! logits of a token = ln_f(x) · classifierᵀ + b                           GPT2ForTokenClassification
-//! logit of a choice = ln_f(x)[the token that sums it up] · summaryᵀ + b   GPT2DoubleHeadsModel, beside its lm_head
+//! logits of a row    = ln_f(x)[last token] · scoreᵀ              GPT2ForSequenceClassification
+//! logits of a token  = ln_f(x) · classifierᵀ + b                 GPT2ForTokenClassification
+//! logit of a choice  = ln_f(x)[summary token] · summaryᵀ + b     GPT2DoubleHeadsModel, which also has an lm_head
 //! ```
 //!
-//! Source: transformers' `modeling_gpt2.py`, with its dropout in training. Texts are rows of any lengths, which are computed
-//! together and without padding ([`Gpt2Model::forward_rows`]).
+//! Source: transformers' `modeling_gpt2.py`, including its dropout in training. Rows of different lengths are
+//! computed together without padding ([`Gpt2Model::forward_rows`]).
 //!
-//! Letters in shapes: `R` rows, `ΣT` tokens of all rows, `C` width (`n_embd`), `L` labels, `V` vocabulary.
+//! Letters in shapes: `R` rows, `ΣT` tokens of all rows, `C` hidden size (`n_embd`), `L` labels, `V`
+//! vocabulary.
 
 use std::sync::Arc;
 
@@ -17,13 +18,14 @@ use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
 use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
 
-use crate::parameters::Layers;
+use crate::model::tokens_of_rows;
+use crate::parameters::{Layers, head_and_model};
 use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
-/// Axis of the tokens in a `(1, ΣT, C)` tensor.
+/// Token dimension of a `(1, ΣT, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// One set of logits for each text, read from its last token.
+/// Model with logits over labels for each row, computed from its last token.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -46,53 +48,54 @@ pub struct Gpt2ForSequenceClassification {
 }
 
 impl Gpt2ForSequenceClassification {
-    /// The model from its parameters; the head is `score.weight`.
+    /// Loads the model from its parameters; the head is `score.weight`.
     ///
     /// # Errors
-    /// When the configuration is that of another head, or a parameter is missing or has another shape.
+    /// If the configuration has a different head, or a parameter is missing or has the wrong shape.
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::SequenceClassification)?;
+        let [head, _] = head_and_model(&vb);
         Ok(Self {
-            transformer: Gpt2Model::load(config, vb.clone())?,
-            score: Layers::outside_blocks(config, vb).linear("score")?,
+            transformer: Gpt2Model::load(config, vb)?,
+            score: Layers::outside_blocks(config, head).linear("score")?,
         })
     }
 
-    /// Logits over the labels of each row.
+    /// Computes logits over the labels for each row.
     ///
     /// # Shapes
-    /// `rows` of `T_1` to `T_R` ids; returns `(R, L)`.
+    /// `rows` of `T_1` to `T_R` IDs; returns `(R, L)`.
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward_rows`].
+    /// See [`Gpt2Model::forward_rows`].
     pub fn forward(&self, rows: &[impl AsRef<[u32]>], pass: &mut Pass) -> Result<Tensor> {
         let hidden_states = self.transformer.forward_rows(rows, pass)?; // (1, ΣT, C)
         let last = rows.iter().map(|row| self.config().classified_token(row.as_ref()));
-        self.score.forward(&tokens_of_rows(&hidden_states, rows, last)?)
+        self.score.forward(&tokens_of_rows(&hidden_states, lengths_of(rows), last)?)
     }
 
-    /// The model below the head.
+    /// Model below the head.
     pub fn transformer(&self) -> &Gpt2Model {
         &self.transformer
     }
 
-    /// The head.
+    /// Classification head.
     pub fn score(&self) -> &Linear {
         &self.score
     }
 
-    /// The configuration the model was built with.
+    /// Configuration that the model was built with.
     pub fn config(&self) -> &Gpt2Config {
         self.transformer.config()
     }
 
-    /// The size of the parameters.
+    /// Size of all parameters.
     pub fn size(&self) -> ParameterSize {
         self.transformer.size() + self.score.size()
     }
 }
 
-/// One set of logits for each token.
+/// Model with logits over labels for each token.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -115,52 +118,53 @@ pub struct Gpt2ForTokenClassification {
 }
 
 impl Gpt2ForTokenClassification {
-    /// The model from its parameters; the head is `classifier.weight` and `classifier.bias`.
+    /// Loads the model from its parameters; the head is `classifier.weight` and `classifier.bias`.
     ///
     /// # Errors
-    /// When the configuration is that of another head, or a parameter is missing or has another shape.
+    /// If the configuration has a different head, or a parameter is missing or has the wrong shape.
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::TokenClassification)?;
+        let [head, _] = head_and_model(&vb);
         Ok(Self {
-            transformer: Gpt2Model::load(config, vb.clone())?,
-            classifier: Layers::outside_blocks(config, vb).linear("classifier")?,
+            transformer: Gpt2Model::load(config, vb)?,
+            classifier: Layers::outside_blocks(config, head).linear("classifier")?,
         })
     }
 
-    /// Logits over the labels of each token, those of the rows one after the other.
+    /// Computes logits over the labels for each token, row after row.
     ///
     /// # Shapes
-    /// `rows` of `T_1` to `T_R` ids; returns `(1, ΣT, L)`.
+    /// `rows` of `T_1` to `T_R` IDs; returns `(1, ΣT, L)`.
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward_rows`].
+    /// See [`Gpt2Model::forward_rows`].
     pub fn forward(&self, rows: &[impl AsRef<[u32]>], pass: &mut Pass) -> Result<Tensor> {
         let hidden_states = self.transformer.forward_rows(rows, pass)?; // (1, ΣT, C)
         self.classifier.forward(&pass.dropout(hidden_states, self.config().classifier_dropout)?)
     }
 
-    /// The model below the head.
+    /// Model below the head.
     pub fn transformer(&self) -> &Gpt2Model {
         &self.transformer
     }
 
-    /// The head.
+    /// Classification head.
     pub fn classifier(&self) -> &Linear {
         &self.classifier
     }
 
-    /// The configuration the model was built with.
+    /// Configuration that the model was built with.
     pub fn config(&self) -> &Gpt2Config {
         self.transformer.config()
     }
 
-    /// The size of the parameters.
+    /// Size of all parameters.
     pub fn size(&self) -> ParameterSize {
         self.transformer.size() + self.classifier.size()
     }
 }
 
-/// Logits of the next token, and one logit for each text, by which one of several texts is chosen.
+/// Model with next-token logits and one logit per row, which ranks the rows as choices.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -183,68 +187,73 @@ pub struct Gpt2DoubleHeads {
 }
 
 impl Gpt2DoubleHeads {
-    /// The model from its parameters; the heads are that of [`Gpt2LMHeadModel::load`], and `multiple_choice_head.summary.weight` and
-    /// `.bias`.
+    /// Loads the model from its parameters.
+    ///
+    /// The output head is loaded as in [`Gpt2LMHeadModel::load`]. The choice head is
+    /// `multiple_choice_head.summary.weight` and `.bias`.
     ///
     /// # Errors
-    /// When the configuration is that of another head, or a parameter is missing or has another shape.
+    /// If the configuration has a different head, or a parameter is missing or has the wrong shape.
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         expect_head(config, HeadKind::DoubleHeads)?;
+        let [head, _] = head_and_model(&vb);
         Ok(Self {
-            language_model: Gpt2LMHeadModel::load(config, vb.clone())?,
-            summary: Layers::outside_blocks(config, vb).linear("multiple_choice_head.summary")?,
+            language_model: Gpt2LMHeadModel::load(config, vb)?,
+            summary: Layers::outside_blocks(config, head).linear("multiple_choice_head.summary")?,
         })
     }
 
-    /// Logits of the next token after each token, and of each row as a choice. `summarised` has for each row the token that sums
-    /// it up, counted from 0; without it that is the last one. Only a head of [`SummaryType::ClsIndex`] reads it.
+    /// Computes the logits of the next token after each token, and of each row as a choice.
+    ///
+    /// `summary_tokens` has the index of the summary token within each row. Without it, the last token is the
+    /// summary. Only a head of [`SummaryType::ClsIndex`] reads it.
     ///
     /// # Shapes
-    /// `rows` of `T_1` to `T_R` ids; returns `(1, ΣT, V)` and `(R)`.
+    /// `rows` of `T_1` to `T_R` IDs; returns `(1, ΣT, V)` and `(R)`.
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward_rows`], and when a row does not have its token.
+    /// If an index in `summary_tokens` is out of range, and in the cases of [`Gpt2Model::forward_rows`].
     pub fn forward(
         &self,
         rows: &[impl AsRef<[u32]>],
-        summarised: Option<&[usize]>,
+        summary_tokens: Option<&[usize]>,
         pass: &mut Pass,
     ) -> Result<(Tensor, Tensor)> {
         let hidden_states = self.transformer().forward_rows(rows, pass)?; // (1, ΣT, C)
-        let choices = self.choices(&hidden_states, rows, summarised, pass)?;
+        let choices = self.choices(&hidden_states, rows, summary_tokens, pass)?;
         Ok((self.language_model.lm_head().forward(&hidden_states)?, choices))
     }
 
-    /// The logits of the rows as choices alone, see [`Gpt2DoubleHeads::forward`].
+    /// Computes only the logits of the rows as choices, see [`Gpt2DoubleHeads::forward`].
     ///
     /// # Shapes
-    /// `rows` of `T_1` to `T_R` ids; returns `(R)`.
+    /// `rows` of `T_1` to `T_R` IDs; returns `(R)`.
     ///
     /// # Errors
-    /// As [`Gpt2DoubleHeads::forward`].
+    /// See [`Gpt2DoubleHeads::forward`].
     pub fn forward_choices(
         &self,
         rows: &[impl AsRef<[u32]>],
-        summarised: Option<&[usize]>,
+        summary_tokens: Option<&[usize]>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let hidden_states = self.transformer().forward_rows(rows, pass)?; // (1, ΣT, C)
-        self.choices(&hidden_states, rows, summarised, pass)
+        self.choices(&hidden_states, rows, summary_tokens, pass)
     }
 
     fn choices(
         &self,
         hidden_states: &Tensor,
         rows: &[impl AsRef<[u32]>],
-        summarised: Option<&[usize]>,
+        summary_tokens: Option<&[usize]>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
         let Summary { token, activation, first_dropout, last_dropout } = self.config().summary;
-        let lengths = || rows.iter().map(|row| row.as_ref().len());
-        let of_rows = |tokens: Vec<usize>| tokens_of_rows(hidden_states, rows, tokens.into_iter());
-        let summaries = match (token, summarised) {
+        let lengths = || lengths_of(rows);
+        let of_rows = |tokens: Vec<usize>| tokens_of_rows(hidden_states, lengths(), tokens.into_iter());
+        let summaries = match (token, summary_tokens) {
             (SummaryType::ClsIndex, Some(tokens)) => {
-                expect_summarised(tokens, lengths())?;
+                expect_summary_tokens(tokens, lengths())?;
                 of_rows(tokens.to_vec())?
             }
             (SummaryType::ClsIndex | SummaryType::Last, _) => {
@@ -268,42 +277,45 @@ impl Gpt2DoubleHeads {
         pass.dropout(logits, last_dropout)?.squeeze(D::Minus1)
     }
 
-    /// The model with its head over the vocabulary.
+    /// Model with its head over the vocabulary.
     pub fn language_model(&self) -> &Gpt2LMHeadModel {
         &self.language_model
     }
 
-    /// The model below the heads.
+    /// Model below the heads.
     pub fn transformer(&self) -> &Gpt2Model {
         self.language_model.transformer()
     }
 
-    /// The head over choices.
+    /// Choice head.
     pub fn summary(&self) -> &Linear {
         &self.summary
     }
 
-    /// The configuration the model was built with.
+    /// Configuration that the model was built with.
     pub fn config(&self) -> &Gpt2Config {
         self.language_model.config()
     }
 
-    /// The size of the parameters.
+    /// Size of all parameters.
     pub fn size(&self) -> ParameterSize {
         self.language_model.size() + self.summary.size()
     }
 }
 
 impl Gpt2Model {
-    /// Hidden states after the final norm, of rows of any lengths, which lie one after the other in one text without padding, each as if it were alone.
+    /// Computes hidden states after the final norm for rows of different lengths.
+    ///
+    /// The rows are packed into one sequence without padding. Tokens of different rows do not affect each
+    /// other.
     ///
     /// # Shapes
-    /// `rows` of `T_1` to `T_R` ids; returns `(1, T_1 + … + T_R, C)`.
+    /// `rows` of `T_1` to `T_R` IDs; returns `(1, T_1 + … + T_R, C)`.
     ///
     /// # Errors
-    /// When there is no row, a row is empty or longer than the context, or an id is outside the vocabulary.
+    /// If there are no rows, a row is empty or longer than the context, or an ID is outside the vocabulary.
     pub fn forward_rows(&self, rows: &[impl AsRef<[u32]>], pass: &mut Pass) -> Result<Tensor> {
-        let lengths: Arc<[usize]> = rows.iter().map(|row| row.as_ref().len()).collect();
+        let lengths: Arc<[usize]> = lengths_of(rows).collect();
         let ids: Vec<u32> = rows.iter().flat_map(|row| row.as_ref()).copied().collect();
         let tokens = ids.len();
         let ids = Tensor::from_vec(ids, (1, tokens), self.device())?;
@@ -311,23 +323,12 @@ impl Gpt2Model {
     }
 }
 
-/// One token of each row, counted from 0 in it: `(R, C)` of `hidden_states` `(1, ΣT, C)`.
-fn tokens_of_rows(
-    hidden_states: &Tensor,
-    rows: &[impl AsRef<[u32]>],
-    tokens: impl Iterator<Item = usize>,
-) -> Result<Tensor> {
-    let mut first = 0;
-    let mut places = Vec::with_capacity(rows.len());
-    for (row, token) in rows.iter().zip(tokens) {
-        places.push(u32::try_from(first + token).map_err(candle_core::Error::wrap)?);
-        first += row.as_ref().len();
-    }
-    let places = Tensor::new(places, hidden_states.device())?;
-    hidden_states.squeeze(0)?.index_select(&places, 0)
+/// Number of tokens in each row.
+fn lengths_of(rows: &[impl AsRef<[u32]>]) -> impl ExactSizeIterator<Item = usize> {
+    rows.iter().map(|row| row.as_ref().len())
 }
 
-/// Refuses a configuration of another head.
+/// Rejects a configuration with a different head.
 fn expect_head(config: &Gpt2Config, expected: HeadKind) -> Result<()> {
     if config.head != expected {
         let (expected, found) = (expected.class_name(), config.head.class_name());
@@ -336,18 +337,18 @@ fn expect_head(config: &Gpt2Config, expected: HeadKind) -> Result<()> {
     Ok(())
 }
 
-/// Refuses tokens that the rows do not have.
-fn expect_summarised(tokens: &[usize], lengths: impl ExactSizeIterator<Item = usize>) -> Result<()> {
+/// Rejects summary tokens that are out of range, and lists that do not have one token per row.
+fn expect_summary_tokens(tokens: &[usize], lengths: impl ExactSizeIterator<Item = usize>) -> Result<()> {
     let refuse = |found, expected| Err(ModelError::NoSummary { found, expected }.into());
     if tokens.len() != lengths.len() {
-        let expected = format!("{} rows need a token each", lengths.len());
-        return refuse(format!("the tokens {tokens:?}"), expected);
+        let expected = format!("one token for each of {} rows", lengths.len());
+        return refuse(format!("tokens {tokens:?}"), expected);
     }
     for (row, (token, length)) in tokens.iter().zip(lengths).enumerate() {
         if *token >= length {
             return refuse(
                 format!("token {token} of row {row}"),
-                format!("both are counted from 0, and it has {length}"),
+                format!("a token from 0 to {}", length.saturating_sub(1)),
             );
         }
     }

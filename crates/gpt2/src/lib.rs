@@ -21,14 +21,18 @@ mod text;
 mod watcher;
 
 pub use cache::{Gpt2Cache, KvPool};
-pub use candle_gpt2_arithmetic::{KvSlot, RandomStream};
+pub use candle_gpt2_arithmetic::{
+    Dropout, KvSlot, NumberType, PackedMatrix, RandomStream, set_thread_count, thread_count,
+};
 pub use candle_gpt2_attention::{
-    AttentionError, AttentionMask, FeedForward, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
-    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site, SiteKind,
+    AttentionError, AttentionMask, AttentionMemory, FeedForward, HeadWidth, KvCache, KvCacheShape,
+    MultiHeadAttention, MultiHeadAttentionConfig, Observer, Pass, Placement, ProjectionLayout, QkvProjection,
+    Site, SiteKind,
 };
 pub use candle_gpt2_kernels::{
-    Activation, Before, ByOutput, KernelError, KvDType, LayerNorm, Linear, ParameterSize, ParameterSource,
-    carried, gradients, open_cuda,
+    Activation, AdaptedMatrix, ByOutput, DeviceError, InitialGradients, KernelError, KvDType, KvMemory,
+    LayerNorm, Linear, Matrix, Packed, ParameterSize, ParameterSource, SlotGuard, carried, gradients,
+    open_cuda, open_metal, using, without_gradients,
 };
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};

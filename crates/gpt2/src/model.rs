@@ -1,4 +1,4 @@
-//! GPT-2, top to bottom: embeddings, blocks of attention and MLP on a residual stream, final norm, output head.
+//! GPT-2, top to bottom: embeddings, blocks on a residual stream, final norm, output head.
 //!
 //! ```text
 //! x = wte[ids] + wpe[positions]                  token and position embeddings
@@ -6,34 +6,42 @@
 //! logits = ln_f(x) · lm_headᵀ                    lm_head is wte if the head is tied
 //! ```
 //!
-//! Source: OpenAI's `src/model.py`; results equal those of transformers' `modeling_gpt2.py`. The same file serves training and
-//! inference on every device: what differs is in the ops it calls and in the [`Pass`], the settings and state of one call: training or
-//! inference, positions, encoder states, observer. `pass.show` hands a value to the observer and continues with what that returns.
+//! Source: OpenAI's `src/model.py`; results equal those of transformers' `modeling_gpt2.py`. This file serves
+//! training and inference on every device. The operations it calls handle the differences. A [`Pass`] has the
+//! settings and state of one call: training or inference, positions, encoder states, observer. `pass.show`
+//! passes a value to the observer and continues with the value that the observer returns.
 //!
-//! Letters in shapes: `B` batch, `T` tokens, `C` width (`n_embd`), `V` vocabulary.
+//! Letters in shapes: `B` batch, `T` tokens, `C` hidden size (`n_embd`), `V` vocabulary.
 //!
-//! Attention itself is a crate below: `multi_head.rs` there, and `steps.rs`, which has its formula. `examples/plain.rs` says all of it in
-//! 150 lines on candle's own operations.
+//! Attention is implemented in `candle-gpt2-attention`: `multi_head.rs`, and `steps.rs`, which has the
+//! formula. `examples/plain.rs` is the whole model in 180 lines of candle's own operations.
 //!
-//! Beside it: `embeddings.rs` (positions), `cross_attention.rs` (encoder states), `cache.rs` (keys and values), `observed.rs`
-//! (observers of a model), `parts.rs` (the parts and their sizes). [`SiteKind`] lists what the observer of a pass is shown.
+//! Related files: `embeddings.rs` (positions), `cross_attention.rs` (encoder states), `cache.rs` (keys and
+//! values), `observed.rs` (observers of a model), `parts.rs` (parts and their sizes). [`SiteKind`] lists all
+//! hook points.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::rounded_to_nearest;
-use candle_gpt2_attention::{FeedForward, KvCache, MultiHeadAttention, Pass, QkvProjection, SiteKind};
-use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSource, check_interrupted, using};
+use candle_gpt2_attention::{
+    FeedForward, KvCache, MultiHeadAttention, Pass, Placement, QkvProjection, SiteKind,
+};
+use candle_gpt2_kernels::{
+    KvDType, LayerNorm, Linear, ParameterSource, check_interrupted, using, without_gradients,
+};
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
-use crate::parameters::Layers;
+use crate::parameters::{Layers, head_and_model};
 use crate::steps::StepRecorder;
 use crate::watcher::Watcher;
 use crate::{Gpt2Cache, Gpt2Config, HeadKind, ModelError};
 
-/// Axis of the tokens in a `(B, T, C)` tensor.
+/// Token dimension of a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// A pre-norm block: attention and MLP, each of which reads a normalized copy of the residual stream and adds to it, see [`Gpt2Model`].
+/// Pre-norm block of attention and MLP, see [`Gpt2Model`].
+///
+/// Each part reads a normalized copy of the residual stream and adds its output to the stream.
 #[derive(Debug, Clone)]
 #[doc(alias("GPT2Block", "GPT2MLP"))]
 pub struct Block {
@@ -46,10 +54,12 @@ pub struct Block {
 }
 
 impl Block {
-    /// Block `layer`, counted from 0, from its parameters; `vb` is at `h.{layer}`, with `ln_1`, `attn` and the others below it.
+    /// Loads block `layer` from its parameters.
+    ///
+    /// `vb` is at `h.{layer}`, with `ln_1`, `attn` and the other parts below it.
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape, or the heads do not divide the width.
+    /// If a parameter is missing or has the wrong shape, or `n_head` does not divide the hidden size.
     pub fn load(config: &Gpt2Config, layer: usize, vb: impl ParameterSource) -> Result<Self> {
         let layers = Layers::of_block(config, vb);
         let c_attn = QkvProjection::Fused(layers.linear("attn.c_attn")?);
@@ -72,7 +82,7 @@ impl Block {
         })
     }
 
-    /// `(B, T, C)` to `(B, T, C)`; `add_to` is `x + dropout(part(normed))`.
+    /// Computes `(B, T, C)` from `(B, T, C)`; `add_to` is `x + dropout(part(normed))`.
     pub(crate) fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
@@ -88,7 +98,7 @@ impl Block {
     }
 }
 
-/// GPT-2 without its output head: token ids to hidden states.
+/// GPT-2 without its output head: token IDs to hidden states.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -100,7 +110,7 @@ impl Block {
 /// let ids = Tensor::new(&[[1u32, 2, 3, 4]], &Device::Cpu)?;
 /// assert_eq!(model.forward(&ids)?.dims(), [1, 4, 6]);
 /// assert_eq!(model.blocks()[0].attn().num_heads(), 3);
-/// assert_eq!(model.hidden_states(&ids)?.len(), 3, "the embeddings, and what each block gives");
+/// assert_eq!(model.hidden_states(&ids)?.len(), 3, "the embeddings and the output of each block");
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -114,15 +124,16 @@ pub struct Gpt2Model {
 }
 
 impl Gpt2Model {
-    /// The model from its parameters, named and laid out as in a checkpoint of transformers, with or without the prefix
-    /// `transformer.`. With an empty `VarMap` they get GPT-2's initialization.
+    /// Loads the model from its parameters.
+    ///
+    /// Names and layouts are those of transformers checkpoints, with or without the prefix `transformer.`. An
+    /// empty `VarMap` receives GPT-2's initialization, and the names that transformers saves.
     ///
     /// # Errors
-    /// If the configuration is invalid, or a parameter is missing or has another shape.
+    /// If the configuration is invalid, or a parameter is missing or has the wrong shape.
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         config.check()?;
-        let below = vb.below("transformer");
-        let vb = if below.contains("wte.weight") { below } else { vb };
+        let [_, vb] = head_and_model(&vb);
         let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, vb.below("h").below(layer)));
         let layers = Layers::outside_blocks(config, vb.clone());
         Ok(Self {
@@ -138,41 +149,57 @@ impl Gpt2Model {
         })
     }
 
-    /// Hidden states after the final norm, without dropout and without a cache. Gradients flow.
+    /// Computes hidden states after the final norm, without dropout and without a cache.
+    ///
+    /// Gradients flow.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`.
     ///
     /// # Errors
-    /// When there are no tokens or more than the context has positions, or an id is outside the vocabulary.
+    /// If there are no tokens, there are more tokens than positions, or an ID is outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.forward_with(ids, None, &mut Pass::inference())
     }
 
-    /// The same with a cache, in training, or observed.
+    /// Computes hidden states with a cache, in training, or with an observer.
     ///
     /// # Shapes
-    /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its `cache.lengths()[b]`
-    /// tokens, and the cache grows by `T`; with [`Pass::at`] or [`Pass::of_rows`] the pass places the tokens.
+    /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its
+    /// `cache.lengths()[b]` tokens, and the cache grows by `T`. With [`Pass::at`] or [`Pass::of_rows`], the
+    /// pass sets the positions.
+    ///
+    /// # Gradients
+    /// Gradients flow in a pass without a cache. With a cache, the result is a constant, like that of
+    /// [`without_gradients`].
     ///
     /// # Errors
-    /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; when the pass
-    /// [stops](Pass::stopping_at) at a block that is not there, or, with a cache, at another one than the passes before it, which have left
-    /// the layers from there on empty; when a pass in training has a cache; and when the pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
+    /// The cache then has the same content as before. The pass fails if:
+    ///
+    /// - there are no tokens, an ID is outside the vocabulary, or the tokens do not fit into the context or
+    ///   cache;
+    /// - it [stops](Pass::stopping_at) at a block that does not exist;
+    /// - it has a cache and stops at a different block than earlier passes, which left the later layers
+    ///   empty;
+    /// - it is a training pass and has a cache;
+    /// - it is [interrupted](candle_gpt2_kernels::interruptible).
     pub fn forward_with(
         &self,
         ids: &Tensor,
         cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        self.run(cache, pass, |cache, pass| {
-            let past_lengths = cache.as_deref().map_or(&[][..], Gpt2Cache::lengths);
-            let x = self.embeddings.forward(ids, past_lengths, pass)?; // (B, T, C)
-            self.blocks_from(0, x, cache, pass)
-        })
+        self.run(cache, pass, |cache, pass| self.states_of(ids, cache, pass))
     }
 
-    /// What comes after the embeddings, from block `first` on.
+    /// Runs the embeddings and everything after them, inside [`Gpt2Model::run`].
+    fn states_of(&self, ids: &Tensor, cache: Option<&mut Gpt2Cache>, pass: &mut Pass) -> Result<Tensor> {
+        let past_lengths = cache.as_deref().map_or(&[][..], Gpt2Cache::lengths);
+        let x = self.embeddings.forward(ids, past_lengths, pass)?; // (B, T, C)
+        self.blocks_from(0, x, cache, pass)
+    }
+
+    /// Runs everything after the embeddings, from block `first` on.
     pub(crate) fn blocks_from(
         &self,
         first: usize,
@@ -198,7 +225,7 @@ impl Gpt2Model {
             return Err(ModelError::StopWithCache.into());
         }
         for (layer, block) in self.blocks.iter().enumerate().take(end).skip(first) {
-            // The kernels of a GPU do not check whether the pass has been ended.
+            // GPU kernels do not check for an interruption.
             check_interrupted()?;
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
@@ -218,36 +245,67 @@ impl Gpt2Model {
         pass.show(SiteKind::FinalNorm, normed)
     }
 
-    /// Runs `compute` on the device of the model; if the pass has no observer, the model's own is used. After an error the cache
-    /// holds what it held before. Calls may be nested: the inner one changes nothing more.
+    /// Runs `compute` on the model's device, with the model's observer if the pass has none.
+    ///
+    /// After an error, the cache has the same content as before. With a cache, the result is a constant.
+    /// Calls may be nested; the inner call has no further effect.
     pub(crate) fn run(
         &self,
         cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
         compute: impl FnOnce(Option<&mut Gpt2Cache>, &mut Pass) -> Result<Tensor>,
     ) -> Result<Tensor> {
+        let has_cache = cache.is_some();
+        let is_tracked = |states: &Tensor| states.track_op();
+        let has_gradients =
+            has_cache && (self.size().trainable > 0 || pass.encoder_states().is_some_and(is_tracked));
         let compute = || Gpt2Cache::restoring(cache, |cache| self.watched(pass, |pass| compute(cache, pass)));
+        // Cached keys and values are constants, so gradients would be incomplete.
+        let compute = || if has_gradients { without_gradients(compute) } else { compute() };
+        let compute = || compute().map(|result| if has_cache { result.detach() } else { result });
         using(self.device(), || rounded_to_nearest(compute))
     }
 }
 
-/// The positions whose logits are wanted.
+/// Tokens for which logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitsFor {
-    /// Every token: scoring, training.
+    /// All tokens, for scoring and training.
     EveryToken,
-    /// The last token of each row: generation. The head is then computed for one position only.
+    /// Last token of each row, for generation; the head is computed for one position of a row.
     LastToken,
-    /// The tokens from `first` on, `count` of them, of each row: scoring in pieces, whose logits take less memory.
+    /// `count` tokens of each row, for scoring in chunks that need less memory for logits.
     Tokens {
-        /// The first token.
+        /// Index of the first token.
         first: usize,
-        /// How many tokens.
+        /// Number of tokens.
         count: usize,
     },
 }
 
-/// GPT-2 with its output head: token ids to logits over the vocabulary.
+/// GPT-2 with its output head: token IDs to logits over the vocabulary.
+///
+/// ```
+/// use candle_core::{D, DType, Device, Tensor};
+/// use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// // For published weights, `vb` comes from `VarBuilder::from_mmaped_safetensors`.
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// let model = Gpt2LMHeadModel::load(&sizes, vb)?;
+/// let mut ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?; // (B, T)
+/// assert_eq!(model.forward(&ids)?.dims(), [1, 3, 11]);
+///
+/// // Greedy decoding with a cache: the prompt first, then one token at a time.
+/// let mut cache = model.new_cache(1, 8)?;
+/// for _ in 0..5 {
+///     let logits = model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+///     ids = logits.argmax(D::Minus1)?; // (1, 1)
+/// }
+/// assert_eq!(cache.lengths(), [7]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[doc(alias("GPT2LMHeadModel", "GPT", "lm_head"))]
 pub struct Gpt2LMHeadModel {
@@ -258,44 +316,55 @@ pub struct Gpt2LMHeadModel {
 }
 
 impl Gpt2LMHeadModel {
-    /// The model from its parameters; the head is `lm_head.weight`, or the token embedding if it is tied.
+    /// Loads the model from its parameters, see [`Gpt2Model::load`].
+    ///
+    /// The head is `lm_head.weight`, or the token embedding if it is tied.
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape.
+    /// If the configuration is invalid, or a parameter is missing or has the wrong shape.
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         let transformer = Gpt2Model::load(config, vb.clone())?;
         let lm_head = match config.tie_word_embeddings {
             true => transformer.embeddings.wte.clone(),
-            // Whatever head the configuration names: the class is asked for by its name.
+            // The caller asked for this class, so the head in the configuration does not matter.
             false => {
                 let with_head = Gpt2Config { head: HeadKind::LanguageModel, ..config.clone() };
-                Layers::outside_blocks(&with_head, vb).linear("lm_head")?
+                let [head, _] = head_and_model(&vb);
+                Layers::outside_blocks(&with_head, head).linear("lm_head")?
             }
         };
         let kv_dtype = lm_head.weight().kept_dtype().into();
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 
-    /// Logits of the next token after each token, without dropout and without a cache. Gradients flow.
+    /// Computes the logits of the next token after each token, without dropout and without a cache.
+    ///
+    /// Gradients flow.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, V)`.
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward`].
+    /// See [`Gpt2Model::forward`].
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.forward_with(ids, LogitsFor::EveryToken, None, &mut Pass::inference())
     }
 
-    /// The same for some of the tokens, with a cache, in training, or observed.
+    /// Computes the logits of selected tokens, with a cache, in training, or with an observer.
     ///
     /// # Shapes
-    /// `ids` `(B, T)` of u32; returns `(B, T, V)` for [`LogitsFor::EveryToken`], `(B, 1, V)` for
-    /// [`LogitsFor::LastToken`], `(B, count, V)` for [`LogitsFor::Tokens`]; `(B, T, C)` of a pass that [stops](Pass::stopping_at)
-    /// before the head.
+    /// `ids` `(B, T)` of u32. Returns `(B, T, V)` for [`LogitsFor::EveryToken`], `(B, 1, V)` for
+    /// [`LogitsFor::LastToken`] and `(B, count, V)` for [`LogitsFor::Tokens`]. A pass that
+    /// [stops](Pass::stopping_at) before the head returns `(B, T, C)`.
+    ///
+    /// With [`Pass::of_rows`], `B` is 1, and [`LogitsFor::LastToken`] returns `(1, rows, V)`.
+    /// [`LogitsFor::Tokens`] then counts in the packed sequence.
+    ///
+    /// # Gradients
+    /// See [`Gpt2Model::forward_with`].
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward_with`].
+    /// See [`Gpt2Model::forward_with`].
     pub fn forward_with(
         &self,
         ids: &Tensor,
@@ -303,14 +372,15 @@ impl Gpt2LMHeadModel {
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        // On a GPU the kernels of a step of a few tokens are recorded once and replayed; None if this is no such step.
+        // On a GPU, the kernels of a small step are recorded once and replayed. `None` means that this is not
+        // such a step.
         if let (Some(recorder), Some(cache)) = (&self.step_recorder, cache.as_deref_mut())
             && let Some(logits) = recorder.step(self, ids, logits_for, cache, pass)?
         {
             return Ok(logits);
         }
         self.transformer.run(cache, pass, |cache, pass| {
-            let hidden_states = self.transformer.forward_with(ids, cache, pass)?; // (B, T, C)
+            let hidden_states = self.transformer.states_of(ids, cache, pass)?; // (B, T, C)
             if pass.stop_at_layer().is_some() {
                 return Ok(hidden_states);
             }
@@ -318,34 +388,52 @@ impl Gpt2LMHeadModel {
         })
     }
 
-    /// The output head alone, on hidden states of [`Gpt2Model::forward`].
+    /// Computes only the output head, on hidden states from [`Gpt2Model::forward`].
     ///
     /// # Shapes
-    /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward_with`] does.
+    /// `hidden_states` `(B, T, C)`; returns the shape of [`Gpt2LMHeadModel::forward_with`] in a pass without
+    /// packed rows.
     ///
     /// # Errors
-    /// If the width does not match, or the requested tokens are out of range.
+    /// If the hidden size does not match, or the requested tokens are out of range.
     pub fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
         self.transformer
             .run(None, &mut Pass::inference(), |_, pass| self.shown_logits(hidden_states, logits_for, pass))
     }
 
-    /// Logits, shown to the observer of the pass.
+    /// Computes logits and passes them to the observer.
     pub(crate) fn shown_logits(
         &self,
         hidden_states: &Tensor,
         logits_for: LogitsFor,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        let tokens = match logits_for {
-            LogitsFor::EveryToken => None,
-            LogitsFor::LastToken => Some((hidden_states.dim(TOKEN_DIM)?.saturating_sub(1), 1)),
-            LogitsFor::Tokens { first, count } => Some((first, count)),
-        };
-        let logits = match tokens {
-            Some((first, count)) => self.lm_head.forward(&hidden_states.narrow(TOKEN_DIM, first, count)?)?,
-            None => self.lm_head.forward(hidden_states)?,
-        }; // (B, count, V)
-        pass.show(SiteKind::Logits, logits)
+        let wanted = match (logits_for, pass.placement()) {
+            (LogitsFor::EveryToken, _) => hidden_states.clone(),
+            (LogitsFor::LastToken, Placement::Rows(lengths)) => {
+                let last = lengths.iter().map(|length| length.saturating_sub(1));
+                tokens_of_rows(hidden_states, lengths.iter().copied(), last)?.unsqueeze(0)?
+            }
+            (LogitsFor::LastToken, _) => {
+                hidden_states.narrow(TOKEN_DIM, hidden_states.dim(TOKEN_DIM)?.saturating_sub(1), 1)?
+            }
+            (LogitsFor::Tokens { first, count }, _) => hidden_states.narrow(TOKEN_DIM, first, count)?,
+        }; // (B, count, C)
+        pass.show(SiteKind::Logits, self.lm_head.forward(&wanted)?)
     }
+}
+
+/// Selects the token with index `tokens[r]` of each row: `(rows, C)` from `(1, T, C)`.
+pub(crate) fn tokens_of_rows(
+    hidden_states: &Tensor,
+    lengths: impl Iterator<Item = usize>,
+    tokens: impl Iterator<Item = usize>,
+) -> Result<Tensor> {
+    let (mut first, mut indices) = (0, Vec::new());
+    for (length, token) in lengths.zip(tokens) {
+        indices.push(u32::try_from(first + token).map_err(candle_core::Error::wrap)?);
+        first += length;
+    }
+    let indices = Tensor::new(indices, hidden_states.device())?;
+    hidden_states.squeeze(0)?.index_select(&indices, 0)
 }

@@ -1,4 +1,4 @@
-//! The models as candle's modules: ids in, without dropout.
+//! candle's `Module` for the models: token IDs as input, no dropout.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::Pass;
@@ -6,26 +6,30 @@ use candle_nn::Module;
 
 use crate::{Block, Gpt2LMHeadModel, Gpt2Model};
 
-/// Under the causal mask, as in the model.
+/// Block under the causal mask, as in the model.
 ///
 /// # Shapes
-/// `x` `(B, T, C)`; returns the same.
+/// `x` `(B, T, C)`; returns the same shape.
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward(x, None, &mut Pass::inference())
     }
 }
 
+/// Model without its output head.
+///
 /// # Shapes
-/// Ids `(B, T)` of u32; returns hidden states `(B, T, C)`.
+/// IDs `(B, T)` of u32; returns hidden states `(B, T, C)`.
 impl Module for Gpt2Model {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.forward(ids)
     }
 }
 
+/// Model with its output head.
+///
 /// # Shapes
-/// Ids `(B, T)` of u32; returns logits `(B, T, V)`.
+/// IDs `(B, T)` of u32; returns logits `(B, T, V)`.
 impl Module for Gpt2LMHeadModel {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.forward(ids)

@@ -1,4 +1,4 @@
-//! Looking into a model: an observer for all its passes, hidden states, and passes that begin at a later block.
+//! Attached observers, hidden states, and passes that start at a later block.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,24 +9,28 @@ use crate::watcher::Watcher;
 use crate::{Gpt2LMHeadModel, Gpt2Model, LogitsFor, ModelError};
 
 impl Gpt2Model {
-    /// The hidden states of every layer, as `output_hidden_states` of transformers: the embeddings, the output of
-    /// every block but the last, and the last one's after the final norm; `n_layer + 1` tensors of `(B, T, C)`.
+    /// Returns the hidden states of every layer, like `output_hidden_states` of transformers.
+    ///
+    /// These are `n_layer + 1` tensors of `(B, T, C)`: the embeddings, the output of every block but the
+    /// last, and the last block's output after the final norm.
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward`].
+    /// See [`Gpt2Model::forward`].
     pub fn hidden_states(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
-        let mut kept = KeepHiddenStates(Vec::new());
-        self.forward_with(ids, None, &mut Pass::inference().observed_by(&mut kept))?;
-        Ok(kept.0)
+        let mut observer = HiddenStatesObserver(Vec::new());
+        self.forward_with(ids, None, &mut Pass::inference().observed_by(&mut observer))?;
+        Ok(observer.0)
     }
 
-    /// Hidden states after the final norm, from the input of block `layer` on, as [`SiteKind::ResidPre`] shows it, without a cache.
+    /// Computes hidden states after the final norm from the input of block `layer`, without a cache.
+    ///
+    /// The input is the value at [`SiteKind::ResidPre`].
     ///
     /// # Shapes
-    /// `x` `(B, T, C)`; returns `(B, T, C)`. With `layer` = `n_layer` nothing but the final norm is left.
+    /// `x` `(B, T, C)`; returns `(B, T, C)`. With `layer` = `n_layer`, only the final norm is computed.
     ///
     /// # Errors
-    /// When there is no such block, or the width is another.
+    /// If the block does not exist, or the hidden size is wrong.
     pub fn forward_from(&self, layer: usize, x: Tensor, pass: &mut Pass) -> Result<Tensor> {
         if layer > self.blocks.len() {
             return Err(ModelError::NoSuchBlock { layer, n_layer: self.blocks.len() }.into());
@@ -38,7 +42,7 @@ impl Gpt2Model {
         })
     }
 
-    /// Computes with the observer of the model if the pass has none.
+    /// Runs `compute` with the model's observer if the pass has none.
     pub(crate) fn watched<T>(
         &self,
         pass: &mut Pass,
@@ -55,13 +59,13 @@ impl Gpt2Model {
 }
 
 impl Gpt2LMHeadModel {
-    /// Logits from the input of block `layer` on, see [`Gpt2Model::forward_from`].
+    /// Computes logits from the input of block `layer`, see [`Gpt2Model::forward_from`].
     ///
     /// # Shapes
-    /// `x` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward`] does.
+    /// `x` `(B, T, C)`; returns the shape of [`Gpt2LMHeadModel::forward_with`].
     ///
     /// # Errors
-    /// As [`Gpt2Model::forward_from`].
+    /// See [`Gpt2Model::forward_from`].
     pub fn forward_from(
         &self,
         layer: usize,
@@ -75,25 +79,26 @@ impl Gpt2LMHeadModel {
         })
     }
 
-    /// Shows `observer` every pass that has no observer of its own: in generation, scoring and everything else that runs the model.
+    /// Attaches an observer for every pass without its own observer.
     ///
-    /// The mutex stays locked during a pass, so observed passes of several threads follow each other. A pass that the observer
-    /// runs itself, on the same model and thread, is not observed.
+    /// This covers generation, scoring and everything else that runs the model. The mutex is locked during a
+    /// pass, so observed passes of several threads run one after another. A pass that the observer runs
+    /// itself, on the same model and thread, is not observed.
     pub fn observed_by(mut self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         self.transformer.watcher = Some(Watcher::new(observer));
         self
     }
 
-    /// Whether [`Gpt2LMHeadModel::observed_by`] gave it an observer.
+    /// Whether [`Gpt2LMHeadModel::observed_by`] attached an observer.
     pub fn is_observed(&self) -> bool {
         self.transformer.watcher.is_some()
     }
 }
 
-/// Keeps the hidden states in the order of transformers.
-struct KeepHiddenStates(Vec<Tensor>);
+/// Observer that collects hidden states in the order of transformers.
+struct HiddenStatesObserver(Vec<Tensor>);
 
-impl Observer for KeepHiddenStates {
+impl Observer for HiddenStatesObserver {
     fn wants(&self, site: Site) -> bool {
         matches!(site.kind, SiteKind::ResidPre | SiteKind::FinalNorm)
     }

@@ -1,4 +1,4 @@
-//! The parameters of a GPT-2: one list with names, shapes, roles and initial values, and what they add up to.
+//! Parameters of a GPT-2: names, shapes, roles, initial values and counts.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource};
@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use crate::{Gpt2Config, HeadKind};
 
-/// The role of a [`Parameter`], which decides its layout in checkpoints.
+/// Role of a [`Parameter`], which determines its layout in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// The token embedding or the weight of a head: a row for each token or label.
+    /// Token embedding, or weight of a head: one row per token or label.
     Table,
-    /// The position embedding.
+    /// Position embedding.
     Positions,
-    /// The weight of a linear layer in a block. GPT-2 checkpoints store it as `Conv1D`, `(in, out)`.
+    /// Weight of a linear layer in a block; GPT-2 checkpoints store it as `Conv1D`, `(in, out)`.
     Linear,
-    /// The weight of a norm.
+    /// Weight of a layer norm.
     Norm,
-    /// The bias of a layer.
+    /// Bias of a layer.
     Bias,
 }
 
@@ -29,19 +29,26 @@ impl ParameterKind {
     }
 }
 
-/// A parameter that a model needs. [`expected_parameters`] lists those of a model.
+/// Parameter of a model, returned by [`expected_parameters`].
 #[derive(Debug, Clone)]
 pub struct Parameter {
     /// Name as in a Hugging Face checkpoint, without the `transformer.` prefix.
     pub name: String,
-    /// Shape as the model holds it: matrices of linear layers are `(out, in)`. GPT-2 checkpoints of Hugging Face store those of
-    /// the blocks the other way round. A model takes these from [`ByOutput`](crate::ByOutput), and those from a `VarBuilder`.
+    /// Shape in the model: the matrix of a linear layer is `(out, in)`.
+    ///
+    /// Hugging Face checkpoints of GPT-2 store the matrices of the blocks transposed. A model reads
+    /// `(out, in)` from [`ByOutput`](crate::ByOutput) and `(in, out)` from a `VarBuilder`.
     pub shape: Vec<usize>,
-    /// The role in the model.
+    /// Role in the model.
     pub kind: ParameterKind,
-    /// Initial values: normally distributed with a standard deviation of `initializer_range`, divided by `sqrt(2 n_layer)` for the two
-    /// projections of each block that end in the residual stream ("Language Models are Unsupervised Multitask Learners", section 2.3;
-    /// transformers' `GPT2PreTrainedModel._init_weights`); biases are 0, weights of norms 1.
+    /// Distribution of the initial values.
+    ///
+    /// Weights are normal with a standard deviation of `initializer_range`. It is divided by
+    /// `sqrt(2 n_layer)` for the two projections of each block that write to the residual stream. Biases are
+    /// 0, and weights of layer norms are 1.
+    ///
+    /// Sources: "Language Models are Unsupervised Multitask Learners", section 2.3; transformers'
+    /// `GPT2PreTrainedModel._init_weights`.
     pub init: Init,
 }
 
@@ -57,7 +64,9 @@ pub fn decays(shape: &[usize]) -> bool {
     shape.len() >= 2
 }
 
-/// Every parameter of a model with its head, in the order of computation. A tied head is the token embedding and not listed.
+/// Returns every parameter of a model with its head, in the order of computation.
+///
+/// A tied head is the token embedding and is not listed.
 ///
 /// ```
 /// use candle_gpt2::{Gpt2Config, expected_parameters};
@@ -85,7 +94,7 @@ pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     list.parameters
 }
 
-/// The parameters of a head that is not over the vocabulary.
+/// Returns the parameters of a head that is not over the vocabulary.
 fn head_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let mut list = List::new(config);
     let (name, rows) = match config.head {
@@ -101,7 +110,7 @@ fn head_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     list.parameters
 }
 
-/// The parameters of one block, by their names in the block.
+/// Returns the parameters of one block, with their names in the block.
 fn block_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let (width, inner) = (config.n_embd, config.inner_width());
     let mut list = List::new(config);
@@ -120,7 +129,7 @@ fn block_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     list.parameters
 }
 
-/// A list of parameters that grows layer by layer.
+/// List of parameters that grows layer by layer.
 struct List<'a> {
     config: &'a Gpt2Config,
     parameters: Vec<Parameter>,
@@ -136,7 +145,7 @@ impl<'a> List<'a> {
         let init = match kind {
             ParameterKind::Norm => Init::Const(1.0),
             ParameterKind::Bias => Init::Const(0.0),
-            // Two layers of each block add to the residual stream.
+            // Two layers of each block write to the residual stream.
             ParameterKind::Linear if name.ends_with("c_proj.weight") => {
                 Init::Randn { mean: 0.0, stdev: range / (2.0 * self.config.n_layer as f64).sqrt() }
             }
@@ -156,7 +165,12 @@ impl<'a> List<'a> {
     }
 }
 
-/// A source of layers whose shapes and initial values are those of a list of parameters.
+/// Sources of the head and of the other parameters, which checkpoints may store below `transformer.`.
+pub(crate) fn head_and_model<S: ParameterSource>(source: &S) -> [S; 2] {
+    source.head_and_model("transformer", "wte.weight")
+}
+
+/// Source of layers, with shapes and initial values from a list of parameters.
 pub(crate) struct Layers<S> {
     parameters: Vec<Parameter>,
     epsilon: f64,
@@ -164,19 +178,19 @@ pub(crate) struct Layers<S> {
 }
 
 impl<S: ParameterSource> Layers<S> {
-    /// The layers of a block, by their names in the block.
+    /// Layers of a block, with their names in the block.
     pub(crate) fn of_block(config: &Gpt2Config, source: S) -> Self {
         Self { parameters: block_parameters(config), epsilon: config.layer_norm_epsilon, source }
     }
 
-    /// The layers outside the blocks.
+    /// Layers outside the blocks.
     pub(crate) fn outside_blocks(config: &Gpt2Config, source: S) -> Self {
         let without_blocks = Gpt2Config { n_layer: 0, ..config.clone() };
         let parameters = expected_parameters(&without_blocks);
         Self { parameters, epsilon: config.layer_norm_epsilon, source }
     }
 
-    /// The parameter `part` of a layer in the list.
+    /// Finds the parameter `part` of a layer in the list.
     fn find(&self, layer: &str, part: &str) -> Option<&Parameter> {
         let is_wanted =
             |name: &str| name.strip_prefix(layer).and_then(|rest| rest.strip_prefix('.')) == Some(part);
@@ -188,39 +202,39 @@ impl<S: ParameterSource> Layers<S> {
         self.find(layer, part).ok_or_else(missing)
     }
 
-    /// The tensor `part` of a layer.
+    /// Loads the tensor `part` of a layer.
     pub(crate) fn tensor(&self, layer: &str, part: &str) -> Result<Tensor> {
         let Parameter { shape, init, .. } = self.expect(layer, part)?;
         self.source.below(layer).parameter(shape.as_slice(), part, *init)
     }
 
-    /// A norm.
+    /// Loads a layer norm.
     pub(crate) fn norm(&self, layer: &str) -> Result<LayerNorm> {
         Ok(LayerNorm::new(self.tensor(layer, "weight")?, Some(self.tensor(layer, "bias")?), self.epsilon))
     }
 
-    /// A linear layer, with a bias if the list has one.
+    /// Loads a linear layer, with a bias if the list has one.
     pub(crate) fn linear(&self, layer: &str) -> Result<Linear> {
         let weight = self.expect(layer, "weight")?;
         let [outputs, inputs] = *weight.shape.as_slice() else {
-            candle_core::bail!("`{}` is no matrix", weight.name)
+            candle_core::bail!("`{}` is not a matrix", weight.name)
         };
         let source = self.source.below(layer);
         let matrix = match weight.kind {
             ParameterKind::Linear => source.conv1d(outputs, inputs, "weight", weight.init)?,
-            _ => source.matrix(outputs, inputs, "weight", weight.init)?,
+            _ => source.table(outputs, inputs, "weight", weight.init)?,
         };
         let bias = self.find(layer, "bias").map(|_| self.tensor(layer, "bias")).transpose()?;
         Linear::from_matrix(matrix, bias)
     }
 }
 
-/// How many parameters a model has, by the definitions in use.
+/// Parameter counts of a model, by common definitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ParameterCounts {
-    /// Distinct values: what transformers' `num_parameters()` gives. A tied head counts once.
+    /// Distinct values, as in transformers' `num_parameters()`; a tied head counts once.
     pub unique: usize,
-    /// The same with a head over the vocabulary counted by itself, tied or not.
+    /// Distinct values, with a head over the vocabulary counted separately even if it is tied.
     pub with_untied_head: usize,
     /// Token and position embedding.
     pub embedding: usize,
@@ -235,7 +249,7 @@ pub struct ParameterCounts {
     /// Cross-attention of one block, with biases, without the norm.
     #[serde(skip_serializing_if = "is_zero")]
     pub cross_attention_per_block: usize,
-    /// The head that is not over the vocabulary, with biases.
+    /// Head that is not over the vocabulary, with biases.
     #[serde(skip_serializing_if = "is_zero")]
     pub head: usize,
 }
@@ -245,7 +259,9 @@ fn is_zero(count: &usize) -> bool {
 }
 
 impl ParameterCounts {
-    /// The counts of a model with this configuration; a count that is too large for this machine is `usize::MAX`.
+    /// Counts the parameters of a model with this configuration.
+    ///
+    /// A count that exceeds this machine's range is `usize::MAX`.
     pub fn new(config: &Gpt2Config) -> Self {
         let sum = |counts: &[usize]| counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         let product =
@@ -278,38 +294,39 @@ impl ParameterCounts {
     }
 }
 
-/// One way of counting a model's parameters. [`parameter_ledger`] gives them.
+/// One way to count a model's parameters, returned by [`parameter_ledger`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LedgerRow {
     /// Short name of the count.
     pub name: &'static str,
-    /// The count for this model.
+    /// Count for this model.
     pub count: usize,
-    /// The source of this count, and what it includes.
+    /// Source of this count, and its parts.
     pub definition: &'static str,
 }
 
-/// The counts in circulation for one and the same model, from the smallest to the largest: each is right by its own
-/// definition. For the 124M model they are 85.06, 123.65, 124.41, 124.44, 124.48, 163.01 and 163.04 million; the paper's
-/// 117M follows from none (OpenAI: "wrong due to an error"). A classifier has fewer: it has no head over the vocabulary that
-/// could be tied.
+/// Returns the published ways to count a model's parameters, from the smallest count to the largest.
+///
+/// Each count is correct by its own definition. For the 124M model they are 85.06, 123.65, 124.41, 124.44,
+/// 124.48, 163.01 and 163.04 million. The paper's 117M matches none of them (OpenAI: "wrong due to an
+/// error"). A classifier has fewer counts, because it has no head over the vocabulary that could be tied.
 ///
 /// ```
 /// use candle_gpt2::{Gpt2Config, parameter_ledger};
 ///
 /// let ledger = parameter_ledger(&Gpt2Config::gpt2());
-/// let count = |name| ledger.iter().find(|row| row.name == name).expect("a row of this name").count;
+/// let count = |name| ledger.iter().find(|row| row.name == name).expect("a row with this name").count;
 /// assert_eq!((count("tied"), count("untied")), (124_439_808, 163_037_184));
 /// ```
 pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
-    /// nanoGPT pads the vocabulary to a multiple of this.
+    /// Multiple to which nanoGPT pads the vocabulary.
     const PADDING: usize = 64;
     let ParameterCounts { with_untied_head: untied, blocks, head, .. } = ParameterCounts::new(config);
     let width = config.n_embd;
     let row = |name, definition, count| LedgerRow { name, count, definition };
     let blocks = row(
         "blocks",
-        "blocks and final norm, no embeddings: what \"85M\" means for the smallest",
+        "blocks and final norm, no embeddings: the \"85M\" of the smallest model",
         blocks + 2 * width,
     );
     if !config.head.has_language_model() {
@@ -327,7 +344,7 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
         blocks,
         row(
             "without positions",
-            "tied, without position embedding: what nanoGPT prints",
+            "tied, without position embedding: the count that nanoGPT prints",
             tied - config.n_positions * width,
         ),
         row(
@@ -350,8 +367,9 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     ]
 }
 
-/// The size in the GPT-2 paper's name of a published model, if the configuration is one of them; OpenAI's README
-/// says that these "were wrong due to an error".
+/// Returns the size in the GPT-2 paper's name of a published model, if the configuration is one.
+///
+/// OpenAI's README says that these sizes "were wrong due to an error".
 ///
 /// ```
 /// use candle_gpt2::{Gpt2Config, paper_size};
@@ -367,7 +385,7 @@ pub fn paper_size(config: &Gpt2Config) -> Option<&'static str> {
 }
 
 impl Gpt2Config {
-    /// Whether this machine can count all parameters, and address the largest of them in f32.
+    /// Whether this machine can count all parameters and address the largest of them in f32.
     pub(crate) fn is_addressable(&self) -> bool {
         let widths =
             [self.inner_width(), 3 * self.n_embd, self.vocab_size, self.n_positions, self.id2label.len()];

@@ -1,12 +1,14 @@
-//! Steps of one or a few tokens on NVIDIA GPUs, recorded once for each cache and number of tokens, and then replayed.
+//! Recorded steps of a few tokens on NVIDIA GPUs.
 //!
-//! A step starts about a hundred kernels, most of which do less than it takes to start them. A recording starts them all
-//! in one call, each with the arguments of the step that was recorded. So what changes from step to step lies in the GPU's
-//! memory, at the same place for all of them: the ids, their positions, the logits.
+//! Each cache has one recording per number of tokens, which later steps replay.
+//!
+//! A step launches about a hundred kernels, and most of them run for less time than their launch takes. A
+//! recording launches all of them in one call, with the arguments of the recorded step. So everything that
+//! changes between steps is stored in GPU memory at fixed addresses: the IDs, their positions and the logits.
 
 #![expect(
     unsafe_code,
-    reason = "a recording uses memory that it does not hold, and captures other threads' work"
+    reason = "a recording uses memory that it does not own, and captures work of other threads"
 )]
 
 use std::mem;
@@ -19,8 +21,9 @@ use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 use crate::steps::{Step, StepMemory, StepRecorder};
 use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 
-/// Steps of a cache that are computed like any other pass: the caches of a beam search mostly live no longer, and would be
-/// recorded in vain.
+/// Number of steps of a cache that run without recording.
+///
+/// Most caches of a beam search do not live longer than this, so recording them would be wasted.
 const UNRECORDED_STEPS: usize = 2;
 
 impl StepMemory {
@@ -31,7 +34,9 @@ impl StepMemory {
 }
 
 impl StepRecorder {
-    /// The logits `(B, T, V)` of a step of a few tokens for each row; `None` if it is none, or cannot be recorded.
+    /// Computes the logits `(B, T, V)` of a step of a few tokens per row.
+    ///
+    /// Returns `None` if the pass is not such a step or cannot be recorded.
     pub(crate) fn step(
         &self,
         model: &Gpt2LMHeadModel,
@@ -56,16 +61,16 @@ impl StepRecorder {
         let step = cache.steps.of_mut(tokens).map(mem::take).unwrap_or_default();
         let (logits, step) = match self.next(model, ids, cache, step) {
             Ok(computed) => computed,
-            // The count of these steps begins anew.
+            // `mem::take` left the default in place, so counting restarts.
             Err(_) if candle_gpt2_kernels::is_interrupted() => return Ok(None),
-            // The same step is then computed like any other pass, which returns what is wrong with it, if anything is. After the
-            // first line may be a backtrace.
+            // The caller then computes the same step without recording. If the step itself is invalid, that
+            // computation returns the error. Lines after the first may be a backtrace.
             Err(error) => {
                 (None, Step::Never(error.to_string().lines().next().unwrap_or_default().to_owned()))
             }
         };
-        if let Some(place) = cache.steps.of_mut(tokens) {
-            *place = step;
+        if let Some(slot) = cache.steps.of_mut(tokens) {
+            *slot = step;
         }
         if logits.is_some() {
             cache.advance(tokens)?;
@@ -73,8 +78,10 @@ impl StepRecorder {
         Ok(logits)
     }
 
-    /// The logits of a step, and the state after it; no logits if it was to be recorded, while other threads use the device. The
-    /// lengths of the cache stay as they are.
+    /// Computes the logits of a step, and the state after it.
+    ///
+    /// Returns no logits if the step should be recorded but other threads use the device. Does not change the
+    /// cache's lengths.
     fn next(
         &self,
         model: &Gpt2LMHeadModel,
@@ -85,8 +92,8 @@ impl StepRecorder {
         let device = ids.device();
         let (rows, tokens) = ids.dims2()?;
         let counted = |position: usize| u32::try_from(position).map_err(candle_core::Error::wrap);
-        let places = cache.lengths().iter().flat_map(|length| *length..length + tokens);
-        let positions = places.map(counted).collect::<Result<Vec<_>>>()?;
+        let indices = cache.lengths().iter().flat_map(|length| *length..length + tokens);
+        let positions = indices.map(counted).collect::<Result<Vec<_>>>()?;
         let positions = using(device, || Tensor::from_vec(positions, (rows, tokens), device))?;
         let is_ours = |memory: &StepMemory| Arc::ptr_eq(&memory.model, &self.model);
         let (mut recording, memory) = match step {
@@ -96,8 +103,9 @@ impl StepRecorder {
                     let logits = compute(model, &memory.ids, &memory.positions, cache)?;
                     memory.logits.slice_set(&logits, 0, 0)
                 };
-                // SAFETY: it is replayed by models with this mark only, which hold the weights, and with this cache only, which
-                // holds the layers and this memory; a step uploads shapes and strides, and nothing leaves the closure.
+                // SAFETY: Only models with this mark replay the recording, and they own the weights. Only
+                // this cache replays it, and it owns the layers and this memory. A step uploads shapes and
+                // strides, and no tensor leaves the closure.
                 match unsafe { Recording::of(device, step)? } {
                     Some(recording) => (recording, memory),
                     None => return Ok((None, Step::Prepared(memory))),
@@ -112,7 +120,7 @@ impl StepRecorder {
         })
     }
 
-    /// Computes a step as it will be recorded.
+    /// Computes a step with the same kernels that the recording will use.
     fn prepare(
         &self,
         model: &Gpt2LMHeadModel,
@@ -123,18 +131,20 @@ impl StepRecorder {
         let ids = ids.contiguous()?.copy()?;
         let logits = prepared(ids.device(), || compute(model, &ids, &positions, cache))?;
         if logits.track_op() {
-            candle_core::bail!("a recording has no gradients, and some weights want theirs");
+            candle_core::bail!("a recording computes no gradients, but some weights require them");
         }
         let memory =
             StepMemory { ids, positions, logits: logits.zeros_like()?, model: Arc::clone(&self.model) };
-        // As the recording will: every kernel of it has then run once.
+        // The recording does the same, so each of its kernels has now run once.
         memory.logits.slice_set(&logits, 0, 0)?;
         Ok((Some(logits), Step::Prepared(memory)))
     }
 }
 
-/// Whether a pass is what a recording does: inference of as many tokens after those of each row, whose logits are all wanted, in the
-/// types of the model.
+/// Whether a recording can compute this pass.
+///
+/// It must be inference of `tokens` new tokens after each cached row, with all logits wanted and in the
+/// model's dtypes.
 fn is_step(
     model: &Gpt2LMHeadModel,
     ids: &Tensor,
@@ -160,12 +170,12 @@ fn is_step(
         && pass.dtype().is_none_or(|dtype| dtype == model.dtype())
         && !model.is_observed()
         && !model.has_encoder_states()
-        && cache.expect_whole().is_ok()
+        && cache.check_consistent().is_ok()
         && cache.layer_count() == model.config().n_layer
         && cache.lengths().iter().all(|length| length + tokens <= end)
 }
 
-/// The logits of a step whose positions are read from the GPU's memory.
+/// Computes the logits of a step with positions in GPU memory.
 fn compute(
     model: &Gpt2LMHeadModel,
     ids: &Tensor,
@@ -178,24 +188,29 @@ fn compute(
 }
 
 impl Gpt2LMHeadModel {
-    /// The same model, which on NVIDIA GPUs records steps of one to eight tokens of each row whose logits are all wanted,
-    /// and replays them.
+    /// Returns the model with recording of small steps on NVIDIA GPUs.
     ///
-    /// The fourth step of so many tokens with a cache is recorded, and all others after it take one call to start, which is
-    /// most of their time otherwise. Each number of tokens has a recording of its own, which holds memory for its logits
-    /// and what is computed on the way, until the cache is dropped or its rows change. Steps that cannot be recorded are
-    /// computed as usual, see [`Gpt2Cache::recording`]: with heads wider than 256, with keys and values of another type
-    /// than the activations, if gradients are wanted, and on devices that [`candle_gpt2_kernels::open_cuda`] has not
-    /// opened. Elsewhere this changes nothing.
+    /// The model records and replays steps of one to eight tokens per row, if all their logits are wanted.
+    /// From the fourth step of a given size with a cache, each step takes one launch. Without a recording,
+    /// launches take most of the time.
     ///
-    /// No step is recorded while other threads use the device inside [`candle_gpt2_kernels::using`]; they wait for the
-    /// milliseconds that a recording takes. Models and caches call it themselves.
+    /// Each number of tokens has its own recording. It owns memory for its logits and intermediates until the
+    /// cache is dropped or its rows change.
+    ///
+    /// Some steps cannot be recorded and are computed as usual, see [`Gpt2Cache::recording`]. Reasons are
+    /// heads wider than 256, keys and values in a different dtype than the activations, wanted gradients, and
+    /// devices not opened by [`candle_gpt2_kernels::open_cuda`]. On other devices, this setting has no
+    /// effect.
+    ///
+    /// Nothing is recorded while other threads use the device inside [`candle_gpt2_kernels::using`]. During a
+    /// recording, those threads wait for a few milliseconds. Models and caches call `using` themselves.
     ///
     /// # Safety
-    /// The recording captures everything that any thread submits to the device meanwhile. So as long as a cache of this model
-    /// exists, all other work of this process on the same GPU must run inside [`candle_gpt2_kernels::using`]: every operation on
-    /// a tensor of the device, and every allocation and drop of one. Work outside it ends up in the recording, does not run when
-    /// it was submitted, and is repeated by each replay on memory that may have been freed.
+    /// While a step is recorded, the recording captures all work that any thread submits to the device. As
+    /// long as a cache of this model exists, all other work of this process on the same GPU must run inside
+    /// [`candle_gpt2_kernels::using`]. This includes every operation on a tensor of the device, and every
+    /// allocation and drop of one. Work outside it becomes part of the recording and does not run when
+    /// submitted. Each replay then repeats it on memory that may have been freed.
     pub unsafe fn with_recorded_steps(mut self) -> Self {
         self.step_recorder = Some(StepRecorder { model: Arc::new(()) });
         self
@@ -203,11 +218,13 @@ impl Gpt2LMHeadModel {
 }
 
 impl Gpt2Cache {
-    /// Whether steps of so many tokens of each row are replayed with this cache, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None`
-    /// before it is known, and if it is not asked for.
+    /// Reports whether steps of `tokens` tokens per row are replayed with this cache.
+    ///
+    /// Returns `None` before this is decided, or if the model does not record steps, see
+    /// [`Gpt2LMHeadModel::with_recorded_steps`].
     ///
     /// # Errors
-    /// Why they cannot be recorded.
+    /// The reason why the steps cannot be recorded.
     pub fn recording(&self, tokens: usize) -> Option<std::result::Result<(), &str>> {
         match self.steps.of(tokens)? {
             Step::Counted(_) | Step::Prepared(_) => None,
@@ -226,9 +243,9 @@ mod tests {
     use super::*;
     use crate::Gpt2Config;
 
-    struct Looks;
+    struct NoopObserver;
 
-    impl Observer for Looks {
+    impl Observer for NoopObserver {
         fn wants(&self, _: Site) -> bool {
             false
         }
@@ -251,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_steps_that_give_all_their_logits_are_recorded() {
+    fn only_plain_steps_that_return_all_logits_are_recorded() {
         let (model, cpu) = (model(), Device::Cpu);
         let ids = |rows, tokens| Tensor::zeros((rows, tokens), DType::U32, &cpu).unwrap();
         let mut cache = model.new_cache(2, 4).unwrap();
@@ -276,11 +293,11 @@ mod tests {
         for dtype in [DType::BF16, DType::F16, DType::F64] {
             assert!(!of(Pass::inference().computed_in(dtype)), "{dtype:?}");
         }
-        assert!(!of(Pass::inference().stopping_at(1)), "hidden states are no logits");
-        assert!(!of(Pass::inference().of_rows([1, 1].into())), "rows in one text");
+        assert!(!of(Pass::inference().stopping_at(1)), "hidden states are not logits");
+        assert!(!of(Pass::inference().of_rows([1, 1].into())), "packed rows");
         assert!(!of(Pass::inference().at(Tensor::zeros((2, 1), DType::U32, &cpu).unwrap())));
         assert!(!of(Pass::inference().attending_to(Tensor::zeros((1, 3, 6), DType::F32, &cpu).unwrap())));
-        assert!(!of(Pass::inference().observed_by(&mut Looks)));
+        assert!(!of(Pass::inference().observed_by(&mut NoopObserver)));
         assert!(!of(Pass::training(&mut candle_gpt2_arithmetic::RandomStream::new(1))));
         for tokens in 2..=4 {
             let (step, pass) = (ids(2, tokens), Pass::inference);
@@ -289,11 +306,14 @@ mod tests {
             assert!(!is(&step, LogitsFor::LastToken, &cache, pass()), "{tokens}");
             assert!(!is(&step, LogitsFor::Tokens { first: 1, count: tokens - 1 }, &cache, pass()));
         }
-        assert!(!is(&ids(2, 5), LogitsFor::EveryToken, &cache, Pass::inference()), "there is room for four");
+        assert!(
+            !is(&ids(2, 5), LogitsFor::EveryToken, &cache, Pass::inference()),
+            "the capacity is four tokens"
+        );
         for other in [ids(2, 2), ids(1, 1), ids(3, 1), step.to_dtype(DType::I64).unwrap()] {
             assert!(!is(&other, LogitsFor::LastToken, &cache, Pass::inference()), "{other}");
         }
-        let observed = self::model().observed_by(Arc::new(std::sync::Mutex::new(Looks)));
+        let observed = self::model().observed_by(Arc::new(std::sync::Mutex::new(NoopObserver)));
         assert!(!is_step(&observed, &step, LogitsFor::LastToken, &cache, &Pass::inference()));
         model
             .forward_with(&ids(2, 4), LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())

@@ -1,4 +1,4 @@
-//! How far the recording of the steps of a cache has come. `recorder.rs` makes and replays it.
+//! State of a cache's step recordings, which `recorder.rs` creates and replays.
 
 use std::sync::Arc;
 
@@ -8,39 +8,41 @@ use candle_gpt2_kernels::Recording;
 /// Records the steps of a model and its clones.
 #[derive(Debug, Clone)]
 pub(crate) struct StepRecorder {
-    /// Identifies these weights: a recording keeps reading those that it was made with.
+    /// Identity of the weights, because a recording keeps reading the weights it was made with.
     pub(crate) model: Arc<()>,
 }
 
-/// The most new tokens of a row in a step that is recorded. Passes over longer drafts are computed like any other.
-const MOST_TOKENS: usize = 8;
+/// Maximum number of new tokens per row in a recorded step.
+///
+/// Passes over longer drafts are not recorded.
+const MAX_TOKENS: usize = 8;
 
-/// How far the recordings for a cache have come: of steps of one token for each row, of two, and so on.
+/// Recording states of a cache, one per number of tokens per row.
 #[derive(Debug, Default)]
-pub(crate) struct Steps([Step; MOST_TOKENS]);
+pub(crate) struct Steps([Step; MAX_TOKENS]);
 
 impl Steps {
-    /// Of steps of so many tokens for each row; `None` if they are not recorded.
+    /// Returns the state for steps of `tokens` tokens per row, or `None` if they are not recorded.
     pub(crate) fn of(&self, tokens: usize) -> Option<&Step> {
         self.0.get(tokens.checked_sub(1)?)
     }
 
-    /// The same to change it.
+    /// Mutable version of [`Steps::of`].
     pub(crate) fn of_mut(&mut self, tokens: usize) -> Option<&mut Step> {
         self.0.get_mut(tokens.checked_sub(1)?)
     }
 }
 
-/// How far a recording for a cache has come.
+/// Recording state for steps of one size.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// This many steps were computed like any other pass.
+    /// Number of steps computed without recording so far.
     Counted(usize),
-    /// A step was computed as it will be recorded, and has loaded what its kernels need.
+    /// A step was computed like the one to be recorded, so its kernels are loaded.
     Prepared(StepMemory),
     /// The next step is replayed.
     Recorded(Recording, StepMemory),
-    /// Steps cannot be recorded, for this reason; it may pass, but the attempt is made once for each cache.
+    /// Recording failed for this reason; it is attempted only once per cache.
     Never(String),
 }
 
@@ -50,14 +52,14 @@ impl Default for Step {
     }
 }
 
-/// What a recording reads and writes besides weights, keys and values.
+/// Memory that a recording reads and writes, besides weights, keys and values.
 #[derive(Debug)]
 pub(crate) struct StepMemory {
-    /// `(B, T)` of u32.
+    /// Token IDs, `(B, T)` of u32.
     pub(crate) ids: Tensor,
-    /// `(B, T)` of u32.
+    /// Positions, `(B, T)` of u32.
     pub(crate) positions: Tensor,
-    /// `(B, T, V)`.
+    /// Logits, `(B, T, V)`.
     pub(crate) logits: Tensor,
     pub(crate) model: Arc<()>,
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Start of the file that Git leaves in place of one that Git LFS holds.
+/// Start of a Git LFS pointer, the small file that replaces one stored by Git LFS.
 ///
 /// ```
 /// use candle_gpt2::{ConfigError, GIT_LFS_POINTER, Gpt2Config};
@@ -13,17 +13,17 @@ use std::fmt::Write;
 /// ```
 pub const GIT_LFS_POINTER: &str = "version https://git-lfs";
 
-/// Longest excerpt, in characters.
+/// Maximum length of an excerpt, in characters.
 const EXCERPT_CHARACTERS: usize = 80;
-/// Longest message, in characters.
+/// Maximum length of a message, in characters.
 const MESSAGE_CHARACTERS: usize = 2000;
-/// Part of a long message that is kept at its end, where the advice is.
+/// Number of characters kept at the end of a long message, which usually has the advice.
 const END_CHARACTERS: usize = 400;
 
-/// Whether a character can change a terminal's state or the order of the text around it.
+/// Whether a character can change the state of a terminal or the order of the text around it.
 ///
-/// These are the control characters C0, DEL and C1, line and paragraph separators, and the marks, embeddings, overrides and isolates
-/// of bidirectional text.
+/// These are the control characters C0, DEL and C1, line and paragraph separators, and the marks, embeddings,
+/// overrides and isolates of bidirectional text.
 ///
 /// ```
 /// use candle_gpt2::is_unprintable;
@@ -38,7 +38,7 @@ pub fn is_unprintable(character: char) -> bool {
         )
 }
 
-/// Text without unprintable characters. Line breaks and tabs stay.
+/// Removes unprintable characters except line breaks and tabs.
 ///
 /// ```
 /// assert_eq!(candle_gpt2::printable("red \u{1b}[31m\n"), "red [31m\n");
@@ -47,7 +47,7 @@ pub fn printable(text: &str) -> String {
     text.chars().filter(|character| !is_unprintable(*character) || matches!(character, '\n' | '\t')).collect()
 }
 
-/// JSON with escapes in place of unprintable characters, which mean the same to a parser.
+/// Escapes unprintable characters in JSON, without a change of meaning for parsers.
 ///
 /// ```
 /// assert_eq!(candle_gpt2::printable_json("\"\u{9b}31m\""), r#""\u009b31m""#);
@@ -60,7 +60,7 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     let mut escaped = String::with_capacity(json.len() + 64);
     for character in json.chars() {
         if is_escaped(character) {
-            // All of them are in the basic plane.
+            // All of them are in the basic multilingual plane.
             let _ = write!(escaped, "\\u{:04x}", u32::from(character));
         } else {
             escaped.push(character);
@@ -69,7 +69,7 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// The beginning of a long value, for messages.
+/// Truncates a long value for messages.
 ///
 /// ```
 /// use candle_gpt2::excerpt;
@@ -84,7 +84,7 @@ pub fn excerpt(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A message without its middle if it is long: parsers quote values of any length.
+/// Cuts the middle out of a long message, because parsers quote values of any length.
 ///
 /// ```
 /// use candle_gpt2::bounded_message;
@@ -99,8 +99,9 @@ pub fn bounded_message(message: &str) -> Cow<'_, str> {
     if message.char_indices().nth(MESSAGE_CHARACTERS).is_none() {
         return Cow::Borrowed(message);
     }
-    let start = message.char_indices().nth(MESSAGE_CHARACTERS - END_CHARACTERS).map_or(0, |(place, _)| place);
-    let end = message.char_indices().nth_back(END_CHARACTERS - 1).map_or(0, |(place, _)| place);
+    let start =
+        message.char_indices().nth(MESSAGE_CHARACTERS - END_CHARACTERS).map_or(0, |(offset, _)| offset);
+    let end = message.char_indices().nth_back(END_CHARACTERS - 1).map_or(0, |(offset, _)| offset);
     Cow::Owned(format!("{} … {}", &message[..start], &message[end..]))
 }
 
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn controls_and_marks_of_direction_are_hidden() {
+    fn control_and_bidi_characters_are_removed_or_escaped() {
         let hidden = [
             '\0', '\u{7}', '\u{1b}', '\u{7f}', '\u{80}', '\u{9b}', '\u{9f}', '\u{61c}', '\u{200e}',
             '\u{200f}',

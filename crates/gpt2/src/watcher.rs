@@ -1,4 +1,4 @@
-//! The observer of a model.
+//! Observer that is attached to a model.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,11 +6,11 @@ use std::thread::{ThreadId, current};
 
 use candle_gpt2_attention::Observer;
 
-/// Sees every pass of a model, one pass at a time.
+/// Attached observer, which sees every pass of a model, one pass at a time.
 #[derive(Clone)]
 pub(crate) struct Watcher {
     observer: Arc<Mutex<dyn Observer + Send>>,
-    /// The thread whose pass is being observed.
+    /// Thread of the pass under observation.
     observed: Arc<Mutex<Option<ThreadId>>>,
 }
 
@@ -19,7 +19,9 @@ impl Watcher {
         Self { observer, observed: Arc::default() }
     }
 
-    /// Calls `compute` with the observer, or without one if the observer itself runs this pass: it cannot observe both.
+    /// Calls `compute` with the observer.
+    ///
+    /// If the observer itself runs this pass, `compute` receives none, because it cannot observe both passes.
     pub(crate) fn with<T>(&self, compute: impl FnOnce(Option<&mut dyn Observer>) -> T) -> T {
         if self.thread() == Some(current().id()) {
             return compute(None);
@@ -38,7 +40,7 @@ impl Watcher {
     }
 }
 
-/// RAII guard: this thread's pass is being observed.
+/// RAII guard that marks this thread's pass as observed.
 struct Observing<'a>(&'a Watcher);
 
 impl<'a> Observing<'a> {

@@ -1,14 +1,15 @@
-//! What a grammar costs, over GPT-2's 50,257 tokens:
+//! Benchmarks of constrained generation with GPT-2's 50,257 tokens.
 //!
-//! - `prepare`: the first grammar of a vocabulary, which builds what all of them share;
-//! - `tokens`: what is allowed next, token after token of texts drawn from it, for a JSON schema, a regular expression and a Lark
-//!   grammar;
-//! - `step`: a decode step of the 124M shape in q8, with such a grammar and without.
+//! - `prepare`: the first grammar of a vocabulary, which builds the data that all its grammars share;
+//! - `tokens`: computing the allowed next tokens along randomly sampled texts, for a JSON schema, a regular
+//!   expression and a Lark grammar;
+//! - `step`: a decode step of a model with the 124M shape in q8, with and without such a grammar.
 //!
-//! Run: `cargo bench -p candle-gpt2-grammar --bench cost`, or with `-- NAME` one of them. `GPT2_TOKENIZER` names a folder with GPT-2's
-//! tokenizer; without it one of as many tokens is made up.
+//! Run `cargo bench -p candle-gpt2-grammar --bench cost`, and add `-- NAME` for a single benchmark.
+//! `GPT2_TOKENIZER` names a folder with GPT-2's tokenizer. Without it, the bench generates a tokenizer of the
+//! same size.
 
-#![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its measurements")]
 
 use std::env;
 use std::error::Error;
@@ -30,12 +31,15 @@ mod models;
 
 const VOCABULARY: u32 = 50_257;
 const END: u32 = VOCABULARY - 1;
-/// Texts that are walked through for each grammar, and their longest.
+/// Number of texts sampled for each grammar.
 const TEXTS: u64 = 20;
+/// Maximum tokens per text.
 const LONGEST: usize = 200;
-/// Runs of each kind, in turns, of which the shortest counts, for others use the machine too.
+/// Number of interleaved runs per grammar.
+///
+/// The fastest run counts, because other programs share the machine.
 const ROUNDS: usize = 15;
-/// Steps of a run.
+/// Decode steps per run.
 const STEPS: usize = 48;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -60,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Grammars of texts without an end in sight.
+/// Grammars whose texts can continue almost indefinitely.
 fn grammars() -> [(&'static str, Grammar); 3] {
     let person = json!({
         "type": "object",
@@ -86,7 +90,8 @@ fn grammars() -> [(&'static str, Grammar); 3] {
 fn tokens(name: &str, compiler: &Compiler, grammar: &Grammar) -> Result<(), Box<dyn Error>> {
     let mut times = Vec::new();
     for seed in 0..TEXTS {
-        // As a request does: what its texts have in common is theirs alone.
+        // Compile the grammar for each text, as a server does for each request, so texts share no cached
+        // states.
         let LogitsProcessor::Constraint(constraint) = compiler.compile(grammar, &[END])? else { continue };
         let mut random = RandomStream::with_stream(seed, 0);
         let mut ids = Vec::new();
@@ -173,9 +178,11 @@ fn vocabulary() -> Result<Vocabulary, Box<dyn Error>> {
     Ok(Vocabulary::new(&Checkpoint::open(folder.path())?, Some(tokenizer)))
 }
 
-/// A byte-level tokenizer of the bytes and of words of letters, half of them with a space in front, the end of the text last.
+/// Generates a byte-level tokenizer with all bytes, random words and the end-of-text token.
+///
+/// Half of the words begin with a space. The end-of-text token has the last ID.
 fn made_up() -> Result<Tokenizer, Box<dyn Error>> {
-    /// Offset of the characters that GPT-2's alphabet has for the bytes that cannot be seen.
+    /// Offset of the characters that represent unprintable bytes in GPT-2's byte alphabet.
     const UNSEEN: u32 = 256;
     let is_seen = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let unseen = (0..256).filter(|byte| !is_seen(byte)).count();

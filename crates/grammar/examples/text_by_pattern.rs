@@ -1,4 +1,6 @@
-//! How do I make a model keep to a form? By a regular expression, and by a JSON schema: `cargo run -p candle-gpt2-grammar --example text_by_pattern`.
+//! Constrains generation to a regular expression and to a JSON schema.
+//!
+//! Run with `cargo run -p candle-gpt2-grammar --example text_by_pattern`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
@@ -8,7 +10,7 @@ use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
 use candle_gpt2_grammar::{Compiler, Grammar};
 use serde_json::{Value, json};
 
-/// The text that follows a prompt and keeps to the grammar.
+/// Generates a continuation of `prompt` that conforms to the grammar.
 fn write(model: &LoadedModel, prompt: &str, grammar: &Grammar) -> Result<String, Box<dyn Error>> {
     let config =
         GenerationConfig { max_new_tokens: 100, do_sample: true, seed: 7, ..GenerationConfig::default() };
@@ -34,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "additionalProperties": false,
     });
     let text = write(&model, "Mia: ", &Grammar::JsonSchema(schema))?;
-    let person: Value = serde_json::from_str(&text)?; // it always parses
+    let person: Value = serde_json::from_str(&text)?; // always parses
     println!("{text}\nthe mood of {} is {}", person["name"], person["mood"]);
     Ok(())
 }

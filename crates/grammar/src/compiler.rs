@@ -1,4 +1,4 @@
-//! From a grammar to what it allows, for the tokens of one vocabulary.
+//! Compiles grammars into constraints for the tokens of one vocabulary.
 
 use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -11,20 +11,24 @@ use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
 use candle_gpt2_weights::Tokenizer;
 
-use crate::prepared::{LONGEST, Prepared, STACK_BYTES};
-use crate::process::{Order, Processes};
+use crate::prepared::{COMPILE_TIMEOUT, Prepared, STACK_BYTES};
+use crate::process::{CompileRequest, Processes};
 use crate::shared::Shared;
-use crate::tokens::Words;
+use crate::tokens::TokenBytes;
 use crate::{Grammar, GrammarError};
 
-/// Most grammars that are read at once.
-const MOST_AT_ONCE: usize = 3;
-/// Most grammars that wait for their turn.
-const MOST_WAITING: usize = 8;
-/// Longest wait for a turn. Callers should retry afterward.
-const LONGEST_WAIT: Duration = Duration::from_millis(800);
+/// Maximum number of grammars compiled concurrently.
+const MAX_CONCURRENT: usize = 3;
+/// Maximum number of grammars waiting in the queue.
+const MAX_WAITING: usize = 8;
+/// Maximum time in the queue.
+///
+/// Callers should retry afterward.
+const MAX_WAIT: Duration = Duration::from_millis(800);
 
-/// The tokens of a vocabulary as grammars need them; a clone shares them.
+/// Grammar compiler for the tokens of one vocabulary.
+///
+/// Clones share its data.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -42,24 +46,24 @@ pub struct Compiler(Arc<Inner>);
 struct Inner {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
-    /// What is built when the first grammar is read in this process.
+    /// Data shared by all grammars that this process compiles, built for the first one.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
-    /// Child processes that read grammars, and the grammars that texts follow there.
+    /// Child processes that compile grammars, and the constraints currently in use there.
     isolated: Option<(Processes, Shared)>,
-    turns: Mutex<Turns>,
+    queue: Mutex<Queue>,
     has_ended: Condvar,
 }
 
 #[derive(Default)]
-struct Turns {
-    /// Grammars that are being read.
-    reading: usize,
-    /// Grammars that wait to be.
+struct Queue {
+    /// Number of grammars being compiled.
+    compiling: usize,
+    /// Number of grammars waiting in the queue.
     waiting: usize,
 }
 
-/// One of the grammars that are read at once.
-struct Reading(Arc<Inner>);
+/// RAII guard that counts one running compilation.
+struct CompilePermit(Arc<Inner>);
 
 impl fmt::Debug for Compiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,20 +72,24 @@ impl fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// A compiler for the tokens of a vocabulary, which reads grammars on a thread of this process. It costs nothing before the
-    /// first grammar.
+    /// Creates a compiler that reads grammars on a thread of this process.
+    ///
+    /// Creation is cheap: the tables of the vocabulary are built with the first grammar.
     ///
     /// # Errors
-    /// When there is no tokenizer.
+    /// If the vocabulary has no tokenizer.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
         Self::with_program(vocabulary, None)
     }
 
-    /// A compiler for untrusted grammars. It reads and follows each in a child process of `program`, whose memory and time the
-    /// system bounds. Equal grammars with equal end tokens share a process, and texts fail together if it exceeds a limit.
+    /// Creates a compiler for untrusted grammars.
+    ///
+    /// It compiles and evaluates each grammar in a child process of `program`, with memory and time limits
+    /// enforced by the system. Equal grammars with equal end tokens share a process. Their sequences all fail
+    /// if the process exceeds a limit.
     ///
     /// # Errors
-    /// If there is no tokenizer.
+    /// If the vocabulary has no tokenizer.
     pub fn isolated(vocabulary: &Vocabulary, program: WorkerProgram) -> Result<Self, GrammarError> {
         Self::with_program(vocabulary, Some(program))
     }
@@ -89,18 +97,21 @@ impl Compiler {
     fn with_program(vocabulary: &Vocabulary, program: Option<WorkerProgram>) -> Result<Self, GrammarError> {
         let tokenizer = Arc::clone(vocabulary.tokenizer().ok_or(GrammarError::NoTokenizer)?);
         let vocab_size = vocabulary.config().vocab_size;
-        let (prepared, turns) = (OnceLock::new(), Mutex::default());
+        let (prepared, queue) = (OnceLock::new(), Mutex::default());
         let of_words = Arc::clone(&tokenizer);
-        let words = move || Words::new(&of_words, vocab_size);
+        let words = move || TokenBytes::new(&of_words, vocab_size);
         let isolated = program.map(|program| (Processes::new(program, words), Shared::default()));
-        let inner = Inner { tokenizer, vocab_size, prepared, isolated, turns, has_ended: Condvar::new() };
+        let inner = Inner { tokenizer, vocab_size, prepared, isolated, queue, has_ended: Condvar::new() };
         Ok(Self(Arc::new(inner)))
     }
 
-    /// [`Compiler::compile`] for the texts of a configuration, whose search needs an end token if it is not token by token.
+    /// Compiles a grammar for sequences generated with `config`.
+    ///
+    /// Beam search and contrastive search need an end token.
     ///
     /// # Errors
-    /// As [`Compiler::compile`], and when there is no end token and one is needed.
+    /// The errors of [`Compiler::compile`], and an error if the search mode needs an end token and `config`
+    /// has none.
     pub fn compile_for(
         &self,
         grammar: &Grammar,
@@ -112,34 +123,42 @@ impl Compiler {
         self.compile(grammar, &config.eos_token_id)
     }
 
-    /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end if nothing may
-    /// follow. One constraint is for all texts of a request. What a grammar may cost is bounded, so it may be a stranger's; the
-    /// thread waits for it, five seconds at most, and a second at most for others before it.
+    /// Compiles a grammar into a constraint that any number of sequences of a request can share.
+    ///
+    /// A sequence may end with any of `end_tokens`. Without end tokens it ends when nothing more may follow.
+    ///
+    /// The cost of a grammar is bounded, so it may come from an untrusted source. The call blocks for at most
+    /// five seconds of compiling, plus at most a second in the queue. With child processes, it may also have
+    /// to prepare the vocabulary first.
     ///
     /// # Errors
-    /// When the tokenizer cannot be used, or the grammar is wrong, too large, takes too long, or begins with what no token
-    /// writes; [`GrammarError::Busy`] while others are read.
+    /// Fails if the tokenizer is unsupported, if the grammar is invalid, too large or too slow to compile, or
+    /// if no token can begin a text. Returns [`GrammarError::Busy`] if the queue is full or the wait times
+    /// out.
     pub fn compile(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<LogitsProcessor, GrammarError> {
         let kind = grammar.kind();
         grammar.check_length()?;
-        let begin = || Reading::begin(&self.0).ok_or(GrammarError::Busy { kind });
+        let begin = || CompilePermit::begin(&self.0).ok_or(GrammarError::Busy { kind });
         let constraint: Arc<dyn Constraint> = match &self.0.isolated {
             Some((processes, shared)) => {
-                let order = Order { grammar: grammar.clone(), end_tokens: end_tokens.to_vec() };
-                shared.read_with(&order, || {
-                    let _reading = begin()?;
-                    processes.read(&order)
+                let request = CompileRequest { grammar: grammar.clone(), end_tokens: end_tokens.to_vec() };
+                shared.read_with(&request, || {
+                    let _permit = begin()?;
+                    processes.read(&request)
                 })?
             }
-            None => read_on_a_thread(begin()?, grammar, end_tokens)?,
+            None => compile_on_thread(begin()?, grammar, end_tokens)?,
         };
         Ok(LogitsProcessor::Constraint(constraint))
     }
 }
 
-/// The library bounds what a grammar costs, but perhaps not in all cases: what takes too long is left to itself.
-fn read_on_a_thread(
-    reading: Reading,
+/// Compiles a grammar on a new thread and waits at most [`COMPILE_TIMEOUT`].
+///
+/// The library bounds the cost of a grammar, but possibly not in all cases. After a timeout the thread keeps
+/// running detached.
+fn compile_on_thread(
+    permit: CompilePermit,
     grammar: &Grammar,
     end_tokens: &[u32],
 ) -> Result<Arc<dyn Constraint>, GrammarError> {
@@ -148,23 +167,23 @@ fn read_on_a_thread(
     let (grammar, end_tokens) = (grammar.clone(), end_tokens.to_vec());
     let (read, result) = sync_channel(1);
     let work = move || {
-        let result = reading.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
-        drop(reading);
-        // The caller may have gone.
+        let result = permit.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
+        drop(permit);
+        // The receiver may have timed out.
         _ = read.send(result);
     };
     let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
-    spawned.map_err(|error| wrong(format!("no thread to read it: {error}")))?;
-    let constraint = result.recv_timeout(LONGEST).map_err(|error| match error {
-        RecvTimeoutError::Timeout => wrong("it takes too long to read; make it simpler".into()),
-        RecvTimeoutError::Disconnected => wrong("it cannot be read".into()),
+    spawned.map_err(|error| wrong(format!("cannot start a thread to compile it: {error}")))?;
+    let constraint = result.recv_timeout(COMPILE_TIMEOUT).map_err(|error| match error {
+        RecvTimeoutError::Timeout => wrong("it takes too long to compile; simplify it".into()),
+        RecvTimeoutError::Disconnected => wrong("it cannot be compiled".into()),
     })??;
     Ok(Arc::new(constraint))
 }
 
 impl Inner {
-    fn words(&self) -> Result<Words, GrammarError> {
-        Words::new(&self.tokenizer, self.vocab_size)
+    fn words(&self) -> Result<TokenBytes, GrammarError> {
+        TokenBytes::new(&self.tokenizer, self.vocab_size)
     }
 
     fn prepared(&self) -> Result<&Prepared, GrammarError> {
@@ -172,35 +191,35 @@ impl Inner {
         prepared.as_ref().map_err(Clone::clone)
     }
 
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        // Numbers are whole at any moment.
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // The counters are consistent at every point, so poisoning is harmless.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Reading {
-    /// Waits for its turn, if not too many do; not for ever.
+impl CompilePermit {
+    /// Waits for a free permit, or returns `None` if the queue is full or the wait times out.
     fn begin(inner: &Arc<Inner>) -> Option<Self> {
-        let mut turns = inner.turns();
-        if turns.reading >= MOST_AT_ONCE && turns.waiting >= MOST_WAITING {
+        let mut queue = inner.queue();
+        if queue.compiling >= MAX_CONCURRENT && queue.waiting >= MAX_WAITING {
             return None;
         }
-        turns.waiting += 1;
-        let is_full = |turns: &mut Turns| turns.reading >= MOST_AT_ONCE;
-        let waited = inner.has_ended.wait_timeout_while(turns, LONGEST_WAIT, is_full);
-        let (mut turns, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        turns.waiting -= 1;
+        queue.waiting += 1;
+        let is_full = |queue: &mut Queue| queue.compiling >= MAX_CONCURRENT;
+        let waited = inner.has_ended.wait_timeout_while(queue, MAX_WAIT, is_full);
+        let (mut queue, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.waiting -= 1;
         if waited.timed_out() {
             return None;
         }
-        turns.reading += 1;
+        queue.compiling += 1;
         Some(Self(Arc::clone(inner)))
     }
 }
 
-impl Drop for Reading {
+impl Drop for CompilePermit {
     fn drop(&mut self) {
-        self.0.turns().reading -= 1;
+        self.0.queue().compiling -= 1;
         self.0.has_ended.notify_one();
     }
 }

@@ -1,4 +1,4 @@
-//! A grammar as a constraint: which tokens may follow those that were generated.
+//! Constraint that computes which tokens may follow the generated ones under a grammar.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use candle_gpt2_generation::{Constraint, GenerationError};
 use llguidance::Matcher;
 
 use crate::GrammarError;
-use crate::error::told;
+use crate::error::user_message;
 use crate::states::{State, States};
 use crate::tokens::Tokens;
 
-/// A grammar for the tokens of a vocabulary.
+/// Grammar compiled for the tokens of a vocabulary.
 pub(crate) struct GrammarConstraint {
     rules: Rules,
-    /// The state before the first token.
+    /// State before the first token.
     start: Arc<State>,
     states: States,
 }
 
-/// What holds in every state.
+/// Data shared by all states of a constraint.
 struct Rules {
     kind: &'static str,
     tokens: Arc<Tokens>,
-    /// Tokens that end a text and write nothing.
+    /// End tokens without bytes.
     silent_ends: Vec<u32>,
-    /// Tokens that end a text and write something, which belongs to it.
+    /// End tokens with bytes, which are part of the text.
     written_ends: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Debug for GrammarConstraint {
 }
 
 impl GrammarConstraint {
-    /// A constraint to the texts that `matcher`, which has read nothing, accepts.
+    /// Creates a constraint that allows the texts accepted by `matcher`, which is in its initial state.
     pub(crate) fn new(
         kind: &'static str,
         matcher: Matcher,
@@ -48,12 +48,12 @@ impl GrammarConstraint {
         let rules = Rules { kind, tokens, silent_ends, written_ends };
         let start = rules.state(matcher, true).map_err(wrong)?;
         if start.is_complete {
-            return Err(wrong("it allows no text but the empty one".into()));
+            return Err(wrong("it matches only the empty text".into()));
         }
         Ok(Self { rules, start: Arc::new(start), states: States::default() })
     }
 
-    /// The tokens that may follow, a bit each, the first in the lowest bit.
+    /// Bit mask of the tokens that may follow, with the first token in the lowest bit.
     pub(crate) fn allowed(&self, generated: &[u32]) -> Result<Vec<u32>, GenerationError> {
         Ok(self.state(generated)?.allowed.as_slice().to_vec())
     }
@@ -93,36 +93,36 @@ impl Constraint for GrammarConstraint {
 }
 
 impl Rules {
-    /// The state after `generated`, of which `matcher` has read the first `known` tokens.
+    /// Advances `matcher`, which has consumed the first `known` tokens of `generated`, to the last token.
     fn read(&self, matcher: &Matcher, generated: &[u32], known: usize) -> Result<State, String> {
         let mut matcher = matcher.clone();
         for (index, id) in generated.iter().enumerate().skip(known) {
             let unfit = |why: &str| {
                 format!(
-                    "{}: token {id}, number {} of the text, does not conform: {why}",
+                    "{}: token {id} (token {} of the completion) does not conform: {why}",
                     self.kind,
                     index + 1
                 )
             };
             if !self.tokens.is_written(*id) {
-                return Err(unfit("it writes nothing"));
+                return Err(unfit("it has no text"));
             }
             matcher
                 .consume_token(self.tokens.in_trie(*id))
-                .map_err(|error| unfit(&told(&error.to_string())))?;
+                .map_err(|error| unfit(&user_message(&error.to_string())))?;
         }
         let failed = |what: String| format!("{} after {} tokens: {what}", self.kind, generated.len());
         self.state(matcher, false).map_err(failed)
     }
 
-    /// What may follow where `matcher` is.
+    /// Computes the tokens that may follow in the state of `matcher`.
     fn state(&self, mut matcher: Matcher, is_start: bool) -> Result<State, String> {
         let set = self.tokens.trie.tok_trie().alloc_token_set();
-        // A matcher that nothing can be added to has stopped.
+        // A stopped matcher accepts no further tokens.
         let (mut allowed, may_end) = if matcher.is_stopped() && !matcher.is_error() {
             (set, true)
         } else {
-            let mut allowed = matcher.compute_mask().map_err(|error| told(&error.to_string()))?;
+            let mut allowed = matcher.compute_mask().map_err(|error| user_message(&error.to_string()))?;
             let may_end = allowed.is_allowed(self.tokens.end);
             allowed.disallow_token(self.tokens.end);
             self.tokens.complete(&mut allowed, is_start);
@@ -139,12 +139,12 @@ impl Rules {
             self.silent_ends.iter().for_each(|id| allowed.allow_token(*id));
         }
         if allowed.is_zero() && !may_end {
-            return Err("no token of the vocabulary writes what must come next".into());
+            return Err("no token of the vocabulary can come next".into());
         }
         Ok(State { matcher, allowed, is_complete })
     }
 
-    /// Whether the text may end with a token that writes something.
+    /// Whether the text may end with `id`, a token with bytes.
     fn may_end_with(&self, matcher: &Matcher, id: u32) -> bool {
         let mut matcher = matcher.clone();
         matcher.consume_token(self.tokens.in_trie(id)).is_ok() && matcher.is_accepting().unwrap_or(false)

@@ -1,93 +1,97 @@
-//! Why a grammar cannot be used.
+//! Errors of compiling grammars.
 
 use thiserror::Error;
 
 use crate::schema;
 
-/// A grammar that cannot be used, or a vocabulary that grammars cannot be used with.
+/// An unusable grammar, or a vocabulary that cannot be used with grammars.
 ///
-/// Given by [`Compiler::compile`](crate::Compiler::compile).
+/// Returned by [`Compiler::compile`](crate::Compiler::compile).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// Without a tokenizer nothing is known of what tokens write.
-    #[error("the model has no tokenizer, and a text that must conform to something needs one")]
+    /// The model has no tokenizer, so the bytes of its tokens are unknown.
+    #[error("structured output needs a tokenizer, and this model has none")]
     NoTokenizer,
-    /// Only a token can end a text of this search.
+    /// The search mode needs an end token, and the configuration has none.
     #[error(
-        "beams and contrastive search need a token that ends a text, and this checkpoint names none; give `eos_token_id`"
+        "beam and contrastive search need an end-of-text token, and this checkpoint has none; \
+         set `eos_token_id`"
     )]
     NoEnd,
-    /// The tokenizer does not write its tokens one after the other.
-    #[error("this tokenizer cannot be used for texts that must conform to something: {what}")]
+    /// The text of a token depends on its neighbors, or the tokenizer is otherwise unsupported.
+    #[error("structured output does not support this tokenizer: {what}")]
     Tokenizer {
-        /// What is wrong with it.
+        /// Reason.
         what: String,
     },
-    /// The grammar is longer than what is read.
-    #[error("{kind}: expected at most {most} bytes, found {found}")]
+    /// The grammar is longer than the limit.
+    #[error("{kind}: expected at most {max} bytes, found {found}")]
     TooLong {
-        /// What the grammar is: `JSON schema`, `regular expression` or `grammar`.
+        /// Kind of grammar: `JSON schema`, `regular expression` or `grammar`.
         kind: &'static str,
-        /// Most bytes.
-        most: usize,
-        /// Its bytes.
+        /// Maximum length in bytes.
+        max: usize,
+        /// Actual length in bytes.
         found: usize,
     },
-    /// Others are being read, or followed, that take long or are large.
+    /// Too many grammars are being compiled, or the running ones use too many resources.
     #[error("{kind}: too many grammars are being processed; retry")]
     Busy {
-        /// What the grammar is, as above.
+        /// Kind of grammar, with the same values as in `TooLong`.
         kind: &'static str,
     },
-    /// The grammar is wrong, asks for what is not there, or allows no text that the vocabulary can write.
+    /// The grammar is invalid or unsupported, or allows no text that the vocabulary can write.
     #[error("{kind}: {what}")]
     Grammar {
-        /// What the grammar is, as above.
+        /// Kind of grammar, with the same values as in `TooLong`.
         kind: &'static str,
-        /// What is wrong, and where.
+        /// Reason and location.
         what: String,
     },
 }
 
-/// What the library's messages say about its own options and features, and what to say instead.
+/// Replacements for library messages that mention its own options and features.
 const REWRITTEN: [(&str, &str); 6] = [
     (
         "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
         "$ref: only references within the schema, such as `#/$defs/NAME`, are supported, and no schema is fetched from elsewhere; found",
     ),
-    ("Unimplemented keys:", "leave out these keywords, which are unsupported:"),
+    ("Unimplemented keys:", "remove these unsupported keywords:"),
     (schema::ANY, "."),
     (
         "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
-        "oneOf: two of the alternatives may hold at once, which cannot be excluded; use anyOf",
+        "oneOf: two of the alternatives may match the same value; use anyOf",
     ),
     ("panic: missing special token prefix", SPECIAL_TOKENS),
-    ("NoExtensionBias", "no token of the vocabulary writes what must come next"),
+    ("NoExtensionBias", "no token of the vocabulary can come next"),
 ];
 
-/// Why a grammar with special tokens is refused.
+/// Error message for a grammar with special tokens.
 pub(crate) const SPECIAL_TOKENS: &str =
-    "special tokens and tokens by number, such as <[5]>, cannot be used; write what the text is to be";
+    "special tokens and token ids such as <[5]> are not supported; write the literal text instead";
 
-/// The library's message without what helps its authors only, and without most of a long grammar.
-pub(crate) fn told(message: &str) -> String {
-    /// Characters that are kept of the beginning and of the end of a message.
-    const TOLD: usize = 600;
+/// Rewrites a library message for users and shortens it.
+///
+/// Removes details that only help the library's authors, and the middle of a message that quotes a long
+/// grammar.
+pub(crate) fn user_message(message: &str) -> String {
+    /// Number of characters kept at the beginning and at the end of a long message.
+    const EDGE_CHARS: usize = 600;
     let message = message.split("\n<").next().unwrap_or_default();
-    // A regular expression is in a grammar of one line, which no user has written.
+    // The library wraps a regular expression in a one-line grammar, which the user did not write.
     let message = match message.split_once(" (in regex): ") {
         Some((place, what)) if place.starts_with("at 1(8): invalid regex ") => {
             what.split("\n   1 | start: /").next().unwrap_or_default()
         }
         _ => message,
     };
-    let rewrite = |told: String, (found, instead): (&str, &str)| told.replace(found, instead);
-    let told = REWRITTEN.into_iter().fold(message.trim().to_owned(), rewrite);
-    let length = told.chars().count();
-    if length <= 2 * TOLD {
-        return told;
+    let rewrite = |text: String, (found, instead): (&str, &str)| text.replace(found, instead);
+    let text = REWRITTEN.into_iter().fold(message.trim().to_owned(), rewrite);
+    let length = text.chars().count();
+    if length <= 2 * EDGE_CHARS {
+        return text;
     }
-    let beginning = told.chars().take(TOLD);
-    beginning.chain(" … ".chars()).chain(told.chars().skip(length - TOLD)).collect()
+    let beginning = text.chars().take(EDGE_CHARS);
+    beginning.chain(" … ".chars()).chain(text.chars().skip(length - EDGE_CHARS)).collect()
 }

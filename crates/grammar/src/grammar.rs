@@ -1,14 +1,16 @@
-//! Grammars that a text must conform to, and how llguidance reads them.
+//! Grammars that constrain a text, and their translation for llguidance.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{ParserFactory, TokenParser};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::{SPECIAL_TOKENS, told};
+use crate::error::{SPECIAL_TOKENS, user_message};
 use crate::{GrammarError, reading, schema};
 
-/// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.
+/// Maximum length of a grammar in bytes.
+///
+/// The length of a JSON schema is that of its compact form.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -22,7 +24,7 @@ use crate::{GrammarError, reading, schema};
 /// ```
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// A grammar that a text must conform to, from its first byte to its last.
+/// A grammar that a text must match from its first byte to its last.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -40,22 +42,27 @@ pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Grammar {
-    /// A JSON object.
+    /// Any JSON object.
     JsonObject,
-    /// A JSON value by a schema of draft 2020-12. Keywords that [llguidance does not
-    /// support](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md) are errors, and so are values that it
-    /// would not keep, and schemas elsewhere, which are never fetched. There is at most one space between its parts.
+    /// A JSON value that conforms to a schema of draft 2020-12.
+    ///
+    /// Keywords that [llguidance does not
+    /// support](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md) are errors. So are
+    /// limits that llguidance would not keep, and references to other schemas, which are never fetched. At
+    /// most one space separates the parts of a value.
     JsonSchema(Value),
-    /// A regular expression in the [syntax of the crate `regex`](https://docs.rs/regex/latest/regex/#syntax), which matches the
-    /// whole text.
+    /// A regular expression that matches the whole text.
+    ///
+    /// It uses the [syntax of the crate `regex`](https://docs.rs/regex/latest/regex/#syntax).
     Regex(String),
-    /// A grammar in [llguidance's variant of
-    /// Lark](https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md), whose first rule is `start`.
+    /// A grammar in llguidance's variant of Lark, with `start` as its first rule.
+    ///
+    /// See [llguidance's syntax](https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
     Lark(String),
 }
 
 impl Grammar {
-    /// One of several texts. None if there is none, or one is empty.
+    /// Choice of one of several texts, or `None` if the list or any text is empty.
     ///
     /// ```
     /// use candle_gpt2_grammar::Grammar;
@@ -70,7 +77,7 @@ impl Grammar {
         is_choice.then(|| Self::Regex(texts.map(regex_syntax::escape).collect::<Vec<_>>().join("|")))
     }
 
-    /// What it is, in the words of messages.
+    /// Name of the kind in error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::JsonObject | Self::JsonSchema(_) => "JSON schema",
@@ -86,12 +93,12 @@ impl Grammar {
             Self::Regex(source) | Self::Lark(source) => source.len(),
         };
         match length > MAX_SOURCE_BYTES {
-            true => Err(GrammarError::TooLong { kind: self.kind(), most: MAX_SOURCE_BYTES, found: length }),
+            true => Err(GrammarError::TooLong { kind: self.kind(), max: MAX_SOURCE_BYTES, found: length }),
             false => Ok(()),
         }
     }
 
-    /// Reads it.
+    /// Compiles the grammar into a parser.
     pub(crate) fn parser(&self, factory: &ParserFactory) -> Result<TokenParser, GrammarError> {
         let wrong = |what: String| GrammarError::Grammar { kind: self.kind(), what };
         let schema = match self {
@@ -110,11 +117,11 @@ impl Grammar {
             Self::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
         };
         let parser = reading::parser(source, factory).map_err(|message| {
-            let place = match self {
-                Self::JsonSchema(_) => schema::place_of(&schema, &message, factory),
+            let location = match self {
+                Self::JsonSchema(_) => schema::location_of(&schema, &message, factory),
                 _ => String::new(),
             };
-            wrong(place + &told(&message))
+            wrong(location + &user_message(&message))
         })?;
         let lexemes = parser.parser.grammar().lexer_spec();
         if lexemes.special_token_rx.is_some() {
@@ -122,14 +129,14 @@ impl Grammar {
         }
         if lexemes.has_stop {
             return Err(wrong(
-                "stop= removes what was written, which cannot be done here; use suffix=".into(),
+                "`stop=` is not supported, because it removes generated text; use `suffix=`".into(),
             ));
         }
         Ok(parser)
     }
 }
 
-/// Whether a rule is defined as in GBNF, the grammars of llama.cpp.
+/// Whether the source defines a rule as in GBNF, the grammar format of llama.cpp.
 fn is_gbnf(source: &str) -> bool {
     let is_name = |name: &str| {
         let name = name.trim();

@@ -1,4 +1,4 @@
-//! What all grammars of a vocabulary share, and the limits under which the library reads them.
+//! Data that all grammars of a vocabulary share, and the library's limits for compiling them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,25 +7,29 @@ use llguidance::api::ParserLimits;
 use llguidance::{Matcher, ParserFactory};
 
 use crate::constraint::GrammarConstraint;
-use crate::error::told;
-use crate::tokens::{Tokens, Words};
+use crate::error::user_message;
+use crate::tokens::{TokenBytes, Tokens};
 use crate::{Grammar, GrammarError};
 
-/// The library reads grammars by recursion, of a depth that it bounds: far below this for all that it accepts.
+/// Stack size for compiling a grammar.
+///
+/// The library recurses to a bounded depth. Every grammar that it accepts needs far less than this.
 pub(crate) const STACK_BYTES: usize = 64 << 20;
-/// Longest time to read a grammar. Schemas of tools take milliseconds.
-pub(crate) const LONGEST: Duration = Duration::from_secs(5);
+/// Maximum time to compile a grammar.
+///
+/// Typical tool schemas take milliseconds.
+pub(crate) const COMPILE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tokens of a vocabulary, and the library's view of them.
+/// Tokens of a vocabulary and the library's parser factory for them.
 pub(crate) struct Prepared {
     tokens: Arc<Tokens>,
     factory: ParserFactory,
 }
 
 impl Prepared {
-    pub(crate) fn new(words: Words) -> Result<Self, GrammarError> {
+    pub(crate) fn new(words: TokenBytes) -> Result<Self, GrammarError> {
         let tokens = Arc::new(Tokens::new(words));
-        let failed = |what: String| GrammarError::Tokenizer { what: told(&what) };
+        let failed = |what: String| GrammarError::Tokenizer { what: user_message(&what) };
         let built = ParserFactory::new_simple(&tokens.trie);
         let mut factory = built.map_err(|error| failed(format!("{error:#}")))?;
         factory.quiet();
@@ -33,7 +37,7 @@ impl Prepared {
         Ok(Self { tokens, factory })
     }
 
-    /// The constraint to texts of the grammar.
+    /// Compiles a grammar into a constraint.
     pub(crate) fn read(
         &self,
         grammar: &Grammar,
@@ -44,11 +48,15 @@ impl Prepared {
     }
 }
 
-/// What a grammar may cost, in the library's units.
+/// The library's limits on the cost of a grammar.
 fn limits() -> ParserLimits {
-    /// States of its lexer, each about a kilobyte.
+    /// Maximum lexer states, each of about a kilobyte.
     const MAX_LEXER_STATES: usize = 50_000;
-    /// Items of its parser for a token, of which usual grammars have tens: texts of others wait for each step.
+    /// Maximum parser items per token.
+    ///
+    /// Typical grammars need tens.
+    ///
+    /// All sequences of a batch wait for each step, so one grammar must not slow it down.
     const MAX_STEP_ITEMS: usize = 2_000;
     const MAX_ROW_ITEMS: usize = 200;
     ParserLimits {

@@ -1,12 +1,14 @@
-//! Untrusted grammars, each read and followed in a child process whose memory and time the system bounds. Whatever a grammar does to
-//! the library, the process ends, and the system frees all its memory.
+//! Untrusted grammars, each compiled and evaluated in its own child process.
 //!
-//! The process is a session of a [`Worker`] that has prepared the vocabulary, which takes a tenth of a second. This side asks it to
-//! read the grammar, and then for each token what may follow.
+//! The system limits the memory and time of each process. Regardless of how a grammar affects the library,
+//! the process ends and the system frees all its memory.
+//!
+//! The process is a session of a [`Worker`] that has already prepared the vocabulary, which takes a tenth of
+//! a second. The parent sends the grammar once, and then asks for each token which ones may follow.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use candle_gpt2_confined::{
@@ -16,41 +18,50 @@ use candle_gpt2_generation::{Constraint, GenerationError};
 use serde::{Deserialize, Serialize};
 
 use crate::constraint::GrammarConstraint;
-use crate::prepared::{LONGEST, Prepared, STACK_BYTES};
-use crate::tokens::Words;
+use crate::prepared::{COMPILE_TIMEOUT, Prepared, STACK_BYTES};
+use crate::tokens::TokenBytes;
 use crate::{Grammar, GrammarError};
 
-/// The stack's part of a process's memory. The library recurses, to a depth that it bounds.
+/// Part of a process's memory limit that is its stack.
+///
+/// The library recurses to a bounded depth.
 const STACK: u64 = STACK_BYTES as u64;
-/// Limits of preparing a vocabulary, with a slow disk and a busy machine.
+/// Limits for preparing a vocabulary, sized for a slow disk and a busy machine.
 const PREPARING: Limits =
     Limits { cpu: Duration::from_secs(30), memory_bytes: 1 << 30, wall: Duration::from_secs(60) };
-/// Limits of reading a grammar. Schemas of tools take milliseconds.
+/// Limits for compiling a grammar.
+///
+/// Typical tool schemas take milliseconds.
 const READING: Limits =
-    Limits { cpu: Duration::from_millis(1000), memory_bytes: STACK + (32 << 20), wall: LONGEST };
-/// Limits of finding what may follow a token, which takes tens of microseconds. The memory is that of all texts of a grammar.
+    Limits { cpu: Duration::from_millis(1000), memory_bytes: STACK + (32 << 20), wall: COMPILE_TIMEOUT };
+/// Limits for computing the allowed next tokens, which takes tens of microseconds.
+///
+/// The memory limit covers all sequences that use the grammar.
 const STEP: Limits = Limits {
     cpu: Duration::from_millis(100),
     memory_bytes: STACK + (64 << 20),
     wall: Duration::from_secs(2),
 };
-/// Most memory that all processes may have written together. Beyond it no other grammar is read, and processes with at least the
-/// average end.
+/// Maximum private memory of all processes combined.
+///
+/// Above it, new grammars are rejected, and a process that uses at least the average is stopped.
 const ALL_BYTES: usize = 256 << 20;
-/// Answers between two measurements of a process's memory.
+/// Number of answers between two memory measurements of a process.
 const ANSWERS_PER_MEASUREMENT: usize = 16;
-/// CPU time of a step that counts toward no budget. Most grammars take a tenth of it. The library is twenty times slower in debug
-/// builds.
+/// CPU time per step that is not charged to any budget.
+///
+/// Most grammars use a tenth of it. Debug builds of the library are 20 times slower.
 const FREE_TIME: Duration = Duration::from_micros(if cfg!(debug_assertions) { 20_000 } else { 500 });
-/// CPU time beyond [`FREE_TIME`] for each step that one process may take in its life.
+/// Maximum CPU time beyond [`FREE_TIME`] per step, summed over the life of a process.
 const MAX_SLOW: Duration = Duration::from_millis(500);
-/// Fraction of the time that slow steps of all processes may take together, since the engine waits for them, and how much of it
-/// they may take at once. Beyond it, a process that has taken `FAIR_SLOW` or more ends.
+/// Fraction of wall time that slow steps of all processes may take, because the engine waits for them.
 const SLOW_FRACTION: f64 = 0.2;
+/// Slow CPU time of all processes that is tolerated beyond [`SLOW_FRACTION`].
 const ALL_SLOW: Duration = Duration::from_millis(200);
+/// Slow CPU time of a process above which it is stopped once all of them exceed [`ALL_SLOW`].
 const FAIR_SLOW: Duration = Duration::from_millis(50);
 
-/// The grammars that a worker reads, for [`run_worker`](candle_gpt2_confined::run_worker).
+/// Worker service that compiles grammars, for [`run_worker`](candle_gpt2_confined::run_worker).
 ///
 /// ```
 /// use candle_gpt2_confined::WorkerProgram;
@@ -66,87 +77,88 @@ const FAIR_SLOW: Duration = Duration::from_millis(50);
 /// ```
 pub const GRAMMARS: Service = Service { name: "grammars", stack_bytes: STACK_BYTES, prepare };
 
-/// The processes of one vocabulary.
+/// Child processes of one vocabulary.
 pub(crate) struct Processes {
     worker: Worker,
     usage: Arc<Mutex<Usage>>,
 }
 
-/// What a process is to read.
+/// A grammar and its end tokens, as sent to a child process.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Order {
+pub(crate) struct CompileRequest {
     pub(crate) grammar: Grammar,
     pub(crate) end_tokens: Vec<u32>,
 }
 
-/// Kinds of questions: the first byte of each.
+/// Request kind, encoded as the first byte of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum Question {
-    /// Read the grammar, which follows as JSON.
+enum RequestKind {
+    /// Compile the [`CompileRequest`] that follows as JSON.
     Read = 0,
-    /// Which tokens may follow these; the answer has a bit for each.
+    /// Return the tokens that may follow the given ones, as a bit mask.
     Allowed = 1,
-    /// Whether nothing but the end may follow these tokens.
+    /// Return whether only the end may follow the given tokens.
     IsComplete = 2,
 }
 
-/// The first byte of an answer.
+/// First byte of a successful answer.
 const IS_ANSWER: u8 = 0;
+/// First byte of an error.
 const IS_ERROR: u8 = 1;
 
 impl Processes {
-    /// Processes of `program`, for a vocabulary with these words.
+    /// Creates the processes of `program` for a vocabulary with these words.
     pub(crate) fn new(
         program: WorkerProgram,
-        words: impl Fn() -> Result<Words, GrammarError> + Send + Sync + 'static,
+        words: impl Fn() -> Result<TokenBytes, GrammarError> + Send + Sync + 'static,
     ) -> Self {
         let source = move || {
-            let words = words().map_err(reason)?;
+            let words = words().map_err(bare_message)?;
             serde_json::to_vec(&words).map_err(|error| error.to_string())
         };
         Self { worker: Worker::new(program, GRAMMARS.name, PREPARING, source), usage: Arc::default() }
     }
 
-    /// Reads a grammar in a process of its own.
-    pub(crate) fn read(&self, order: &Order) -> Result<RemoteConstraint, GrammarError> {
-        let kind = order.grammar.kind();
+    /// Compiles a grammar in a new process.
+    pub(crate) fn read(&self, request: &CompileRequest) -> Result<RemoteConstraint, GrammarError> {
+        let kind = request.grammar.kind();
         let busy = || GrammarError::Busy { kind };
-        if locked(&self.usage).bytes > ALL_BYTES {
+        if lock(&self.usage).bytes > ALL_BYTES {
             return Err(busy());
         }
         let wrong = |what: String| GrammarError::Grammar { kind, what };
-        let mut question = vec![Question::Read as u8];
-        serde_json::to_writer(&mut question, order).map_err(|error| wrong(error.to_string()))?;
+        let mut question = vec![RequestKind::Read as u8];
+        serde_json::to_writer(&mut question, request).map_err(|error| wrong(error.to_string()))?;
         let read = self.worker.begin(&question, &READING, true);
         let (session, Answer { bytes, private_bytes, .. }) = read.map_err(|error| match error {
             WorkerError::Refused { what } => GrammarError::Tokenizer { what },
-            // It had no second of the processor in five.
+            // Less than 1 s of CPU time within 5 s of wall time: the machine is busy.
             WorkerError::Unavailable { .. } | WorkerError::Exceeded { limit: Limit::WallTime, .. } => busy(),
-            _ => wrong("it takes too much time or memory to read; make it simpler".into()),
+            _ => wrong("it takes too much time or memory to compile; simplify it".into()),
         })?;
         answer_of(&bytes).map_err(wrong)?;
-        let part = Part::new(&self.usage, private_bytes);
-        if locked(&self.usage).bytes > ALL_BYTES {
+        let usage_part = ProcessUsage::new(&self.usage, private_bytes);
+        if lock(&self.usage).bytes > ALL_BYTES {
             return Err(busy());
         }
         let process = Process { session: Some(session), answers: 0, slow: Duration::ZERO };
-        Ok(RemoteConstraint { kind, process: Mutex::new(process), part })
+        Ok(RemoteConstraint { kind, process: Mutex::new(process), usage_part })
     }
 }
 
-/// A grammar that another process has read.
+/// Constraint whose grammar is evaluated in a child process.
 pub(crate) struct RemoteConstraint {
     kind: &'static str,
     process: Mutex<Process>,
-    part: Part,
+    usage_part: ProcessUsage,
 }
 
 struct Process {
-    /// `None` once it has failed.
+    /// `None` after a failure.
     session: Option<Session>,
     answers: usize,
-    /// CPU time of all steps beyond [`FREE_TIME`] each.
+    /// CPU time beyond [`FREE_TIME`] per step, summed over all steps.
     slow: Duration,
 }
 
@@ -158,7 +170,7 @@ impl fmt::Debug for RemoteConstraint {
 
 impl Constraint for RemoteConstraint {
     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError> {
-        let answer = self.ask(Question::Allowed, generated)?;
+        let answer = self.ask(RequestKind::Allowed, generated)?;
         for (allowed, bit) in allowed.iter_mut().zip(bits(&answer)) {
             *allowed |= bit;
         }
@@ -166,7 +178,7 @@ impl Constraint for RemoteConstraint {
     }
 
     fn is_complete(&self, generated: &[u32]) -> Result<bool, GenerationError> {
-        Ok(self.ask(Question::IsComplete, generated)?.first() == Some(&1))
+        Ok(self.ask(RequestKind::IsComplete, generated)?.first() == Some(&1))
     }
 
     fn option(&self) -> &'static str {
@@ -175,22 +187,27 @@ impl Constraint for RemoteConstraint {
 }
 
 impl RemoteConstraint {
-    /// Whether its process answers.
+    /// Whether the process still answers; true while it computes an answer.
     pub(crate) fn is_alive(&self) -> bool {
-        self.process().session.is_some()
+        match self.process.try_lock() {
+            Ok(process) => process.session.is_some(),
+            Err(TryLockError::Poisoned(error)) => error.into_inner().session.is_some(),
+            Err(TryLockError::WouldBlock) => true,
+        }
     }
 
-    fn ask(&self, question: Question, generated: &[u32]) -> Result<Vec<u8>, GenerationError> {
+    fn ask(&self, question: RequestKind, generated: &[u32]) -> Result<Vec<u8>, GenerationError> {
         let failed = |what: String| GenerationError::Constraint { what };
         let too_much = || {
             let after = generated.len();
             failed(format!(
-                "{} after {after} tokens: it takes too much time or memory; make it simpler",
+                "{} after {after} tokens: it takes too much time or memory; simplify it",
                 self.kind
             ))
         };
-        let mut process = self.process();
-        // Taken: a failure ends the process, and all texts of the grammar with it.
+        let mut process = lock(&self.process);
+        // Take the session out: any failure drops it, which ends the process and all sequences of the
+        // grammar.
         let mut session = process.session.take().ok_or_else(too_much)?;
         let ids = generated.iter().flat_map(|id| id.to_le_bytes());
         let message: Vec<u8> = [question as u8].into_iter().chain(ids).collect();
@@ -200,57 +217,55 @@ impl RemoteConstraint {
         let slow = answer.cpu.saturating_sub(FREE_TIME);
         process.slow += slow;
         let takes_too_long =
-            process.slow > MAX_SLOW || self.part.is_too_slow(slow) && process.slow > FAIR_SLOW;
-        if takes_too_long || measures && self.part.is_too_much(answer.private_bytes) {
+            process.slow > MAX_SLOW || self.usage_part.exceeds_time(slow) && process.slow > FAIR_SLOW;
+        if takes_too_long || measures && self.usage_part.exceeds_memory(answer.private_bytes) {
             return Err(too_much());
         }
         process.session = Some(session);
         answer_of(&answer.bytes).map(<[u8]>::to_vec).map_err(failed)
     }
-
-    fn process(&self) -> MutexGuard<'_, Process> {
-        locked(&self.process)
-    }
 }
 
-/// Costs of all processes.
+/// Resource usage of all processes.
 #[derive(Default)]
 struct Usage {
-    /// Memory that they have written, as measured last.
+    /// Private memory of all processes, as last measured.
     bytes: usize,
     processes: usize,
-    /// Recent time of slow steps, less [`SLOW_FRACTION`] of the time that has passed.
+    /// Recent time of slow steps, minus [`SLOW_FRACTION`] of the elapsed time.
     slow: Duration,
     slow_at: Option<Instant>,
 }
 
-/// The part of one process.
-struct Part {
+/// One process's part of the total [`Usage`].
+struct ProcessUsage {
     bytes: AtomicUsize,
-    of_all: Arc<Mutex<Usage>>,
+    total: Arc<Mutex<Usage>>,
 }
 
-impl Part {
-    fn new(of_all: &Arc<Mutex<Usage>>, bytes: usize) -> Self {
-        let mut usage = locked(of_all);
+impl ProcessUsage {
+    fn new(total: &Arc<Mutex<Usage>>, bytes: usize) -> Self {
+        let mut usage = lock(total);
         usage.bytes += bytes;
         usage.processes += 1;
-        Self { bytes: AtomicUsize::new(bytes), of_all: Arc::clone(of_all) }
+        Self { bytes: AtomicUsize::new(bytes), total: Arc::clone(total) }
     }
 
-    /// Records that this process has `bytes`. Whether all have too much, and this one no less than the average.
-    fn is_too_much(&self, bytes: usize) -> bool {
-        let mut usage = locked(&self.of_all);
+    /// Records the memory of this process and returns whether the process must end.
+    ///
+    /// True if all processes together exceed [`ALL_BYTES`] and this one uses at least the average.
+    fn exceeds_memory(&self, bytes: usize) -> bool {
+        let mut usage = lock(&self.total);
         usage.bytes = usage.bytes - self.bytes.swap(bytes, Ordering::Relaxed) + bytes;
         usage.bytes > ALL_BYTES && bytes.saturating_mul(usage.processes) >= usage.bytes
     }
 
-    /// Records a slow step. Whether all processes have had too many of them.
-    fn is_too_slow(&self, slow: Duration) -> bool {
+    /// Records a slow step and returns whether the slow steps of all processes exceed their budget.
+    fn exceeds_time(&self, slow: Duration) -> bool {
         if slow.is_zero() {
             return false;
         }
-        let mut usage = locked(&self.of_all);
+        let mut usage = lock(&self.total);
         let now = Instant::now();
         let passed = usage.slow_at.replace(now).map_or(Duration::ZERO, |before| now.duration_since(before));
         usage.slow = usage.slow.saturating_sub(passed.mul_f64(SLOW_FRACTION)) + slow;
@@ -258,46 +273,46 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for ProcessUsage {
     fn drop(&mut self) {
-        let mut usage = locked(&self.of_all);
+        let mut usage = lock(&self.total);
         usage.bytes -= self.bytes.load(Ordering::Relaxed);
         usage.processes -= 1;
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each value is whole at any moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The value is consistent at every point, so poisoning is harmless.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Prepares the program of [`GRAMMARS`]: the words of a vocabulary.
+/// Creates the program of [`GRAMMARS`] from the serialized words of a vocabulary.
 fn prepare(words: &[u8]) -> Result<Box<dyn Program>, String> {
-    let words: Words = serde_json::from_slice(words).map_err(|error| error.to_string())?;
-    let prepared = Prepared::new(words).map_err(reason)?;
-    Ok(Box::new(Reader { prepared, constraint: None }))
+    let words: TokenBytes = serde_json::from_slice(words).map_err(|error| error.to_string())?;
+    let prepared = Prepared::new(words).map_err(bare_message)?;
+    Ok(Box::new(GrammarWorker { prepared, constraint: None }))
 }
 
-/// The error without the kind of thing that is wrong, which the other side knows.
-fn reason(error: GrammarError) -> String {
+/// Error message without the kind of grammar, which the parent adds.
+fn bare_message(error: GrammarError) -> String {
     match error {
         GrammarError::Tokenizer { what } | GrammarError::Grammar { what, .. } => what,
         error => error.to_string(),
     }
 }
 
-/// The worker's side: reads one grammar, and answers questions about it.
-struct Reader {
+/// Worker side: compiles one grammar and answers requests about it.
+struct GrammarWorker {
     prepared: Prepared,
     constraint: Option<GrammarConstraint>,
 }
 
-impl Program for Reader {
+impl Program for GrammarWorker {
     fn answer(&mut self, question: &[u8]) -> Vec<u8> {
         let answered = match (question.split_first(), &self.constraint) {
-            (Some((kind, order)), None) if *kind == Question::Read as u8 => self.read(order),
+            (Some((kind, request)), None) if *kind == RequestKind::Read as u8 => self.read(request),
             (Some((kind, ids)), Some(constraint)) => answer(constraint, *kind, ids),
-            _ => Err("no grammar was read".into()),
+            _ => Err("no grammar has been compiled".into()),
         };
         let (kind, mut bytes) = match answered {
             Ok(bytes) => (IS_ANSWER, bytes),
@@ -308,11 +323,11 @@ impl Program for Reader {
     }
 }
 
-impl Reader {
-    fn read(&mut self, order: &[u8]) -> Result<Vec<u8>, String> {
-        let order: Order = serde_json::from_slice(order).map_err(|error| error.to_string())?;
-        let read = self.prepared.read(&order.grammar, &order.end_tokens);
-        self.constraint = Some(read.map_err(reason)?);
+impl GrammarWorker {
+    fn read(&mut self, request: &[u8]) -> Result<Vec<u8>, String> {
+        let request: CompileRequest = serde_json::from_slice(request).map_err(|error| error.to_string())?;
+        let read = self.prepared.read(&request.grammar, &request.end_tokens);
+        self.constraint = Some(read.map_err(bare_message)?);
         Ok(Vec::new())
     }
 }
@@ -320,7 +335,7 @@ impl Reader {
 fn answer(constraint: &GrammarConstraint, kind: u8, ids: &[u8]) -> Result<Vec<u8>, String> {
     let (ids, _) = ids.as_chunks();
     let ids: Vec<u32> = ids.iter().map(|id| u32::from_le_bytes(*id)).collect();
-    let answered = if kind == Question::IsComplete as u8 {
+    let answered = if kind == RequestKind::IsComplete as u8 {
         constraint.is_complete(&ids).map(|is_complete| vec![u8::from(is_complete)])
     } else {
         let allowed = constraint.allowed(&ids);
@@ -332,12 +347,12 @@ fn answer(constraint: &GrammarConstraint, kind: u8, ids: &[u8]) -> Result<Vec<u8
     })
 }
 
-/// The answer without its first byte, or the error that it is.
+/// Strips the first byte of an answer and converts an error answer into `Err`.
 fn answer_of(bytes: &[u8]) -> Result<&[u8], String> {
     match bytes.split_first() {
         Some((&IS_ANSWER, answer)) => Ok(answer),
         Some((_, what)) => Err(String::from_utf8_lossy(what).into_owned()),
-        None => Err("an empty answer".into()),
+        None => Err("the worker returned an empty answer".into()),
     }
 }
 
@@ -350,24 +365,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_steps_of_all_processes_share_a_fraction_of_the_time() {
+    fn slow_step_time_is_limited_across_processes() {
         let usage = Arc::default();
-        let (one, other) = (Part::new(&usage, 0), Part::new(&usage, 0));
-        assert!(!one.is_too_slow(ALL_SLOW));
-        assert!(other.is_too_slow(ALL_SLOW), "another process adds to the same sum");
-        assert!(!other.is_too_slow(Duration::ZERO), "a usual step is free");
-        locked(&usage).slow_at = Instant::now().checked_sub(Duration::from_secs(60));
-        assert!(!one.is_too_slow(Duration::from_millis(1)), "the sum shrinks with time");
+        let (one, other) = (ProcessUsage::new(&usage, 0), ProcessUsage::new(&usage, 0));
+        assert!(!one.exceeds_time(ALL_SLOW));
+        assert!(other.exceeds_time(ALL_SLOW), "another process adds to the same sum");
+        assert!(!other.exceeds_time(Duration::ZERO), "a usual step is free");
+        lock(&usage).slow_at = Instant::now().checked_sub(Duration::from_secs(60));
+        assert!(!one.exceeds_time(Duration::from_millis(1)), "the sum shrinks with time");
     }
 
     #[test]
-    fn a_process_ends_for_memory_if_it_has_at_least_the_average() {
+    fn memory_limit_spares_below_average_processes() {
         let usage = Arc::default();
-        let (large, small) = (Part::new(&usage, 0), Part::new(&usage, 0));
-        assert!(!large.is_too_much(ALL_BYTES));
-        assert!(!small.is_too_much(1), "others take the memory");
-        assert!(large.is_too_much(ALL_BYTES));
+        let (large, small) = (ProcessUsage::new(&usage, 0), ProcessUsage::new(&usage, 0));
+        assert!(!large.exceeds_memory(ALL_BYTES));
+        assert!(!small.exceeds_memory(1), "others take the memory");
+        assert!(large.exceeds_memory(ALL_BYTES));
         drop(large);
-        assert_eq!(locked(&usage).bytes, 1);
+        assert_eq!(lock(&usage).bytes, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! From a grammar to the library's parser, with limits and checks that the library lacks.
+//! Compiles a grammar into the library's parser, with limits and checks that the library lacks.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -9,13 +9,14 @@ use llguidance::{Logger, ParserFactory, TokenParser, panic_utils};
 
 use crate::recursion;
 
-/// Bytes of which each may begin a lexeme.
+/// All byte values, each of which may begin a lexeme.
 const BYTES: std::ops::RangeInclusive<u8> = 0..=u8::MAX;
 
-/// Reads a grammar.
+/// Compiles a grammar into a parser.
 ///
 /// # Errors
-/// If the grammar is wrong or too complex, or leads texts to where nothing can follow. The library's own message is unchanged.
+/// If the grammar is invalid, too complex, or can reach a dead end. Messages of the library are returned
+/// unchanged.
 pub(crate) fn parser(source: TopLevelGrammar, factory: &ParserFactory) -> Result<TokenParser, String> {
     let read = panic_utils::catch_unwind(AssertUnwindSafe(|| {
         let tokens = || Some(factory.tok_env().clone());
@@ -40,7 +41,7 @@ pub(crate) fn parser(source: TopLevelGrammar, factory: &ParserFactory) -> Result
     read.map_err(|error| format!("{error:#}"))?
 }
 
-/// The symbols that the start reaches.
+/// Symbols reachable from the start symbol.
 fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
     let mut symbols = vec![grammar.start()];
     let mut known: HashMap<usize, ()> = [(grammar.start().as_index(), ())].into();
@@ -58,14 +59,15 @@ fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
     symbols
 }
 
-/// Fails if the first step of the grammar's lexer is beyond its limits, or if a text may come to where nothing can follow. The
-/// library takes that step without any when it makes a parser (llguidance 1.9.1, `Lexer::from`), and does not come back from some
-/// expressions with `&` and `~`.
+/// Rejects a grammar whose lexer is too complex or whose rules can reach a dead end.
+///
+/// The first step of the lexer must stay within the limits. llguidance 1.9.1 runs it without limits when it
+/// creates a parser (`Lexer::from`), and never returns for some expressions with `&` and `~`.
 fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFactory) -> Result<(), String> {
     let complex =
-        || Err("it is too complex; make what `&`, `~`, patterns and lengths combine simpler".into());
+        || Err("it is too complex; simplify the parts that `&`, `~`, patterns and lengths combine".into());
     let mut limits = factory.limits().clone();
-    // The parser reports what is wrong with it otherwise.
+    // The parser reports all other errors of the lexer.
     let Ok(mut lexer) = grammar.lexer_spec().to_regex_vec(&mut limits) else { return Ok(()) };
     lexer.set_fuel(limits.initial_lexer_fuel);
     let start = lexer.initial_state(&grammar.lexer_spec().all_lexemes());
@@ -75,7 +77,7 @@ fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFact
             return complex();
         }
     }
-    // Symbols that have a finite text.
+    // Symbols that derive at least one finite text.
     let mut has_text = HashMap::new();
     for symbol in reachable {
         let data = grammar.sym_data(*symbol);
@@ -116,8 +118,8 @@ fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFact
     };
     let mut rules = reachable.iter().flat_map(|symbol| grammar.rules_of(*symbol));
     if rules.any(|rule| leads_nowhere(grammar.rule_rhs(*rule).0)) {
-        return Err("a part of it allows no finite text, so texts could not end; \
-            leave out what nothing fulfills, and references without an alternative that ends"
+        return Err("a part of it allows no finite text, so generation could not end; \
+            remove unsatisfiable parts, and references that recurse without an end"
             .into());
     }
     Ok(())

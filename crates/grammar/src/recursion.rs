@@ -1,24 +1,30 @@
-//! Right recursion as left recursion.
+//! Rewrites right recursion as left recursion.
 //!
-//! The library's parser keeps an item for each open right recursion, so a text of `n` words by `u: | WORD u` would take `n` items
-//! for each word, and soon more than a step may have. Left recursion takes one.
+//! The library's parser keeps one item for each open right recursion. With `u: | WORD u`, a text of `n` words
+//! needs `n` items per word and soon exceeds the limit per step. Left recursion needs one item.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::earley::{CGrammar, CSymIdx, Grammar, SymIdx};
 
-/// Most symbols that recurse through each other. The rules that replace them are the third power.
-const MOST_SYMBOLS: usize = 16;
-
-/// The grammar with its right recursions turned around, which changes none of its texts. `None` if it has none.
+/// Maximum number of mutually recursive symbols.
 ///
-/// Symbols `S` with rules `S -> a T` and `S -> b`, where the last symbols recurse, are a finite automaton over the parts before
-/// them. For each symbol `E` that others use, `from E to S` has the texts that lead from `E` to `S`:
-/// `(from E to E) -> `, `(from E to T) -> (from E to S) a` and `E -> (from E to S) b`.
+/// The number of replacement rules grows cubically.
+const MAX_SYMBOLS: usize = 16;
+
+/// Replaces right recursion, if there is any, with left recursion without changing the language.
+///
+/// Symbols `S` with rules `S -> a T` and `S -> b`, where the last symbols recurse, form a finite automaton.
+/// Its transitions are the parts before the last symbols. For each symbol `E` that other rules use,
+/// `from E to S` derives the texts that lead from `E` to `S`:
+///
+/// - `(from E to E) -> `
+/// - `(from E to T) -> (from E to S) a`
+/// - `E -> (from E to S) b`
 ///
 /// # Errors
-/// The library's, if it refuses a rule.
+/// If the library rejects a rule.
 pub(crate) fn without_right_recursion(
     grammar: &CGrammar,
     reachable: &[CSymIdx],
@@ -29,23 +35,23 @@ pub(crate) fn without_right_recursion(
     if components.is_empty() || grammar.parametric() {
         return Ok(None);
     }
-    let mut made = Grammar::new(None);
+    let mut new_grammar = Grammar::new(None);
     let start = grammar.sym_data(grammar.start());
-    let first = made.fresh_symbol_ext("start of all", start.props.clone());
+    let first = new_grammar.fresh_symbol_ext("start of all", start.props.clone());
     let mut symbols: HashMap<usize, SymIdx> = HashMap::new();
     for symbol in reachable {
         let data = grammar.sym_data(*symbol);
         let mut props = data.props.clone();
         props.is_start = false;
-        let copy = made.fresh_symbol_ext(&data.name, props);
+        let copy = new_grammar.fresh_symbol_ext(&data.name, props);
         symbols.insert(symbol.as_index(), copy);
         if let Some(lexeme) = data.lexeme {
-            made.make_terminal(copy, lexeme, lexer).map_err(|error| wrong(&error))?;
+            new_grammar.make_terminal(copy, lexeme, lexer).map_err(|error| wrong(&error))?;
         } else if let Some(options) = &data.gen_grammar {
-            made.make_gen_grammar(copy, options.clone()).map_err(|error| wrong(&error))?;
+            new_grammar.make_gen_grammar(copy, options.clone()).map_err(|error| wrong(&error))?;
         }
     }
-    made.add_rule(first, vec![symbols[&grammar.start().as_index()]]).map_err(|error| wrong(&error))?;
+    new_grammar.add_rule(first, vec![symbols[&grammar.start().as_index()]]).map_err(|error| wrong(&error))?;
     let copied = |rule: &[CSymIdx]| rule.iter().map(|inner| symbols[&inner.as_index()]).collect::<Vec<_>>();
     for symbol in reachable.iter().filter(|symbol| grammar.sym_data(**symbol).lexeme.is_none()) {
         let data = grammar.sym_data(*symbol);
@@ -53,19 +59,19 @@ pub(crate) fn without_right_recursion(
         let Some(component) = components.iter().find(|component| component.contains(&symbol.as_index()))
         else {
             for rule in rules(grammar, *symbol) {
-                made.add_rule(copy, copied(rule)).map_err(|error| wrong(&error))?;
+                new_grammar.add_rule(copy, copied(rule)).map_err(|error| wrong(&error))?;
             }
             if data.is_nullable {
-                made.add_rule(copy, Vec::new()).map_err(|error| wrong(&error))?;
+                new_grammar.add_rule(copy, Vec::new()).map_err(|error| wrong(&error))?;
             }
             continue;
         };
-        // From this symbol to each of the component.
+        // Path symbols from this symbol to each symbol of the component.
         let props = data.props.for_wrapper();
         let mut path =
-            |inner: &usize| made.fresh_symbol_ext(&format!("{}_to_{inner}", data.name), props.clone());
+            |inner: &usize| new_grammar.fresh_symbol_ext(&format!("{}_to_{inner}", data.name), props.clone());
         let paths: BTreeMap<usize, SymIdx> = component.iter().map(|inner| (*inner, path(inner))).collect();
-        made.add_rule(paths[&symbol.as_index()], Vec::new()).map_err(|error| wrong(&error))?;
+        new_grammar.add_rule(paths[&symbol.as_index()], Vec::new()).map_err(|error| wrong(&error))?;
         for from in component {
             let from_symbol = CSymIdx::new_checked(*from);
             for rule in rules(grammar, from_symbol) {
@@ -77,18 +83,18 @@ pub(crate) fn without_right_recursion(
                 };
                 let new = [vec![paths[from]], copied(before)].concat();
                 if new != [to] {
-                    made.add_rule(to, new).map_err(|error| wrong(&error))?;
+                    new_grammar.add_rule(to, new).map_err(|error| wrong(&error))?;
                 }
             }
             if grammar.sym_data(from_symbol).is_nullable {
-                made.add_rule(copy, vec![paths[from]]).map_err(|error| wrong(&error))?;
+                new_grammar.add_rule(copy, vec![paths[from]]).map_err(|error| wrong(&error))?;
             }
         }
     }
-    Ok(Some(made))
+    Ok(Some(new_grammar))
 }
 
-/// Symbols that recurse through each other at the ends of their rules.
+/// Sets of symbols that are mutually right-recursive.
 fn components(grammar: &CGrammar, reachable: &[CSymIdx]) -> Vec<BTreeSet<usize>> {
     let last_symbols = |symbol: CSymIdx| {
         let data = grammar.sym_data(symbol);
@@ -102,7 +108,7 @@ fn components(grammar: &CGrammar, reachable: &[CSymIdx]) -> Vec<BTreeSet<usize>>
     };
     let mut edges: BTreeMap<usize, BTreeSet<usize>> =
         reachable.iter().map(|symbol| (symbol.as_index(), last_symbols(*symbol))).collect();
-    // What leads to no recursion goes, from the ends inward.
+    // Symbols without outgoing edges are on no cycle, so remove them repeatedly.
     loop {
         let ends: BTreeSet<usize> =
             edges.iter().filter(|(_, lasts)| lasts.is_empty()).map(|(symbol, _)| *symbol).collect();
@@ -119,7 +125,7 @@ fn components(grammar: &CGrammar, reachable: &[CSymIdx]) -> Vec<BTreeSet<usize>>
         }
         known
     };
-    if edges.len() > MOST_SYMBOLS * MOST_SYMBOLS {
+    if edges.len() > MAX_SYMBOLS * MAX_SYMBOLS {
         return Vec::new();
     }
     let reached: BTreeMap<usize, BTreeSet<usize>> =
@@ -130,7 +136,7 @@ fn components(grammar: &CGrammar, reachable: &[CSymIdx]) -> Vec<BTreeSet<usize>>
         .keys()
         .map(|symbol| edges.keys().copied().filter(|other| recurses_through(symbol, other)).collect())
         .collect();
-    let is_small = |component: &BTreeSet<usize>| (1..=MOST_SYMBOLS).contains(&component.len());
+    let is_small = |component: &BTreeSet<usize>| (1..=MAX_SYMBOLS).contains(&component.len());
     components.into_iter().filter(is_small).collect()
 }
 

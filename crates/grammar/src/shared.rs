@@ -1,57 +1,125 @@
-//! Equal grammars share a process: what it has learned of a grammar serves all texts, and its memory counts once.
+//! Shares one process between equal grammars.
+//!
+//! All their sequences reuse the states that the process has cached, and its memory counts once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crate::GrammarError;
-use crate::process::{Order, RemoteConstraint};
+use crate::process::{CompileRequest, RemoteConstraint};
 
-/// Requests that a process serves in its life. States of texts that have ended stay in it, so it is replaced now and then.
-const MOST_REQUESTS: usize = 64;
+/// Maximum requests per process.
+///
+/// It is then replaced, because it keeps states of finished sequences.
+const MAX_REQUESTS: usize = 64;
 
-/// The constraints that texts follow, by grammar and end tokens, as JSON.
+/// Constraints in use, keyed by the JSON of grammar and end tokens.
 #[derive(Default)]
-pub(crate) struct Shared(Mutex<HashMap<String, Arc<Mutex<Entry>>>>);
+pub(crate) struct Shared(Mutex<HashMap<String, Entry>>);
+
+/// Outcome of a compilation; empty while it runs.
+type Compilation = OnceLock<Result<Arc<RemoteConstraint>, GrammarError>>;
 
 #[derive(Default)]
 struct Entry {
+    /// Current compilation. Only the requests that wait for it keep it alive.
+    compilation: Weak<Compilation>,
     constraint: Weak<RemoteConstraint>,
     requests: usize,
 }
 
 impl Shared {
-    /// The constraint of an equal grammar, or else that of a new process. Equal grammars that come together are read once.
+    /// Returns the constraint of an equal grammar, or reads a new one.
+    ///
+    /// Concurrent requests with equal grammars read it once and share the outcome, even if it is an error.
+    /// So no request waits longer than one `read` takes.
     pub(crate) fn read_with(
         &self,
-        order: &Order,
+        request: &CompileRequest,
         read: impl FnOnce() -> Result<RemoteConstraint, GrammarError>,
     ) -> Result<Arc<RemoteConstraint>, GrammarError> {
-        let key = serde_json::to_string(order)
-            .map_err(|error| GrammarError::Grammar { kind: order.grammar.kind(), what: error.to_string() })?;
-        let entry = {
-            let mut entries = locked(&self.0);
-            entries.retain(|known, entry| *known == key || is_in_use(entry));
-            Arc::clone(entries.entry(key).or_default())
-        };
-        // Others with this grammar wait here until it is read.
-        let mut entry = locked(&entry);
-        let shared = entry.constraint.upgrade().filter(|shared| shared.is_alive());
-        if let Some(shared) = shared.filter(|_| entry.requests < MOST_REQUESTS) {
+        let key = serde_json::to_string(request).map_err(|error| GrammarError::Grammar {
+            kind: request.grammar.kind(),
+            what: error.to_string(),
+        })?;
+        let compilation = {
+            let mut entries = lock(&self.0);
+            entries.retain(|known, entry| *known == key || entry.is_in_use());
+            let entry = entries.entry(key.clone()).or_default();
+            let constraint = entry.constraint.upgrade().filter(|constraint| constraint.is_alive());
+            if let Some(constraint) = constraint.filter(|_| entry.requests < MAX_REQUESTS) {
+                entry.requests += 1;
+                return Ok(constraint);
+            }
+            let compilation = entry.compilation.upgrade().unwrap_or_else(|| {
+                let compilation = Arc::default();
+                *entry = Entry { compilation: Arc::downgrade(&compilation), ..Entry::default() };
+                compilation
+            });
             entry.requests += 1;
-            return Ok(shared);
-        }
-        let constraint = Arc::new(read()?);
-        *entry = Entry { constraint: Arc::downgrade(&constraint), requests: 1 };
-        Ok(constraint)
+            compilation
+        };
+        let read = || {
+            let constraint = Arc::new(read()?);
+            if let Some(entry) = lock(&self.0).get_mut(&key) {
+                entry.constraint = Arc::downgrade(&constraint);
+            }
+            Ok(constraint)
+        };
+        compilation.get_or_init(read).clone()
     }
 }
 
-/// Whether a text follows the grammar, or someone reads it.
-fn is_in_use(entry: &Arc<Mutex<Entry>>) -> bool {
-    Arc::strong_count(entry) > 1 || locked(entry).constraint.strong_count() > 0
+impl Entry {
+    /// Whether a sequence uses the constraint or a request is reading it.
+    fn is_in_use(&self) -> bool {
+        self.compilation.strong_count() > 0 || self.constraint.strong_count() > 0
+    }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each value is whole at any moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The value is consistent at every point, so poisoning is harmless.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Grammar;
+
+    const REQUESTS: usize = 5;
+    /// Number of milliseconds to wait for the other requests.
+    const PATIENCE: usize = 60_000;
+
+    #[test]
+    fn concurrent_equal_grammars_share_one_failed_compilation() {
+        let (shared, compilations) = (Shared::default(), AtomicUsize::new(0));
+        let request = CompileRequest { grammar: Grammar::Regex("a".into()), end_tokens: Vec::new() };
+        let waiting =
+            || lock(&shared.0).values().map(|entry| entry.compilation.strong_count()).sum::<usize>();
+        let busy = GrammarError::Busy { kind: request.grammar.kind() };
+        let read = || {
+            compilations.fetch_add(1, Ordering::Relaxed);
+            let have_joined = (0..PATIENCE).any(|_| {
+                thread::sleep(Duration::from_millis(1));
+                waiting() == REQUESTS
+            });
+            assert!(have_joined, "the other requests do not join");
+            Err(busy.clone())
+        };
+        thread::scope(|scope| {
+            let started = || scope.spawn(|| shared.read_with(&request, read));
+            let requests: Vec<_> = (0..REQUESTS).map(|_| started()).collect();
+            for request in requests {
+                assert_eq!(request.join().unwrap().unwrap_err(), busy);
+            }
+        });
+        assert_eq!(compilations.into_inner(), 1);
+        // A later request compiles again.
+        assert_eq!(shared.read_with(&request, || Err(GrammarError::NoEnd)).unwrap_err(), GrammarError::NoEnd);
+    }
 }

@@ -1,5 +1,6 @@
-//! What is remembered of a grammar after some tokens, so that one more token costs one step: for several texts at once, beams
-//! that fork, and drafts that are dropped.
+//! Cache of grammar states by generated tokens, so that each further token costs one step.
+//!
+//! It serves concurrent sequences, forked beams and rejected drafts.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,33 +8,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use llguidance::Matcher;
 use toktrie::SimpleVob;
 
-/// Most tokens of all texts whose last state is kept: 256 texts of 1,024 tokens. A text beyond that is read again.
+/// Maximum tokens of all cached latest states: 256 sequences of 1,024 tokens.
+///
+/// A sequence beyond that is parsed again from its start.
 const MAX_TOKENS: usize = 1 << 18;
-/// Most texts whose last state is kept: more than a server generates at the same time. Texts that have ended leave theirs here.
+/// Maximum sequences with a cached latest state, more than a server runs concurrently.
+///
+/// Finished sequences stay in the cache.
 const MAX_TEXTS: usize = 256;
-/// Most states that are kept of those that another one continues: the beams of the step before, and a draft.
+/// Maximum cached states that another state continues, such as the previous step's beams and a draft.
 const MAX_CONTINUED: usize = 128;
 
-/// Where a grammar is after some tokens, and what may follow.
+/// State of a grammar after some tokens, with the tokens that may follow.
 pub(crate) struct State {
     pub(crate) matcher: Matcher,
-    /// The tokens that may follow, with those that end the text.
+    /// Tokens that may follow, including end tokens.
     pub(crate) allowed: SimpleVob,
-    /// Whether nothing but the end may follow.
+    /// Whether only the end may follow.
     pub(crate) is_complete: bool,
 }
 
-/// States by their tokens, those that were asked for last.
+/// Cached states by their tokens, most recently added last.
 #[derive(Default)]
-pub(crate) struct States(Mutex<Kept>);
+pub(crate) struct States(Mutex<Cache>);
 
 #[derive(Default)]
-struct Kept {
-    /// Those that nothing continues, the last ones last.
+struct Cache {
+    /// States without a continuation, oldest first.
     latest: VecDeque<Entry>,
-    /// Tokens of all of them.
+    /// Total tokens of `latest`.
     latest_tokens: usize,
-    /// Those that another one continues, the last ones last.
+    /// States that another state continues, oldest first.
     continued: VecDeque<Entry>,
 }
 
@@ -44,40 +49,40 @@ struct Entry {
 }
 
 impl States {
-    /// The state after as many of the tokens as any that is kept, and how many those are.
+    /// Returns the cached state with the longest matching prefix, and the length of that prefix.
     pub(crate) fn longest(&self, ids: &[u32]) -> Option<(usize, Arc<State>)> {
-        let kept = self.kept();
-        let entries = kept.latest.iter().rev().chain(kept.continued.iter().rev());
+        let cache = self.cache();
+        let entries = cache.latest.iter().rev().chain(cache.continued.iter().rev());
         let beginnings = entries.filter(|entry| ids.starts_with(&entry.ids));
         beginnings
             .max_by_key(|entry| entry.ids.len())
             .map(|entry| (entry.ids.len(), Arc::clone(&entry.state)))
     }
 
-    /// Keeps the state after these tokens, which continues the one after the first `continued` of them.
+    /// Caches the state after `ids`, which continues the state after the first `continued` tokens.
     pub(crate) fn keep(&self, ids: &[u32], continued: usize, state: &Arc<State>) {
-        let mut kept = self.kept();
-        if let Some(place) = kept.latest.iter().position(|entry| entry.ids == ids[..continued])
-            && let Some(entry) = kept.latest.remove(place)
+        let mut cache = self.cache();
+        if let Some(place) = cache.latest.iter().position(|entry| entry.ids == ids[..continued])
+            && let Some(entry) = cache.latest.remove(place)
         {
-            kept.latest_tokens -= entry.ids.len();
-            kept.continued.push_back(entry);
+            cache.latest_tokens -= entry.ids.len();
+            cache.continued.push_back(entry);
         }
-        while kept.continued.len() > MAX_CONTINUED {
-            kept.continued.pop_front();
+        while cache.continued.len() > MAX_CONTINUED {
+            cache.continued.pop_front();
         }
-        kept.latest_tokens += ids.len();
-        kept.latest.push_back(Entry { ids: ids.to_vec(), state: Arc::clone(state) });
-        while (kept.latest_tokens > MAX_TOKENS || kept.latest.len() > MAX_TEXTS)
-            && kept.latest.len() > 1
-            && let Some(oldest) = kept.latest.pop_front()
+        cache.latest_tokens += ids.len();
+        cache.latest.push_back(Entry { ids: ids.to_vec(), state: Arc::clone(state) });
+        while (cache.latest_tokens > MAX_TOKENS || cache.latest.len() > MAX_TEXTS)
+            && cache.latest.len() > 1
+            && let Some(oldest) = cache.latest.pop_front()
         {
-            kept.latest_tokens -= oldest.ids.len();
+            cache.latest_tokens -= oldest.ids.len();
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        // What is kept is whole at any moment.
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        // The cache is consistent at every point, so poisoning is harmless.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What the tokens of a vocabulary write, as grammars need it.
+//! Bytes that each token of a vocabulary decodes to, for use by grammars.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,37 +11,42 @@ use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use crate::GrammarError;
 
-/// Longest token that may be written; the trie has room for twice that.
+/// Maximum length of a token.
+///
+/// The trie supports twice that.
 const MAX_TOKEN_BYTES: usize = 512;
-/// Most bytes of all tokens together, each of which may be a node of the trie; it has room for four million.
+/// Maximum total bytes of all tokens.
+///
+/// Each byte may be a node of the trie, which supports four million.
 const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 
-/// What each token of a vocabulary adds to a text, as plain data, which another process can be given.
+/// Bytes that each token adds to a text, serializable for child processes.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Words {
-    /// The bytes that each token writes; empty if that is nothing, or what another one writes.
+pub(crate) struct TokenBytes {
+    /// Bytes of each token; empty if it decodes to nothing or duplicates another token.
     bytes: Vec<Vec<u8>>,
-    /// Tokens that write what another one writes, with that one.
+    /// Tokens with the same bytes as an earlier token, paired with that token.
     twins: Vec<(u32, u32)>,
-    /// Tokens that write something else at the beginning of a text than inside it.
+    /// Tokens that decode to different bytes at the beginning of a text.
     other_at_start: Vec<u32>,
 }
 
-impl Words {
-    /// What the tokens of `tokenizer` write, of a model with `vocab_size` rows. Special tokens and rows without a token write
-    /// nothing.
+impl TokenBytes {
+    /// Collects the bytes of all tokens of `tokenizer`, for a model with `vocab_size` rows.
+    ///
+    /// Special tokens and rows without a token have no bytes.
     pub(crate) fn new(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Self, GrammarError> {
-        let refused = |what: String| GrammarError::Tokenizer { what };
-        let too_many = || refused(format!("{vocab_size} tokens are too many"));
+        let unsupported = |what: String| GrammarError::Tokenizer { what };
+        let too_many = || unsupported(format!("a vocabulary of {vocab_size} tokens is too large"));
         let end = u32::try_from(vocab_size).ok().filter(|end| *end < u32::MAX).ok_or_else(too_many)?;
-        let writes = Writes::of(tokenizer)?;
+        let tokenizer_kind = TokenizerKind::of(tokenizer)?;
         let mut words = Self { bytes: Vec::new(), twins: Vec::new(), other_at_start: Vec::new() };
         let mut by_word: HashMap<Vec<u8>, u32> = HashMap::new();
         let mut total_bytes = 0;
         for id in 0..end {
             words.bytes.push(Vec::new());
-            let written = writes.written_by(id).filter(|written| is_usable(&written.inside));
-            let Some(Written { inside, is_other_at_start }) = written else { continue };
+            let written = tokenizer_kind.written_by(id).filter(|written| is_usable(&written.inside));
+            let Some(TokenOutput { inside, is_other_at_start }) = written else { continue };
             if is_other_at_start {
                 words.other_at_start.push(id);
             }
@@ -61,23 +66,23 @@ impl Words {
     }
 }
 
-/// The tokens of a vocabulary as grammars need them.
+/// Tokens of a vocabulary in the library's format.
 pub(crate) struct Tokens {
-    /// The tokens that write something, each text once, and one more for the end of the text.
+    /// Trie of the tokens' bytes without duplicates, plus one token for the end of the text.
     pub(crate) trie: TokEnv,
-    /// The end of the text in the trie; the vocabulary has no such token.
+    /// ID of the end of the text in the trie, which the vocabulary does not use.
     pub(crate) end: u32,
-    /// Tokens that write what another one writes, with that one, which is in the trie.
+    /// Tokens with the same bytes as another token, mapped to that token, which is in the trie.
     twins: HashMap<u32, u32>,
     other_at_start: Vec<u32>,
-    /// Whether each token writes something.
+    /// Whether each token decodes to any bytes.
     is_written: Vec<bool>,
 }
 
 impl Tokens {
-    pub(crate) fn new(words: Words) -> Self {
-        let Words { mut bytes, twins, other_at_start } = words;
-        // `Words::new` has counted them.
+    pub(crate) fn new(words: TokenBytes) -> Self {
+        let TokenBytes { mut bytes, twins, other_at_start } = words;
+        // `TokenBytes::new` has checked the number of tokens.
         let end = u32::try_from(bytes.len()).unwrap_or(u32::MAX - 1);
         let twins: HashMap<u32, u32> = twins.into_iter().collect();
         let is_written =
@@ -88,18 +93,19 @@ impl Tokens {
         Self { trie, end, twins, other_at_start, is_written }
     }
 
-    /// The token of the trie that writes the same.
+    /// Token in the trie with the same bytes.
     pub(crate) fn in_trie(&self, id: u32) -> u32 {
         self.twins.get(&id).copied().unwrap_or(id)
     }
 
-    /// Whether the token writes something.
+    /// Whether the token decodes to any bytes.
     pub(crate) fn is_written(&self, id: u32) -> bool {
         usize::try_from(id).is_ok_and(|id| self.is_written.get(id) == Some(&true))
     }
 
-    /// Adds the tokens that write what one of the set writes; at the beginning of a text takes those out that write something
-    /// else there.
+    /// Adds the duplicates of tokens in `set`.
+    ///
+    /// At the beginning of a text, also removes tokens that decode to different bytes there.
     pub(crate) fn complete(&self, set: &mut SimpleVob, is_start: bool) {
         for (twin, first) in &self.twins {
             if set.is_allowed(*first) {
@@ -112,35 +118,38 @@ impl Tokens {
     }
 }
 
-/// Bytes 0xff are no text, and have a meaning of their own to llguidance.
+/// Whether a token's bytes can be used.
+///
+/// 0xff is not text and has a special meaning in llguidance.
 fn is_usable(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&u8::MAX)
 }
 
-/// What a token writes.
-struct Written {
-    /// Inside a text.
+/// Output of one token.
+struct TokenOutput {
+    /// Bytes inside a text.
     inside: Vec<u8>,
-    /// Whether it writes something else at the beginning of a text.
+    /// Whether the bytes differ at the beginning of a text.
     is_other_at_start: bool,
 }
 
-/// How a tokenizer writes its tokens.
-enum Writes<'a> {
-    /// Each the same bytes everywhere, which may be parts of characters.
+/// Tokenizer kind, which determines the bytes of a token.
+enum TokenizerKind<'a> {
+    /// Each token decodes to the same bytes everywhere, possibly parts of characters.
     Bytes(&'a Tokenizer),
-    /// Each whole characters, with a space before it if the tokenizer has it begin a word.
-    Words { tokenizer: &'a Tokenizer, before: u32, text_before: String },
+    /// Each token decodes to whole characters, with a leading space if it begins a word.
+    Characters { tokenizer: &'a Tokenizer, before: u32, text_before: String },
 }
 
-impl<'a> Writes<'a> {
+impl<'a> TokenizerKind<'a> {
     fn of(tokenizer: &'a Tokenizer) -> Result<Self, GrammarError> {
-        let refused = |what: &str| Err(GrammarError::Tokenizer { what: what.into() });
+        let unsupported = |what: &str| Err(GrammarError::Tokenizer { what: what.into() });
         match tokenizer.get_decoder() {
             Some(DecoderWrapper::ByteLevel(_)) => Ok(Self::Bytes(tokenizer)),
-            Some(DecoderWrapper::WordPiece(_) | DecoderWrapper::CTC(_)) | None => refused(
-                "what it writes for a token depends on the tokens around it; byte-level tokenizers and those of words with \
-                 spaces can be used",
+            Some(DecoderWrapper::WordPiece(_) | DecoderWrapper::CTC(_)) | None => unsupported(
+                "the text of a token depends on the tokens around it; \
+                 use a byte-level tokenizer, or one whose tokens \
+                 include spaces",
             ),
             Some(_) => {
                 let letters = ('a'..='z').chain('A'..='Z').map(String::from);
@@ -149,27 +158,27 @@ impl<'a> Writes<'a> {
                     decode(tokenizer, &[id], true).ok().filter(|text| *text == letter).map(|text| (id, text))
                 });
                 match letters.next() {
-                    Some((before, text_before)) => Ok(Self::Words { tokenizer, before, text_before }),
-                    None => refused("no letter is a token"),
+                    Some((before, text_before)) => Ok(Self::Characters { tokenizer, before, text_before }),
+                    None => unsupported("no letter is a token"),
                 }
             }
         }
     }
 
-    /// What a token writes; `None` if that is nothing.
-    fn written_by(&self, id: u32) -> Option<Written> {
+    /// Bytes that a token decodes to, or `None` if there are none.
+    fn written_by(&self, id: u32) -> Option<TokenOutput> {
         match self {
             Self::Bytes(tokenizer) => {
                 ordinary_token(tokenizer, id)?;
-                Some(Written { inside: token_bytes(tokenizer, id)?, is_other_at_start: false })
+                Some(TokenOutput { inside: token_bytes(tokenizer, id)?, is_other_at_start: false })
             }
-            Self::Words { tokenizer, before, text_before } => {
+            Self::Characters { tokenizer, before, text_before } => {
                 ordinary_token(tokenizer, id)?;
                 let text = |ids: &[u32]| decode(tokenizer, ids, true).ok();
                 let inside = text(&[*before, id])?.strip_prefix(text_before)?.to_owned();
                 let is_whole = !inside.contains(char::REPLACEMENT_CHARACTER);
                 let is_other_at_start = text(&[id])? != inside;
-                is_whole.then(|| Written { inside: inside.into_bytes(), is_other_at_start })
+                is_whole.then(|| TokenOutput { inside: inside.into_bytes(), is_other_at_start })
             }
         }
     }

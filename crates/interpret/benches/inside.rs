@@ -1,39 +1,40 @@
-//! Grids over GPT-2 124M and the memory of a record, with made-up weights in f32: speed does not depend on the values.
+//! Benchmarks of grids over GPT-2 124M and of the memory of a record, with synthetic f32 weights.
 //!
-//! Run: `cargo bench -p candle-gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. Prints one JSON line.
-//! `python -m bench inside` runs it beside TransformerLens, `python -m bench circuits` the last two. Cases:
+//! The speed does not depend on the values of the weights. Run
+//! `cargo bench -p candle-gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. It
+//! prints one JSON line. `python -m bench inside` compares it with TransformerLens, and
+//! `python -m bench circuits` runs the last two cases. Cases:
 //!
-//! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position, one at a time
-//! - `patching`: the residual stream before each block at each position of a 15-token prompt as in another one, 180 cells
-//! - `memory`: all residual streams and patterns of 512 tokens, what they take and what the process had at most (Linux)
+//! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position,
+//!   one at a time
+//! - `patching`: activation patching of the residual stream at each block and position of a 15-token
+//!   prompt, 180 cells
+//! - `memory`: all residual streams and patterns of 512 tokens, their memory and the peak memory of the
+//!   process (Linux)
 //! - `eap`: edge attribution patching, the scores of all 32,491 edges on 100 pairs of prompts of 16 tokens
-//! - `graph`: the attribution graph of 15 tokens with the edges of 5,000 features, which are neurons
+//! - `graph`: the attribution graph of 15 tokens with incoming edges for 5,000 features, which are neurons
 
-#![expect(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a bench prints, and ends where something is wrong"
-)]
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints, and stops at an error")]
 
 use std::time::Instant;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Site, SiteKind};
-use candle_gpt2_arithmetic::{WeightFormat, limits, set_thread_count};
+use candle_gpt2_arithmetic::{NumberType, limits, set_thread_count};
 use candle_gpt2_interpret::{
-    Ablation, AttributionGraph, By, CircuitMetric, CircuitTask, EdgeMethod, GraphOptions, Metric, Patching,
-    PromptPair, Record, ReplacementModel, Run, Transcoders, ablation_grid,
+    Ablation, AttributionGraph, CircuitMetric, CircuitTask, EdgeMethod, GraphOptions, GridAxis, Metric,
+    Patching, PromptPair, Record, ReplacementModel, Run, Transcoders, ablation_grid,
 };
 use candle_gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
 
-/// A measurement takes at least as many grids and as many seconds; the median counts.
+/// Minimum number of grids and of seconds per measurement; the result is the median.
 const SHORTEST: (usize, f64) = (3, 2.0);
 const GRID_TOKENS: usize = 15;
 const RECORDED_TOKENS: usize = 512;
 const PAIRS: usize = 100;
 const PAIR_TOKENS: usize = 16;
-/// Neurons of each layer at each token, of which so many features have edges.
+/// Number of active neurons per layer and token; up to `FEATURES` of them get incoming edges.
 const NEURONS: usize = 32;
 const FEATURES: usize = 5_000;
 const CASES: [&str; 5] = ["ablation", "patching", "memory", "eap", "graph"];
@@ -53,12 +54,12 @@ fn main() {
     }
     let case = arguments.get(1).map(String::as_str).filter(|case| CASES.contains(case));
     let Some(case) = case else {
-        // Without a case, as `cargo bench` of the whole workspace runs it, there is nothing to measure.
+        // `cargo bench` of the whole workspace passes no case, and there is nothing to measure.
         println!("name a case: {}", CASES.join(", "));
         return;
     };
     let config = Gpt2Config::preset("gpt2").expect("a published model");
-    let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(WeightFormat::F32)).unwrap();
+    let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(NumberType::F32)).unwrap();
     let found = match case {
         "ablation" => ablation(&model),
         "patching" => patching(&model),
@@ -77,7 +78,7 @@ fn ablation(model: &Gpt2LMHeadModel) -> Value {
     })
 }
 
-/// Both prompts' own runs are measured too.
+/// The measurement includes the unpatched runs of both prompts.
 fn patching(model: &Gpt2LMHeadModel) -> Value {
     let clean = prompt(GRID_TOKENS);
     let mut corrupted = clean.clone();
@@ -85,7 +86,7 @@ fn patching(model: &Gpt2LMHeadModel) -> Value {
     measure("patching", || {
         let [clean, corrupted] = [&clean, &corrupted].map(|ids| Run::new(model, ids).unwrap());
         let patching = Patching::new(clean, corrupted, metric()).unwrap();
-        patching.grid(SiteKind::ResidPre, By::Position, &|| ()).unwrap().values
+        patching.grid(SiteKind::ResidPre, GridAxis::Position, &|| ()).unwrap().values
     })
 }
 
@@ -138,7 +139,7 @@ fn graph(model: &Gpt2LMHeadModel) -> Value {
     })
 }
 
-/// What a record takes, and how far above that and the model alone the process ever was.
+/// Measures the memory of a record, and the peak memory above the record and the model.
 fn memory(model: &Gpt2LMHeadModel) -> Value {
     let ids = prompt(RECORDED_TOKENS);
     let run = Run::new(model, &ids).unwrap();
@@ -149,7 +150,7 @@ fn memory(model: &Gpt2LMHeadModel) -> Value {
     let inside = (0..layers).flat_map(|layer| kinds.map(|kind| Site::in_block(layer, kind)));
     let sites: Vec<Site> = inside.chain([last]).collect();
     let loaded = status("VmRSS:");
-    // Makes the peak what is resident now.
+    // Resets the peak to the current resident size.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let at_start = status("VmHWM:");
     let record: Record = run.record(sites).unwrap();
@@ -168,7 +169,7 @@ fn memory(model: &Gpt2LMHeadModel) -> Value {
     })
 }
 
-/// Bytes that the kernel says of this process.
+/// Returns a memory counter of this process from the kernel, in bytes.
 fn status(name: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();

@@ -1,14 +1,11 @@
-//! Where do the heads of a model look, and which of them does a prediction need?
+//! Shows what each attention head attends to, and what a prediction loses without it.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_gpt2_interpret::{Ablate, Chain, Metric, Place, Run, named_site, named_sites};
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = GivenFiles::new("stories")
-        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+    let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
@@ -17,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let run = Run::new(&model, &ids)?;
     let (n_layer, n_head) = (model.config().n_layer, model.config().n_head);
 
-    // Record: attention weights of the last token of every head, `(B, H, T, S)`.
+    // Record: attention weights of every head at the last token, from `(B, H, T, S)`.
     let record = run.record(named_sites("pattern", n_layer)?)?;
     let of_last = record.get(named_site("pattern1")?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
     println!("how much each head of block 1 looks back from the last ` red` at what followed the first one");
@@ -25,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("  1.{head}: {:.2}", weights[2]);
     }
 
-    // Ablate: the same text with one head's output set to zero.
+    // Ablate: the same prompt with one head's output set to zero.
     let metric = Metric::logit_difference(answers[0], answers[1], ids.len() - 1);
     let whole = metric.of_run(&run, &mut Chain(vec![]))?;
     println!("`ball` is {whole:.2} above `cup`; without one head it is");

@@ -1,7 +1,7 @@
-//! Control vectors: directions that are added to the outputs of blocks, as llama.cpp has them.
+//! Control vectors in llama.cpp's format: directions that are added to the outputs of blocks.
 //!
-//! Source: llama.cpp, `common/common.cpp` (`common_control_vector_load_one`) and `src/models/gpt2.cpp`. Files are read elsewhere: here
-//! come their tensors and texts.
+//! Source: llama.cpp, `common/common.cpp` (`common_control_vector_load_one`) and `src/models/gpt2.cpp`.
+//! Callers read the files and pass their tensors and metadata.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -12,7 +12,7 @@ use candle_gpt2::{Gpt2Config, Observer, Site, SiteKind};
 use crate::FileError;
 use crate::file_tensors::Shape;
 
-/// Directions, each added to the output of one block at every position of every text, those of new tokens too.
+/// Directions, each added to the output of one block at every position, including generated tokens.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -37,13 +37,13 @@ pub struct ControlVector {
 }
 
 impl ControlVector {
-    /// Directions by block.
+    /// Creates a control vector from directions by block.
     ///
     /// # Shapes
     /// `(C)` each.
     ///
     /// # Errors
-    /// When the model has no such block, or is of another width.
+    /// If a block is out of range, or if a direction does not match the hidden size.
     pub fn new(directions: BTreeMap<usize, Tensor>, model: &Gpt2Config) -> Result<Self, FileError> {
         let mut checked = BTreeMap::new();
         for (layer, direction) in directions {
@@ -51,7 +51,7 @@ impl ControlVector {
             if layer >= model.n_layer {
                 return Err(FileError::Key {
                     key: name,
-                    expected: format!("a block of the model, whose {} are counted from 0", model.n_layer),
+                    expected: format!("a block below {}", model.n_layer),
                     found: layer.to_string(),
                 });
             }
@@ -65,10 +65,10 @@ impl ControlVector {
         Ok(Self { directions: checked })
     }
 
-    /// Those of a file of llama.cpp: its tensors, `direction.1` and on, and its metadata.
+    /// Creates a control vector from the tensors (`direction.1` and up) and metadata of a llama.cpp file.
     ///
     /// # Errors
-    /// As [`ControlVector::new`], and when it is another kind of file.
+    /// If [`ControlVector::new`] fails, or if the file is not a control vector.
     pub fn from_tensors(
         tensors: &BTreeMap<String, Tensor>,
         entries: &BTreeMap<String, String>,
@@ -86,7 +86,7 @@ impl ControlVector {
             match layer.filter(|layer| *layer > 0) {
                 Some(layer) => directions.insert(layer, tensor.clone()),
                 None => {
-                    let expected = "tensors `direction.1` and on".into();
+                    let expected = "tensors named `direction.1`, `direction.2`, …".into();
                     return Err(FileError::Key { key: "tensors".into(), expected, found: name.clone() });
                 }
             };
@@ -97,25 +97,25 @@ impl ControlVector {
         Self::new(directions, model)
     }
 
-    /// Every direction by its block, `(C)` in f32.
+    /// Returns the directions by block, `(C)` in f32.
     pub fn directions(&self) -> &BTreeMap<usize, Tensor> {
         &self.directions
     }
 
-    /// Those of some blocks, times a factor.
+    /// Keeps the directions of the blocks in `layers` and multiplies them by `scale`.
     ///
     /// # Errors
-    /// When there is no memory for them.
+    /// If allocation on the device fails.
     pub fn scaled(self, scale: f64, layers: RangeInclusive<usize>) -> candle_core::Result<Self> {
         let kept = self.directions.into_iter().filter(|(layer, _)| layers.contains(layer));
         let scaled = kept.map(|(layer, direction)| Ok((layer, (direction * scale)?)));
         Ok(Self { directions: scaled.collect::<candle_core::Result<_>>()? })
     }
 
-    /// Both: directions of the same block add up.
+    /// Adds another control vector; directions of the same block are summed.
     ///
     /// # Errors
-    /// When they are of different widths.
+    /// If the widths differ.
     pub fn with(mut self, other: &Self) -> candle_core::Result<Self> {
         for (layer, direction) in &other.directions {
             let sum = match self.directions.get(layer) {

@@ -1,32 +1,36 @@
-//! Dictionaries of features (sparse autoencoders): what is seen at a place of a model as a sum of few directions out of many.
+//! Dictionaries of features (sparse autoencoders): activations as sparse sums of directions.
 //!
-//! With `W_enc (C, F)` and `W_dec (F, C)`: `latents = act((x − b_dec) · W_enc + b_enc)` and `x̂ = latents · W_dec + b_dec`, where `act`
-//! is ReLU, ReLU of the `k` largest, ReLU above a threshold of each latent, or ReLU behind a gate. Where the input is normalized, `x`
-//! is first made `(x − mean) / (deviation + 1e-5)`, and `x̂` is `x̂ · deviation + mean` in the end; the deviation is the unbiased one.
+//! With `W_enc (C, F)` and `W_dec (F, C)`: `latents = act((x − b_dec) · W_enc + b_enc)` and
+//! `x̂ = latents · W_dec + b_dec`. The activation `act` is ReLU, TopK with ReLU, JumpReLU with a threshold
+//! per latent, or a gated ReLU. If the input is normalized, `x` is first replaced by
+//! `(x − mean) / (deviation + 1e-5)`, and `x̂` by `x̂ · deviation + mean` at the end. The deviation is the
+//! unbiased standard deviation.
 //!
-//! A transcoder explains another place by what it reads: `ŷ = latents · W_dec + b_dec`, with a skip connection `+ x · W_skipᵀ`.
+//! A transcoder explains a different activation than the one it reads: `ŷ = latents · W_dec + b_dec`, plus
+//! `x · W_skipᵀ` if it has a skip connection.
 //!
-//! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, `topk_sae.py`, `jumprelu_sae.py`, `gated_sae.py` at
-//! 03548e4, `transcoder.py` at 49e55e4); OpenAI (openai/sparse_autoencoder, `sparse_autoencoder/model.py` at 764586a). Files are read
-//! elsewhere: here come their tensors.
+//! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, `topk_sae.py`,
+//! `jumprelu_sae.py`, `gated_sae.py` at 03548e4, `transcoder.py` at 49e55e4); OpenAI
+//! (openai/sparse_autoencoder, `sparse_autoencoder/model.py` at 764586a). Callers read the files and pass
+//! their tensors.
 
 use std::collections::BTreeMap;
 
-use candle_core::{D, DType, Device, Tensor, Var, bail};
-use candle_gpt2::{Before, Gpt2Config, Site, SiteKind, gradients};
+use candle_core::{D, DType, Device, Tensor, bail};
+use candle_gpt2::{Gpt2Config, Site, SiteKind};
 
 use crate::encoder::Encoder;
 use crate::file_tensors::{Shape, last_axis, tensor};
 use crate::{
-    DictionaryConfig, DictionaryFormat, FileError, Processing, SiteError, TrainedOn, TranscoderOutput,
-    site_width,
+    ActivationVariant, DictionaryConfig, DictionaryFormat, FileError, Processing, SiteError,
+    TranscoderOutput, site_width,
 };
 
-/// Added to the deviation of an input that is normalized; both sources have it in their code, not in their files.
+/// Added to the standard deviation of a normalized input; both sources hard-code it.
 const DEVIATION_EPSILON: f64 = 1e-5;
-/// Least norm that a latent's direction is divided by, SAELens' own.
+/// Lower bound of a direction's norm before division, as in SAELens.
 const LEAST_NORM: f32 = 1e-8;
-/// A dictionary of features: `F` directions of width `C`, and how many of each a value has.
+/// A dictionary of features: `F` directions of width `C`, with an encoder and a decoder.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -56,42 +60,33 @@ const LEAST_NORM: f32 = 1e-8;
 pub struct Dictionary {
     config: DictionaryConfig,
     pub(crate) encoder: Encoder,
-    /// `(F, C)`; of a transcoder `(F, C_out)`.
+    /// `(F, C)`; `(F, C_out)` for a transcoder.
     pub(crate) decoder: Tensor,
-    /// `(C)`; of a transcoder `(C_out)`.
+    /// `(C)`; `(C_out)` for a transcoder.
     pub(crate) decoder_bias: Tensor,
-    /// Of a transcoder with a skip connection, `(C, C_out)`: `W_skip` transposed.
+    /// `W_skip` transposed, `(C, C_out)`, for a transcoder with a skip connection.
     pub(crate) skip: Option<Tensor>,
 }
 
-/// A differentiable function of a dictionary. [`Dictionary::vjp`] takes one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DictionaryFunction {
-    /// [`Dictionary::pre_activations`] of values.
-    PreActivations,
-    /// [`Dictionary::activate`] of latents before their activation.
-    Activate,
-    /// [`Dictionary::decode`] of latents and the encoded values.
-    Decode,
-}
-
-/// How well a dictionary explains some values. [`Dictionary::explained`] tells it.
+/// Reconstruction quality of a dictionary, from [`Dictionary::explained`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Explained {
-    /// Number of latents that are not zero, mean over the values.
+pub struct ReconstructionQuality {
+    /// Mean number of nonzero latents per token.
     pub mean_l0: f64,
-    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`; `None` if the values do not differ. The first token's, which are many times longer than
-    /// others, decide it alone if they are among them.
+    /// Explained variance, `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`; `None` if all rows are equal.
+    ///
+    /// Activations of the first token have a far larger norm than all others and dominate this value if they
+    /// are included.
     pub variance_explained: Option<f64>,
-    /// Mean of the squares of the elements of `x − x̂`.
+    /// Mean squared error over the elements of `x − x̂`.
     pub mse: f64,
 }
 
 impl Dictionary {
-    /// A dictionary of tensors in f32, all on one device.
+    /// Creates a dictionary from tensors on one device, converted to f32.
     ///
     /// # Errors
-    /// When one is missing or has another shape than the configuration and the others tell.
+    /// If a tensor is missing, or if its shape does not match the configuration and the other tensors.
     pub fn from_tensors(
         tensors: &BTreeMap<String, Tensor>,
         config: &DictionaryConfig,
@@ -141,17 +136,17 @@ impl Dictionary {
         Ok(dictionary)
     }
 
-    /// What is known of it, with the sizes of its tensors.
+    /// Returns the configuration, including the sizes from the tensors.
     pub fn config(&self) -> &DictionaryConfig {
         &self.config
     }
 
-    /// Width of a value that it reads, `C`.
+    /// Input width, `C`.
     pub fn width(&self) -> usize {
         self.encoder.width()
     }
 
-    /// Width of a value that it explains: of a transcoder `C_out`, else `C`.
+    /// Output width: `C_out` for a transcoder, otherwise `C`.
     pub fn output_width(&self) -> usize {
         self.decoder_bias.elem_count()
     }
@@ -161,15 +156,15 @@ impl Dictionary {
         self.encoder.latents()
     }
 
-    /// The place that it explains: of a transcoder that of its output.
+    /// Returns the hook point that it reconstructs; for a transcoder, its output.
     pub fn explained_site(&self) -> Site {
         self.config.output.as_ref().map_or(self.config.site, |output| output.site)
     }
 
-    /// The same on another device.
+    /// Copies the dictionary to a device.
     ///
     /// # Errors
-    /// When the device has no memory for it.
+    /// If allocation on the device fails.
     pub fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
         let moved = |tensor: &Tensor| tensor.to_device(device);
         Ok(Self {
@@ -181,10 +176,10 @@ impl Dictionary {
         })
     }
 
-    /// Checks that a model has the place, with values of this width, and the place of a transcoder's output.
+    /// Checks that a model has its hook points with matching widths.
     ///
     /// # Errors
-    /// When it has not.
+    /// If a hook point is missing or has a different width.
     pub fn check_model(&self, model: &Gpt2Config) -> Result<(), FileError> {
         check_width(self.config.site, "hook_name", self.width(), model)?;
         match &self.config.output {
@@ -193,27 +188,31 @@ impl Dictionary {
         }
     }
 
-    /// What to encode, `(…, C)`, of what the model has at the place: with heads side by side, and with TransformerLens' processing
-    /// of this model if the dictionary was trained on it.
+    /// Converts an activation of the model to the encoder's input, `(…, C)`.
+    ///
+    /// Heads are concatenated. If the dictionary was trained on TransformerLens' processing, that processing
+    /// is applied.
     ///
     /// # Errors
-    /// When the shape is not the site's.
+    /// If the shape does not match the hook point.
     pub fn input(&self, value: &Tensor, processing: &Processing) -> candle_core::Result<Tensor> {
         self.as_trained(self.config.site, value, processing)
     }
 
-    /// What a transcoder is to give, `(…, C_out)`, of what the model has at [`Self::explained_site`]; as [`Self::input`].
+    /// Converts an activation at [`Self::explained_site`] to the target, `(…, C_out)`.
+    ///
+    /// The conversion is that of [`Self::input`].
     ///
     /// # Errors
-    /// When the shape is not the site's.
+    /// If the shape does not match the hook point.
     pub fn target(&self, value: &Tensor, processing: &Processing) -> candle_core::Result<Tensor> {
         self.as_trained(self.explained_site(), value, processing)
     }
 
     fn as_trained(&self, site: Site, value: &Tensor, processing: &Processing) -> candle_core::Result<Tensor> {
         let value = match self.config.trained_on {
-            TrainedOn::Checkpoint => value.clone(),
-            TrainedOn::TransformerLens => processing.apply(site, value)?,
+            ActivationVariant::Checkpoint => value.clone(),
+            ActivationVariant::TransformerLens => processing.apply(site, value)?,
         };
         match site.kind {
             SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z => value.flatten_from(D::Minus2),
@@ -221,24 +220,24 @@ impl Dictionary {
         }
     }
 
-    /// The latents of values.
+    /// Encodes inputs into latents.
     ///
     /// # Shapes
-    /// `x (…, C)`, result `(…, F)` in f32.
+    /// `x` is `(…, C)`; returns `(…, F)` in f32.
     ///
     /// # Errors
-    /// When the last axis is not `C`, or the values are on another device.
+    /// If the last axis is not `C`, or if `x` is on a different device.
     pub fn encode(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.activate(&self.pre_activations(x)?)
     }
 
-    /// The latents of values before their activation.
+    /// Computes the pre-activations of the latents.
     ///
     /// # Shapes
-    /// `x (…, C)`, result `(…, F)` in f32.
+    /// `x` is `(…, C)`; returns `(…, F)` in f32.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// See [`Self::encode`].
     pub fn pre_activations(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let mut input = self.rows(x, self.width())?; // (N, C)
         if self.config.normalizes_input {
@@ -251,26 +250,28 @@ impl Dictionary {
         self.encoder.pre_activations(&input)?.reshape(with_last(x, self.latents()))
     }
 
-    /// The latents of what [`Self::pre_activations`] gives.
+    /// Computes the latents from the result of [`Self::pre_activations`].
     ///
     /// # Shapes
-    /// `before (…, F)`, result the same in f32.
+    /// `before` is `(…, F)`; returns the same shape in f32.
     ///
     /// # Errors
-    /// When the last axis is not `F`, or the values are on another device.
+    /// If the last axis is not `F`, or if `before` is on a different device.
     pub fn activate(&self, before: &Tensor) -> candle_core::Result<Tensor> {
         let rows = self.rows(before, self.latents())?; // (N, F)
         self.encoder.activate(&rows)?.reshape(before.dims())
     }
 
-    /// The values that latents stand for. `input` is what was encoded: its mean and deviation return if the input is normalized,
-    /// and a skip connection reads it.
+    /// Decodes latents into a reconstruction.
+    ///
+    /// `input` is the encoded input. A normalized dictionary restores its mean and deviation, and a skip
+    /// connection reads it.
     ///
     /// # Shapes
-    /// `latents (…, F)`, `input (…, C)`, result `(…, C)` in f32, of a transcoder `(…, C_out)`.
+    /// `latents` is `(…, F)` and `input` `(…, C)`; returns `(…, C)` in f32, or `(…, C_out)` for a transcoder.
     ///
     /// # Errors
-    /// When the shapes are others, or the values are on another device.
+    /// If a shape is wrong, or if a tensor is on a different device.
     pub fn decode(&self, latents: &Tensor, input: &Tensor) -> candle_core::Result<Tensor> {
         let rows = self.rows(latents, self.latents())?; // (N, F)
         let input_rows = self.rows(input, self.width())?; // (N, C)
@@ -285,42 +286,18 @@ impl Dictionary {
         output.reshape(with_last(latents, self.output_width()))
     }
 
-    /// Vector-Jacobian product: the gradients at the inputs of a function, from the gradient at its result.
+    /// Encodes and decodes inputs, `(…, C)`; returns `(…, C_out)` for a transcoder.
     ///
     /// # Errors
-    /// If the number of inputs or a shape is wrong, and those of the function.
-    pub fn vjp(
-        &self,
-        function: DictionaryFunction,
-        inputs: &[Tensor],
-        gradient: &Tensor,
-    ) -> candle_core::Result<Vec<Tensor>> {
-        let variables = inputs.iter().map(Var::from_tensor).collect::<candle_core::Result<Vec<_>>>()?;
-        let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
-        let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
-            let result = match (function, variables.as_slice()) {
-                (DictionaryFunction::PreActivations, [x]) => self.pre_activations(x),
-                (DictionaryFunction::Activate, [before]) => self.activate(before),
-                (DictionaryFunction::Decode, [latents, input]) => self.decode(latents, input),
-                (_, inputs) => bail!("{function:?} does not take {} inputs", inputs.len()),
-            };
-            (result? * gradient)?.sum_all()
-        })?;
-        let of_input =
-            |(found, input): (Option<Tensor>, &Tensor)| found.map_or_else(|| input.zeros_like(), Ok);
-        found.into_iter().zip(inputs).map(of_input).collect()
-    }
-
-    /// What the latents of values stand for, `(…, C)`, of a transcoder `(…, C_out)`.
-    ///
-    /// # Errors
-    /// Those of [`Self::encode`].
+    /// See [`Self::encode`].
     pub fn reconstruct(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.decode(&self.encode(x)?, x)
     }
 
-    /// One of its tensors by SAELens' name: `W_enc` `(C, F)`, `b_enc` `(F)`, `W_dec` `(F, C)`, `b_dec` `(C)` or `threshold` `(F)`, as
-    /// they are computed with: lengths of directions and gates are folded into the encoder. `None` if it has no such tensor.
+    /// Returns a tensor by its SAELens name, or `None` if it does not exist.
+    ///
+    /// The names are `W_enc` `(C, F)`, `b_enc` `(F)`, `W_dec` `(F, C)`, `b_dec` `(C)` and `threshold` `(F)`.
+    /// These are the tensors used in computation: norms of directions and gates are folded into the encoder.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         match name {
             "W_enc" => Some(self.encoder.weight()),
@@ -332,30 +309,41 @@ impl Dictionary {
         }
     }
 
-    /// What one latent adds to a value for each unit of it, `(C)`; to a normalized one if the input is normalized.
+    /// Returns the direction that one unit of a latent adds to the reconstruction, `(C)`.
+    ///
+    /// If the input is normalized, the direction is in the normalized space.
     ///
     /// # Errors
-    /// When there is no such latent.
+    /// If `latent` is out of range.
     pub fn direction(&self, latent: usize) -> candle_core::Result<Tensor> {
         if latent >= self.latents() {
-            bail!("there is no latent {latent}; the dictionary's {} are counted from 0", self.latents());
+            bail!(
+                "latent {latent} is out of range; the dictionary has {} latents, counted from 0",
+                self.latents()
+            );
         }
         self.decoder.get(latent)?.contiguous()
     }
 
-    /// How well it explains values, `(…, C)`.
+    /// Measures the reconstruction of activations, `(…, C)`.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
-    pub fn explained(&self, x: &Tensor) -> candle_core::Result<Explained> {
+    /// See [`Self::encode`].
+    pub fn explained(&self, x: &Tensor) -> candle_core::Result<ReconstructionQuality> {
         self.explained_target(x, x)
     }
 
-    /// How well it explains values by others: of a transcoder `target`, `(…, C_out)`, by `x`, `(…, C)`, of the same tokens.
+    /// Measures the reconstruction of `target`, `(…, C_out)`, from `x`, `(…, C)`, for the same tokens.
+    ///
+    /// This is the measure for transcoders.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
-    pub fn explained_target(&self, x: &Tensor, target: &Tensor) -> candle_core::Result<Explained> {
+    /// See [`Self::encode`].
+    pub fn explained_target(
+        &self,
+        x: &Tensor,
+        target: &Tensor,
+    ) -> candle_core::Result<ReconstructionQuality> {
         let latents = self.encode(x)?;
         let in_doubles = |rows: Tensor| rows.to_device(&Device::Cpu)?.to_dtype(DType::F64);
         let active = latents.ne(0f32)?.to_dtype(DType::F32)?.sum(D::Minus1)?.flatten_all()?; // (N)
@@ -364,19 +352,19 @@ impl Dictionary {
         let sum_of_squares = |rows: Tensor| rows.sqr()?.sum_all()?.to_scalar::<f64>();
         let error = sum_of_squares((&values - output)?)?;
         let variance = sum_of_squares(values.broadcast_sub(&values.mean_keepdim(0)?)?)?;
-        Ok(Explained {
+        Ok(ReconstructionQuality {
             mean_l0: in_doubles(active)?.mean_all()?.to_scalar()?,
             variance_explained: (variance > 0.0).then(|| 1.0 - error / variance),
             mse: error / values.elem_count() as f64,
         })
     }
 
-    /// Values as rows in f32, their last axis checked.
+    /// Checks the last axis and reshapes to rows in f32.
     fn rows(&self, values: &Tensor, expected: usize) -> candle_core::Result<Tensor> {
         match values.dims().last() {
             Some(last) if *last == expected => values.reshape(((), expected))?.to_dtype(DType::F32),
             _ => bail!(
-                "the dictionary of {} takes values of width {} and {} latents; found {:?}",
+                "the dictionary of {} expects inputs of width {} and {} latents, found shape {:?}",
                 self.config.site,
                 self.width(),
                 self.latents(),
@@ -385,8 +373,9 @@ impl Dictionary {
         }
     }
 
-    /// Makes every direction of length 1 and what it is read with as much longer: the latents are then counted by it, and the sum
-    /// stays the same.
+    /// Normalizes every direction to unit length and scales the encoder by the original length.
+    ///
+    /// The latents then include the length, and the reconstruction is unchanged.
     fn fold_lengths(&mut self) -> Result<(), FileError> {
         let lengths = self.decoder.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(LEAST_NORM)?; // (F, 1)
         self.decoder = self.decoder.broadcast_div(&lengths)?;
@@ -400,13 +389,13 @@ fn statistics(rows: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
     Ok((rows.mean_keepdim(D::Minus1)?, rows.var_keepdim(D::Minus1)?.sqrt()?))
 }
 
-/// The shape of `values` with another last axis.
+/// Returns the shape of `values` with a different last axis.
 fn with_last(values: &Tensor, last: usize) -> Vec<usize> {
     let (_, others) = values.dims().split_last().unwrap_or((&last, &[]));
     [others, &[last]].concat()
 }
 
-/// Whether a model has a place with values of this width; `key` named the place.
+/// Checks that a model has a hook point of this width; `key` is its configuration key.
 fn check_width(site: Site, key: &str, found: usize, model: &Gpt2Config) -> Result<(), FileError> {
     if let Some(layer) = site.layer.filter(|layer| *layer >= model.n_layer) {
         let n_layer = model.n_layer;
@@ -419,7 +408,7 @@ fn check_width(site: Site, key: &str, found: usize, model: &Gpt2Config) -> Resul
     if found == expected { Ok(()) } else { Err(FileError::OtherModel { site, expected, found }) }
 }
 
-/// Width and number of latents, by the configuration, else by the encoder.
+/// Returns the width and the number of latents, from the configuration or else from the encoder.
 fn sizes(
     tensors: &BTreeMap<String, Tensor>,
     encoder: &str,
@@ -432,7 +421,7 @@ fn sizes(
         ([width, latents], false) | ([latents, width], true) => (*width, *latents),
         _ => (0, 0),
     };
-    // The unbiased deviation of one number is none.
+    // The unbiased standard deviation of a single value is undefined.
     if sizes.0 < 2 || sizes.1 < 1 {
         return Err(FileError::Shape {
             name: encoder.into(),
@@ -443,7 +432,7 @@ fn sizes(
     Ok((config.d_in.unwrap_or(sizes.0), config.d_sae.unwrap_or(sizes.1)))
 }
 
-/// SAELens once wrote a factor of each latent from fine-tuning; only ones are left out without a change.
+/// Rejects per-latent scales from fine-tuning in old SAELens files, unless all of them are 1.
 fn refuse_scales(tensors: &BTreeMap<String, Tensor>, name: &str) -> Result<(), FileError> {
     let Some(scales) = tensors.get(name) else { return Ok(()) };
     let scales = scales.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
@@ -451,7 +440,7 @@ fn refuse_scales(tensors: &BTreeMap<String, Tensor>, name: &str) -> Result<(), F
         None => Ok(()),
         Some(scale) => Err(FileError::Key {
             key: name.into(),
-            expected: "ones; multiply the rows of `W_dec` with it and leave it out".into(),
+            expected: "1 everywhere (multiply the rows of `W_dec` by this tensor and remove it)".into(),
             found: scale.to_string(),
         }),
     }

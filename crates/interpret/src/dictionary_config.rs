@@ -1,8 +1,8 @@
-//! The configuration of a dictionary: SAELens' `cfg.json`, and the other entries of OpenAI's files.
+//! Dictionary configuration: SAELens' `cfg.json`, or the metadata in OpenAI's files.
 //!
-//! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, and for older files `handle_pre_6_0_config` in
-//! `sae_lens/loading/pretrained_sae_loaders.py` at 10537c1); OpenAI (openai/sparse_autoencoder, `sparse_autoencoder/paths.py` at
-//! 764586a).
+//! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, and for older files
+//! `handle_pre_6_0_config` in `sae_lens/loading/pretrained_sae_loaders.py` at 10537c1); OpenAI
+//! (openai/sparse_autoencoder, `sparse_autoencoder/paths.py` at 764586a).
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,29 @@ use serde_json::{Value, json};
 
 use crate::{FileError, named_site};
 
-/// Largest sizes that a configuration may name.
+/// Upper bound on the widths and numbers of latents in a configuration.
 const MAX_SIZE: u64 = 1 << 32;
-/// SAELens' architectures that explain another place than the one that they read.
+/// SAELens architectures that explain a different hook point than the one they read.
 const TRANSCODERS: [&str; 4] =
     ["transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"];
 
-/// What makes a latent of a number. Part of a [`DictionaryConfig`].
+/// Activation function of the latents. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentActivation {
-    /// The number itself if it is positive.
+    /// ReLU.
     Relu,
-    /// The same of the `k` largest alone; of equals the first.
+    /// ReLU of the `k` largest pre-activations; ties go to the lower index.
     TopK {
-        /// How many.
+        /// Number of latents to keep.
         k: usize,
     },
-    /// The number itself if it is positive and above the threshold of its latent.
+    /// ReLU, but zero for pre-activations that do not exceed the latent's threshold.
     JumpRelu,
-    /// A magnitude if it and a gate are positive; both read the value by the same weights.
+    /// ReLU of a magnitude where a gate is positive; both share the encoder weights.
     Gated,
 }
 
-/// Whose names the tensors have. Part of a [`DictionaryConfig`].
+/// Naming convention of the tensors. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DictionaryFormat {
     /// `W_enc` `(C, F)`, `b_enc`, `W_dec` `(F, C)`, `b_dec`, `threshold`.
@@ -42,16 +42,18 @@ pub enum DictionaryFormat {
     OpenAi,
 }
 
-/// Whose values of a place a dictionary was trained on. Part of a [`DictionaryConfig`].
+/// Variant of the activations that a dictionary was trained on. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TrainedOn {
-    /// Those of the checkpoint as it is.
+pub enum ActivationVariant {
+    /// Activations of the unmodified checkpoint.
     Checkpoint,
-    /// Those that TransformerLens makes of them, see [`Processing`](crate::Processing).
+    /// Activations after TransformerLens' processing, see [`Processing`](crate::Processing).
     TransformerLens,
 }
 
-/// The hook point that a transcoder explains, which is not the one that it reads. Part of a [`DictionaryConfig`].
+/// Hook point that a transcoder explains. Part of a [`DictionaryConfig`].
+///
+/// It differs from the hook point that the transcoder reads.
 ///
 /// ```
 /// use candle_gpt2_interpret::{DictionaryConfig, named_site};
@@ -60,21 +62,21 @@ pub enum TrainedOn {
 ///     r#"{"architecture": "skip_transcoder", "d_in": 768, "d_sae": 24576, "d_out": 768,
 ///         "metadata": {"hook_name": "blocks.8.ln2.hook_normalized", "hook_name_out": "blocks.8.hook_mlp_out"}}"#,
 /// )?;
-/// let output = config.output.ok_or("it is a transcoder")?;
+/// let output = config.output.ok_or("not a transcoder")?;
 /// assert_eq!((output.site, output.skips), (named_site("mlp_out8")?, true));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranscoderOutput {
-    /// The place (`hook_name_out`).
+    /// The hook point (`hook_name_out`).
     pub site: Site,
-    /// Width of the output, `C_out` (`d_out`); that of the tensors if not known.
+    /// Output width `C_out` (`d_out`); `None` to use the tensors' width.
     pub d_out: Option<usize>,
-    /// Whether a matrix leads past the latents (`W_skip`).
+    /// Whether a skip matrix (`W_skip`) bypasses the latents.
     pub skips: bool,
 }
 
-/// The configuration of a dictionary.
+/// Configuration of a dictionary.
 ///
 /// ```
 /// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation, named_site};
@@ -89,46 +91,48 @@ pub struct TranscoderOutput {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DictionaryConfig {
-    /// The place that it reads, and explains if it is no transcoder.
+    /// Hook point that it reads, and that it explains unless it is a transcoder.
     pub site: Site,
-    /// The hook point that a transcoder explains.
+    /// Hook point that a transcoder explains.
     pub output: Option<TranscoderOutput>,
-    /// Names of its tensors.
+    /// Naming convention of the tensors.
     pub format: DictionaryFormat,
-    /// Width of its input, `C` (`d_in`); that of the tensors if not known.
+    /// Input width `C` (`d_in`); `None` to use the tensors' width.
     pub d_in: Option<usize>,
-    /// Number of latents, `F` (`d_sae`); that of the tensors if not known.
+    /// Number of latents `F` (`d_sae`); `None` to use the tensors' size.
     pub d_sae: Option<usize>,
-    /// What makes the latents.
+    /// Activation function of the latents.
     pub activation: LatentActivation,
-    /// Whether the output's bias is subtracted from the input (`apply_b_dec_to_input`).
+    /// Whether the decoder bias is subtracted from the input (`apply_b_dec_to_input`).
     pub subtracts_bias: bool,
     /// Whether the input is normalized (`normalize_activations` is `layer_norm`).
     pub normalizes_input: bool,
-    /// Whether latents count by the length of their directions (`rescale_acts_by_decoder_norm`).
+    /// Whether latents are scaled by the norms of their directions (`rescale_acts_by_decoder_norm`).
     pub scales_by_direction: bool,
-    /// Whether the texts of its training started with `<|endoftext|>` (`prepend_bos`), if it is known.
+    /// Whether training sequences started with `<|endoftext|>` (`prepend_bos`); `None` if unknown.
     pub prepends_bos: Option<bool>,
-    /// Whose values it was trained on.
-    pub trained_on: TrainedOn,
-    /// What says so.
+    /// Variant of the activations that it was trained on.
+    pub trained_on: ActivationVariant,
+    /// Reason for the value of `trained_on`.
     pub trained_on_because: &'static str,
 }
 
 impl DictionaryConfig {
-    /// Reads the text of SAELens' `cfg.json`, of any version. A key that changes the numbers is honoured or refused.
+    /// Parses SAELens' `cfg.json` of any version.
+    ///
+    /// A key that changes the result is either applied or rejected.
     ///
     /// # Errors
-    /// When it is not JSON, lacks a key, or asks for what is not supported.
+    /// If the text is not JSON, if a key is missing, or if a value is unsupported.
     pub fn from_json(text: &str) -> Result<Self, FileError> {
         let not_json = |error: String| FileError::NotJson { error };
         let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
             .map_err(|error| not_json(error.to_string()))?;
         if !value.is_object() {
-            return Err(not_json("its outermost value is not an object".into()));
+            return Err(not_json("the top-level value is not an object".into()));
         }
-        let keys = Keys(&value);
-        keys.refuse_what_is_not_supported()?;
+        let keys = ConfigKeys(&value);
+        keys.reject_unsupported()?;
         let (key, hook) =
             keys.text(&["hook_name", "hook_point", "act_name"])?.ok_or_else(|| FileError::Key {
                 key: "hook_name".into(),
@@ -154,20 +158,22 @@ impl DictionaryConfig {
         })
     }
 
-    /// The configuration of one of OpenAI's files, by the texts and numbers that it holds besides its tensors (`activation`,
-    /// `activation_state_dict.k`). The name of its folder says which hook point it explains, see [`openai_site`].
+    /// Creates the configuration of an OpenAI file from its metadata.
+    ///
+    /// The metadata includes `activation` and `activation_state_dict.k`. The folder name determines the hook
+    /// point, see [`openai_site`].
     ///
     /// # Errors
-    /// When the activation is not supported.
+    /// If the activation is unsupported.
     pub fn openai(entries: &BTreeMap<String, String>, site: Site) -> Result<Self, FileError> {
         let entry = |key: &str| entries.get(key).map(String::as_str);
         let unsupported = |key: &str, found: &str| FileError::Key {
             key: key.into(),
-            expected: "ReLU, or TopK with ReLU after it".into(),
+            expected: "ReLU, or TopK followed by ReLU".into(),
             found: found.into(),
         };
         let activation = match entry("activation") {
-            // Files of the first versions say nothing.
+            // Files of the first versions have no `activation` entry.
             None | Some("ReLU") => LatentActivation::Relu,
             Some("TopK") => {
                 if let Some(after) = entry("activation_state_dict.postact_fn").filter(|name| *name != "ReLU")
@@ -179,7 +185,7 @@ impl DictionaryConfig {
                 LatentActivation::TopK {
                     k: k.ok_or_else(|| FileError::Key {
                         key: key.into(),
-                        expected: "how many latents are kept, a whole number from 1".into(),
+                        expected: "the number of latents to keep, a positive integer".into(),
                         found: entry(key).unwrap_or("nothing").into(),
                     })?,
                 }
@@ -194,16 +200,19 @@ impl DictionaryConfig {
             d_sae: None,
             activation,
             subtracts_bias: true,
-            // OpenAI's own reader tells the versions apart by it.
+            // OpenAI's loader distinguishes the versions by the activation.
             normalizes_input: matches!(activation, LatentActivation::TopK { .. }),
             scales_by_direction: false,
             prepends_bos: None,
-            trained_on: TrainedOn::Checkpoint,
-            trained_on_because: "OpenAI uses its dictionaries with weights that are not centred",
+            trained_on: ActivationVariant::Checkpoint,
+            trained_on_because: "OpenAI's dictionaries are for models with uncentered weights",
         })
     }
 
-    /// SAELens' name of its kind: `standard`, `topk`, `jumprelu` or `gated`; of transcoders such as `jumprelu_skip_transcoder`.
+    /// Returns SAELens' name of the architecture.
+    ///
+    /// The names are `standard`, `topk`, `jumprelu` and `gated`, or names such as `jumprelu_skip_transcoder`
+    /// for transcoders.
     pub fn architecture(&self) -> String {
         let activation = match self.activation {
             LatentActivation::Relu => None,
@@ -216,7 +225,7 @@ impl DictionaryConfig {
         parts.into_iter().flatten().collect::<Vec<_>>().join("_")
     }
 
-    /// The `cfg.json` of SAELens 6 for tensors by SAELens' names in f32.
+    /// Returns the `cfg.json` of SAELens 6 for f32 tensors with SAELens' names.
     ///
     /// ```
     /// use candle_gpt2_interpret::DictionaryConfig;
@@ -230,8 +239,8 @@ impl DictionaryConfig {
     /// ```
     pub fn to_json(&self) -> Value {
         let processing = match self.trained_on {
-            TrainedOn::Checkpoint => json!({}),
-            TrainedOn::TransformerLens => json!({ processing_option(self.site.kind): true }),
+            ActivationVariant::Checkpoint => json!({}),
+            ActivationVariant::TransformerLens => json!({ processing_option(self.site.kind): true }),
         };
         let mut config = json!({
             "architecture": self.architecture(),
@@ -262,14 +271,15 @@ impl DictionaryConfig {
         config
     }
 
-    /// Whether what the model has at the place is to be made less its mean over the width, as TransformerLens shows it.
-    pub fn needs_centring(&self) -> bool {
-        self.trained_on == TrainedOn::TransformerLens && self.site.kind.is_residual()
+    /// Whether the mean over the width must be subtracted from the activation, as in TransformerLens.
+    pub fn needs_centering(&self) -> bool {
+        self.trained_on == ActivationVariant::TransformerLens && self.site.kind.is_residual()
     }
 }
 
-/// The place that a dictionary of OpenAI explains, by the folder that it comes from (`resid_post_mlp_v5_32k`) and its layer; `None`
-/// for a name that is none of theirs.
+/// Returns the hook point of an OpenAI dictionary from its folder name and layer.
+///
+/// A folder name is for example `resid_post_mlp_v5_32k`. Returns `None` for an unknown one.
 ///
 /// ```
 /// use candle_gpt2_interpret::{named_site, openai_site};
@@ -290,11 +300,11 @@ pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {
     Some(Site::in_block(layer, kind))
 }
 
-/// The keys of a `cfg.json`; since SAELens 6 those about the model are below `metadata`.
-pub(crate) struct Keys<'a>(pub(crate) &'a Value);
+/// Keys of a `cfg.json`; since SAELens 6, keys about the model are nested in `metadata`.
+pub(crate) struct ConfigKeys<'a>(pub(crate) &'a Value);
 
-impl Keys<'_> {
-    /// The value under the first of these names that has one, with that name.
+impl ConfigKeys<'_> {
+    /// Returns the first of these keys with a non-null value, and that value.
     pub(crate) fn find(&self, names: &[&str]) -> Option<(String, &Value)> {
         names.iter().find_map(|name| {
             let places = [self.0.get(name), self.0.get("metadata").and_then(|metadata| metadata.get(name))];
@@ -317,7 +327,7 @@ impl Keys<'_> {
     }
 
     pub(crate) fn size(&self, names: &[&str]) -> Result<usize, FileError> {
-        let expected = "a whole number from 1";
+        let expected = "a positive integer";
         let missing = || unexpected(names.join("` or `"), expected, &Value::Null);
         let (key, value) = self.find(names).ok_or_else(missing)?;
         let size = value.as_u64().filter(|size| (1..=MAX_SIZE).contains(size));
@@ -333,7 +343,7 @@ impl Keys<'_> {
             ("standard" | "topk" | "transcoder" | "skip_transcoder", "topk") | ("topk", "") => {
                 let arguments = self.find(&["activation_fn_kwargs"]).map_or(&Value::Null, |(_, found)| found);
                 let holder = if self.find(&["k"]).is_some() { self.0 } else { arguments };
-                let k = Keys(holder).size(&["k"])?;
+                let k = ConfigKeys(holder).size(&["k"])?;
                 Ok(LatentActivation::TopK { k })
             }
             ("standard" | "transcoder" | "skip_transcoder", "relu" | "") => Ok(LatentActivation::Relu),
@@ -348,30 +358,31 @@ impl Keys<'_> {
                 Err(unexpected(function_key, "\"relu\" or \"topk\"", &function.into()))
             }
             (other, _) => {
-                let expected = "\"standard\", \"topk\", \"gated\", \"jumprelu\" (SAELens saves what it trained as \"batchtopk\" so), \
-                                \"transcoder\" or \"skip_transcoder\", the last two also with \"jumprelu_\" in front";
+                let expected = "\"standard\", \"topk\", \"gated\", \"jumprelu\" (also for SAEs that SAELens \
+                                trained as \"batchtopk\"), \"transcoder\" or \"skip_transcoder\", the last \
+                                two optionally prefixed with \"jumprelu_\"";
                 Err(unexpected(architecture_key, expected, &other.into()))
             }
         }
     }
 
-    /// The hook point that a transcoder explains.
+    /// Returns the hook point that a transcoder explains.
     fn output(&self) -> Result<Option<TranscoderOutput>, FileError> {
         let architecture = self.text(&["architecture"])?.map_or("standard", |(_, architecture)| architecture);
         if !TRANSCODERS.contains(&architecture) {
             return match self.find(&["hook_name_out", "d_out"]) {
                 Some((key, value)) => {
-                    let expected = "none: only transcoders (`architecture`) have an output at another place";
+                    let expected = "no value (only a transcoder `architecture` has a separate output)";
                     Err(unexpected(key, expected, value))
                 }
                 None => Ok(None),
             };
         }
-        let place = "the model's hook point that the transcoder explains, such as \"blocks.8.hook_mlp_out\"";
+        let place = "the hook point that the transcoder reconstructs, such as \"blocks.8.hook_mlp_out\"";
         let (key, hook) =
             self.text(&["hook_name_out"])?.ok_or_else(|| unexpected("hook_name_out", place, &Value::Null))?;
         if self.flag("apply_b_dec_to_input")? == Some(true) {
-            let expected = "false: the output's bias of a transcoder is none of its input";
+            let expected = "false (a transcoder's decoder bias belongs to its output)";
             return Err(unexpected("apply_b_dec_to_input", expected, &true.into()));
         }
         Ok(Some(TranscoderOutput {
@@ -388,45 +399,49 @@ impl Keys<'_> {
             Value::String(name) if name == "none" => Ok(false),
             Value::String(name) if name == "layer_norm" => Ok(true),
             other => {
-                let expected = "\"none\" or \"layer_norm\"; have SAELens fold the scale of the input into the weights \
-                                (`fold_activation_norm_scaling_factor`) and save them again";
+                let expected = "\"none\" or \"layer_norm\" (for other values, let SAELens fold the input \
+                                scale into the weights with `fold_activation_norm_scaling_factor` and save \
+                                again)";
                 Err(unexpected(key, expected, other))
             }
         }
     }
 
-    fn refuse_what_is_not_supported(&self) -> Result<(), FileError> {
+    fn reject_unsupported(&self) -> Result<(), FileError> {
         if let Some((key, value)) = self.find(&["hook_head_index", "hook_point_head_index"]) {
-            return Err(unexpected(key, "none: dictionaries of a single head are not supported", value));
+            return Err(unexpected(key, "no value (dictionaries of a single head are unsupported)", value));
         }
         Ok(())
     }
 
-    /// SAELens once trained on the models that TransformerLens makes by default. Later it asked for them as they are, and since
-    /// then keeps in its files what was asked for.
-    fn trained_on(&self, kind: SiteKind) -> (TrainedOn, &'static str) {
+    /// Determines the activations that a dictionary was trained on, and why.
+    ///
+    /// SAELens originally trained on TransformerLens' default models, which are processed. Later versions
+    /// request unprocessed models and record the request in the file.
+    fn trained_on(&self, kind: SiteKind) -> (ActivationVariant, &'static str) {
         let option = processing_option(kind);
         match self.find(&["model_from_pretrained_kwargs"]) {
             Some((_, options)) if options.get(option) == Some(&Value::Bool(true)) => (
-                TrainedOn::TransformerLens,
-                "`model_from_pretrained_kwargs` asks for TransformerLens' processing",
+                ActivationVariant::TransformerLens,
+                "`model_from_pretrained_kwargs` requests TransformerLens' processing",
             ),
             Some(_) => (
-                TrainedOn::Checkpoint,
-                "`model_from_pretrained_kwargs` does not ask for TransformerLens' processing",
+                ActivationVariant::Checkpoint,
+                "`model_from_pretrained_kwargs` does not request TransformerLens' processing",
             ),
             None if self.0.get("metadata").is_some() => {
-                (TrainedOn::Checkpoint, "since SAELens 6 models are not processed unless the file says so")
+                (ActivationVariant::Checkpoint, "SAELens 6 and later use unprocessed models by default")
             }
             None => (
-                TrainedOn::TransformerLens,
-                "there is no `model_from_pretrained_kwargs`: SAELens then trained on TransformerLens' processed models",
+                ActivationVariant::TransformerLens,
+                "without `model_from_pretrained_kwargs`, SAELens before version 6 trained on \
+                 TransformerLens' processed models",
             ),
         }
     }
 }
 
-/// The option of TransformerLens' processing that changes the values of a hook point.
+/// TransformerLens processing option that affects a hook point.
 fn processing_option(kind: SiteKind) -> &'static str {
     match kind {
         SiteKind::V | SiteKind::Z | SiteKind::Result => "fold_value_biases",

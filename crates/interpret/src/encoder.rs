@@ -1,4 +1,4 @@
-//! The first half of every dictionary and transcoder: how many of each latent a value has.
+//! Encoder of dictionaries and transcoders, from activations to latents.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ pub(crate) struct Encoder {
     /// `(F)`.
     bias: Tensor,
     activation: LatentActivation,
-    /// Of [`LatentActivation::JumpRelu`] and [`LatentActivation::Gated`], `(F)`.
+    /// Threshold of [`LatentActivation::JumpRelu`] and [`LatentActivation::Gated`], `(F)`.
     threshold: Option<Tensor>,
 }
 
 impl Encoder {
-    /// Of a weight `(C, F)`; the other tensors have these names.
+    /// Creates an encoder from a weight `(C, F)` and further tensors with these names.
     ///
-    /// A gate that shares its weight with the magnitude is a threshold: with `π = x · W + b_gate` and `m = x · W · e^r + b_mag`, `π > 0`
-    /// is `m > b_mag − b_gate · e^r`.
+    /// A gate that shares its weight with the magnitude reduces to a threshold. With `π = x · W + b_gate` and
+    /// `m = x · W · e^r + b_mag`, `π > 0` is equivalent to `m > b_mag − b_gate · e^r`.
     pub(crate) fn from_tensors(
         tensors: &BTreeMap<String, Tensor>,
         weight: Tensor,
@@ -37,7 +37,7 @@ impl Encoder {
             LatentActivation::TopK { k } if k == 0 || k > latents => {
                 return Err(FileError::Key {
                     key: "k".into(),
-                    expected: format!("from 1 to the number of latents, {latents}"),
+                    expected: format!("1 to {latents}, the number of latents"),
                     found: k.to_string(),
                 });
             }
@@ -48,7 +48,7 @@ impl Encoder {
                 let weight = finite("r_mag", weight.broadcast_mul(&factor)?)?;
                 (weight, magnitude, Some(finite("threshold", threshold)?))
             }
-            // Training keeps its logarithm in files of its own.
+            // Training checkpoints store the logarithm of the threshold.
             LatentActivation::JumpRelu if tensors.contains_key("log_threshold") => {
                 let threshold = finite("threshold", of_latents("log_threshold")?.exp()?)?;
                 (weight, of_latents(bias)?, Some(threshold))
@@ -66,12 +66,14 @@ impl Encoder {
         Ok(Self { weight, bias, activation, threshold })
     }
 
-    /// Of a weight `(C, F)` and a bias `(F)`, with ReLU of the `k` largest.
+    /// Creates a TopK encoder: ReLU of the `k` largest pre-activations.
+    ///
+    /// `weight` is `(C, F)` and `bias` is `(F)`.
     pub(crate) fn top_k(weight: Tensor, bias: Tensor, k: usize) -> Self {
         Self { weight, bias, activation: LatentActivation::TopK { k }, threshold: None }
     }
 
-    /// Width of a value, `C`.
+    /// Width of the activations, `C`.
     pub(crate) fn width(&self) -> usize {
         self.weight.dims()[0]
     }
@@ -81,22 +83,22 @@ impl Encoder {
         self.bias.elem_count()
     }
 
-    /// `(C, F)`.
+    /// Encoder weight, `(C, F)`.
     pub(crate) fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// `(F)`.
+    /// Encoder bias, `(F)`.
     pub(crate) fn bias(&self) -> &Tensor {
         &self.bias
     }
 
-    /// `(F)`, if the activation has one.
+    /// Threshold, `(F)`, if the activation has one.
     pub(crate) fn threshold(&self) -> Option<&Tensor> {
         self.threshold.as_ref()
     }
 
-    /// Each of its tensors changed.
+    /// Applies a function to each tensor.
     pub(crate) fn mapped(&self, change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {
             weight: change(&self.weight)?,
@@ -106,23 +108,23 @@ impl Encoder {
         })
     }
 
-    /// The same with latents that are so many times as large before their activation, `(F)`.
+    /// Multiplies the pre-activations by `factors`, `(F)`.
     pub(crate) fn scaled(&self, factors: &Tensor) -> Result<Self> {
         self.mapped(|tensor| tensor.broadcast_mul(factors))
     }
 
-    /// The same of values less their mean over the width: what is equal in all channels no longer counts.
-    pub(crate) fn of_centred(mut self) -> Result<Self> {
+    /// Folds the subtraction of the mean over the width into the weight.
+    pub(crate) fn of_centered(mut self) -> Result<Self> {
         self.weight = self.weight.broadcast_sub(&self.weight.mean_keepdim(0)?)?;
         Ok(self)
     }
 
-    /// Latents before their activation, `(N, F)` of rows `(N, C)`.
+    /// Computes the pre-activations `(N, F)` of rows `(N, C)`.
     pub(crate) fn pre_activations(&self, rows: &Tensor) -> Result<Tensor> {
         rows.matmul(&self.weight)?.broadcast_add(&self.bias)
     }
 
-    /// The latents of what [`Self::pre_activations`] gives, `(N, F)`.
+    /// Computes the latents `(N, F)` from the result of [`Self::pre_activations`].
     pub(crate) fn activate(&self, rows: &Tensor) -> Result<Tensor> {
         match (self.activation, &self.threshold) {
             (LatentActivation::TopK { k }, _) => rows.relu()? * mask_of_largest(rows, k)?,
@@ -132,18 +134,20 @@ impl Encoder {
     }
 }
 
-/// What an exponential made, which may be infinite although every stored tensor is finite.
+/// Rejects the result of an exponential if it overflowed.
+///
+/// Finite tensors in the file can have infinite exponentials.
 fn finite(key: &str, made: Tensor) -> std::result::Result<Tensor, FileError> {
     let largest = made.abs()?.max_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
     let refused = || FileError::Key {
         key: key.into(),
         expected: "values whose exponentials are finite".into(),
-        found: "larger ones".into(),
+        found: "values that overflow".into(),
     };
     largest.is_finite().then_some(made).ok_or_else(refused)
 }
 
-/// One where a number is among the `k` largest of its row, zero elsewhere; `(N, F)`.
+/// Mask `(N, F)` of the `k` largest values in each row.
 fn mask_of_largest(rows: &Tensor, k: usize) -> Result<Tensor> {
     let (count, width) = rows.dims2()?;
     let mut mask = vec![0f32; count * width];

@@ -1,115 +1,118 @@
-//! What can be wrong with a question about a model.
+//! Errors of the analyses.
 
 use candle_gpt2::{Site, bounded_message};
 
-/// A question that a model cannot answer. [`Run::new`](crate::Run::new) and the others return it.
+/// Error returned by [`Run::new`](crate::Run::new) and the analyses.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InterpretError {
-    /// No tokens, or too many.
+    /// The sequence is empty or exceeds the model's context.
     #[error("the text has {tokens} tokens; the model takes 1 to {n_positions}")]
     Length {
-        /// Tokens of the text.
+        /// Number of tokens in the sequence.
         tokens: usize,
-        /// The context of the model.
+        /// Context size of the model.
         n_positions: usize,
     },
-    /// A token is none.
+    /// A token id is outside the vocabulary.
     #[error("token {id} is outside the vocabulary of {vocab_size}")]
     UnknownToken {
-        /// The token.
+        /// The token id.
         id: u32,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocab_size: usize,
     },
-    /// A position is beyond the end of the text.
-    #[error("position {position} is beyond the end of the text, whose {tokens} tokens are counted from 0")]
+    /// A position is past the end of the sequence.
+    #[error("position {position} is out of range; the text has {tokens} tokens, counted from 0")]
     Position {
         /// The position.
         position: usize,
-        /// Tokens of the text.
+        /// Number of tokens in the sequence.
         tokens: usize,
     },
-    /// A block is not there.
-    #[error("there is no layer {layer}; the model's {n_layer} layers are counted from 0")]
+    /// A layer index is out of range.
+    #[error("layer {layer} is out of range; the model has {n_layer} layers, counted from 0")]
     Layer {
-        /// The block.
+        /// The layer index.
         layer: usize,
-        /// Blocks of the model.
+        /// Number of layers in the model.
         n_layer: usize,
     },
-    /// A head is not there.
+    /// A head index is out of range.
     #[error(
-        "there is no head {layer}.{head}; the model has {n_layer} layers of {n_head} heads, counted from 0"
+        "head {layer}.{head} is out of range; the model has {n_layer} layers of {n_head} heads, \
+         counted from 0"
     )]
     Head {
-        /// Its block.
+        /// Layer of the head.
         layer: usize,
-        /// The head.
+        /// Index of the head within its layer.
         head: usize,
-        /// Blocks of the model.
+        /// Number of layers in the model.
         n_layer: usize,
-        /// Heads of a block.
+        /// Number of heads per layer.
         n_head: usize,
     },
-    /// Two texts are compared position by position, and one is longer.
+    /// Two prompts must be compared position by position, but their lengths differ.
     #[error(
-        "the texts have {clean} and {corrupted} tokens; position by position only texts of as many tokens can be compared"
+        "the texts have {clean} and {corrupted} tokens; a comparison by position needs texts of equal length"
     )]
     Lengths {
-        /// Tokens of the one.
+        /// Number of tokens in the clean prompt.
         clean: usize,
-        /// Tokens of the other.
+        /// Number of tokens in the corrupted prompt.
         corrupted: usize,
     },
-    /// Both texts give the same number, so that no part of the difference can be told.
+    /// Both prompts give the same metric, so there is no difference to attribute.
     #[error(
-        "both texts give the same value, {value}; there is no difference to explain: give texts that differ in what they predict, or another answer"
+        "both texts give the same value, {value}, so there is nothing to explain; use texts with different \
+         predictions, or another answer"
     )]
     NoDifference {
-        /// The number.
+        /// Metric of both prompts.
         value: String,
     },
-    /// The site has not what is asked for.
+    /// The hook point does not support the operation.
     #[error("{site} cannot be used here; {reason}")]
     Site {
-        /// The site.
+        /// The hook point.
         site: Site,
-        /// Why, and what can.
+        /// Why it is unsupported, and which hook points are supported.
         reason: &'static str,
     },
-    /// No feature of the transcoders is active.
+    /// No transcoder feature is active.
     #[error(
-        "no feature of the transcoders is active in this text; check that they are of this model, and read what they were trained on"
+        "no transcoder feature is active in this text; check that the transcoders were trained on this model \
+         and this input"
     )]
     NothingActive,
-    /// An attribution graph would take too much memory.
+    /// The attribution graph would exceed the memory limit.
     #[error(
         "the graph of {features} active features takes about {needed} MiB, more than the limit of {limit} MiB; \
-         lower the number of feature nodes, allow more memory, or give a shorter text"
+         lower the number of feature nodes, allow more memory, or use a shorter text"
     )]
     GraphMemory {
-        /// Features that are active.
+        /// Number of active features.
         features: usize,
-        /// What the graph takes, in MiB.
+        /// Memory that the graph needs, in MiB.
         needed: u64,
-        /// What it may take, in MiB.
+        /// Memory limit, in MiB.
         limit: u64,
     },
-    /// What was given does not fit together otherwise.
+    /// The arguments do not fit together in some other way.
     #[error("{}", bounded_message(.0))]
     Mismatch(String),
-    /// The model could not compute it.
+    /// The model's computation failed.
     #[error(transparent)]
     Compute(#[from] candle_core::Error),
 }
 
 impl InterpretError {
-    /// Whether the question is wrong, not the computing.
+    /// Whether the arguments are at fault rather than the computation.
     pub fn is_usage(&self) -> bool {
         !matches!(self, Self::Compute(_))
     }
 }
 
-/// A result of this crate.
+/// Result type of this crate.
 pub(crate) type Result<T> = std::result::Result<T, InterpretError>;

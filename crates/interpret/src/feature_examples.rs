@@ -1,20 +1,21 @@
-//! What a feature is active for: its strongest texts, texts of every strength, and how often it has which strength.
+//! Activating examples of features: strongest texts, a sample across strengths, and a histogram.
 //!
-//! Texts come one after the other, and what is kept of them is bounded: of each feature some of the strongest texts and a sample of all
-//! that it is active in. A text counts once, with the token where the feature is strongest. The first token of a text is left out, as in
-//! the training of dictionaries: its activations are many times larger than all others.
+//! Texts are added one after another, and memory is bounded: each feature keeps some of its strongest texts
+//! and a sample of all texts that activate it. A text counts once, at the token with the strongest
+//! activation. The first token of a text is ignored, as in dictionary training, because its activations are
+//! far larger than all others.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 use candle_gpt2_arithmetic::mix_bits;
 
-/// Bins of a histogram at most.
+/// Maximum number of histogram bins.
 const BINS: usize = 16;
-/// Tokens of an example before the strongest one, and after it.
+/// Number of tokens in an example before and after the strongest one.
 const CONTEXT: (usize, usize) = (16, 8);
-/// Parts of the sample, by strength.
+/// Number of parts of the sample, by strength.
 const QUARTERS: usize = 4;
 
-/// Examples of some features of a dictionary, in the making.
+/// Collector of examples for selected features of a dictionary.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -23,7 +24,7 @@ const QUARTERS: usize = 4;
 /// let mut examples = FeatureExamples::new(vec![1], 5); // of feature 1, five strongest texts
 /// let latents = Tensor::new(&[[9f32, 9.], [0., 0.5], [0., 2.]], &Device::Cpu)?; // (tokens, features)
 /// examples.add(&[10, 11, 12], &latents)?;
-/// assert_eq!(examples.tokens(), 2, "all but the first");
+/// assert_eq!(examples.tokens(), 2, "all tokens but the first");
 /// let found = examples.finish().remove(0);
 /// assert_eq!((found.active, found.largest), (2, 2.0));
 /// let text = &found.strongest[0];
@@ -32,49 +33,52 @@ const QUARTERS: usize = 4;
 /// ```
 #[derive(Debug)]
 pub struct FeatureExamples {
-    /// How many of the strongest texts are kept, and how many of each quarter.
+    /// Number of texts to keep among the strongest, and in each quarter.
     count: usize,
-    features: Vec<Collected>,
+    features: Vec<FeatureAccumulator>,
     tokens: u64,
     texts: usize,
 }
 
-/// A feature in texts. [`FeatureExamples::finish`] gives it.
+/// Statistics and examples of one feature, from [`FeatureExamples::finish`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureSummary {
-    /// Its number in the dictionary.
+    /// Index of the feature in the dictionary.
     pub feature: usize,
-    /// Tokens at which it is not 0.
+    /// Number of tokens with a nonzero activation.
     pub active: u64,
-    /// Texts in which it is not 0.
+    /// Number of texts with a nonzero activation.
     pub texts: u64,
-    /// Its least activation that is not 0; 0 where there is none.
+    /// Smallest nonzero activation; 0 if there is none.
     pub least: f32,
-    /// Its largest activation.
+    /// Largest activation.
     pub largest: f32,
-    /// How often it has which activation.
+    /// Histogram of the nonzero activations.
     pub histogram: Histogram,
-    /// The texts in which it is strongest, the strongest first.
+    /// Texts with the strongest activations, in descending order.
     pub strongest: Vec<FeatureExample>,
-    /// Of the texts in which it is active, a sample of each quarter by its strength there, the strongest quarter first. Empty where all
-    /// of them are among the strongest.
+    /// Sample of the activating texts from each quarter by strength, strongest quarter first.
+    ///
+    /// Empty if `strongest` already contains all of them.
     pub quarters: Vec<Vec<FeatureExample>>,
 }
 
-/// A part of a text in which a feature is active. Part of a [`FeatureSummary`], as the example of [`FeatureExamples`] shows.
+/// Excerpt of a text in which a feature is active.
+///
+/// Part of a [`FeatureSummary`]; [`FeatureExamples`] has an example.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureExample {
-    /// Which of the texts it is from, in their order.
+    /// Index of the text, in the order of addition.
     pub text: usize,
-    /// Its tokens.
+    /// Tokens of the excerpt.
     pub ids: Vec<u32>,
-    /// The activation at each of them; 0 at the first token of the text.
+    /// Activation at each token; 0 at the first token of the text.
     pub activations: Vec<f32>,
-    /// The place among them where the feature is strongest in the whole text.
+    /// Index in the excerpt of the token with the text's strongest activation.
     pub strongest: usize,
 }
 
-/// How many values are in bins of equal width from 0 on. Part of a [`FeatureSummary`].
+/// Histogram of positive values in equal-width bins starting at 0. Part of a [`FeatureSummary`].
 ///
 /// ```
 /// use candle_gpt2_interpret::Histogram;
@@ -87,23 +91,25 @@ pub struct FeatureExample {
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Histogram {
-    /// Width of a bin, a power of 2; 0 without values.
+    /// Width of a bin, a power of 2; 0 if empty.
     pub width: f32,
     counts: [u64; BINS],
 }
 
-/// What is known of a feature so far.
+/// Running statistics of a feature.
 #[derive(Debug)]
-struct Collected {
+struct FeatureAccumulator {
     summary: FeatureSummary,
-    /// A sample of the texts: those with the least priorities, which are sorted.
+    /// Random sample of the texts: those with the smallest priorities, in ascending order.
     sample: Vec<(u64, FeatureExample)>,
 }
 
 impl FeatureExamples {
-    /// Of these features; `count` texts are kept of the strongest, and as many of each quarter.
+    /// Creates a collector for these features.
+    ///
+    /// It keeps `count` of the strongest texts and `count` texts in each quarter.
     pub fn new(features: Vec<usize>, count: usize) -> Self {
-        let collected = |feature| Collected {
+        let accumulator = |feature| FeatureAccumulator {
             summary: FeatureSummary {
                 feature,
                 active: 0,
@@ -116,32 +122,34 @@ impl FeatureExamples {
             },
             sample: Vec::new(),
         };
-        Self { count, features: features.into_iter().map(collected).collect(), tokens: 0, texts: 0 }
+        Self { count, features: features.into_iter().map(accumulator).collect(), tokens: 0, texts: 0 }
     }
 
-    /// Bytes that so many features may take, with `count` texts of the strongest and of each quarter.
+    /// Returns the maximum memory for this number of features and texts, in bytes.
+    ///
+    /// `count` texts are kept among the strongest and in each quarter.
     ///
     /// ```
     /// use candle_gpt2_interpret::FeatureExamples;
     ///
-    /// assert_eq!(FeatureExamples::most_bytes(1000, 5), 2 * FeatureExamples::most_bytes(500, 5));
+    /// assert_eq!(FeatureExamples::max_bytes(1000, 5), 2 * FeatureExamples::max_bytes(500, 5));
     /// ```
-    pub fn most_bytes(features: usize, count: usize) -> u64 {
+    pub fn max_bytes(features: usize, count: usize) -> u64 {
         let tokens = CONTEXT.0 + 1 + CONTEXT.1;
         let example = size_of::<(u64, FeatureExample)>() + tokens * (size_of::<u32>() + size_of::<f32>());
         let examples = (1 + QUARTERS as u64).saturating_mul(count as u64);
         examples
             .saturating_mul(example as u64)
-            .saturating_add(size_of::<Collected>() as u64)
+            .saturating_add(size_of::<FeatureAccumulator>() as u64)
             .saturating_mul(features as u64)
     }
 
-    /// Tokens that were seen; the first of each text is not among them.
+    /// Returns the number of tokens seen, without the first of each text.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Texts that were seen.
+    /// Returns the number of texts seen.
     pub fn texts(&self) -> usize {
         self.texts
     }
@@ -149,17 +157,20 @@ impl FeatureExamples {
     /// Adds a text.
     ///
     /// # Shapes
-    /// `latents` `(T, F)` of the `T` tokens of the text.
+    /// `latents` is `(T, F)` for the `T` tokens of the text.
     ///
     /// # Errors
-    /// When the shape is another, the dictionary has not so many latents, or an activation is not finite.
+    /// If the shape is wrong, if a feature index is out of range, or if an activation is not finite.
     pub fn add(&mut self, ids: &[u32], latents: &Tensor) -> Result<()> {
         let (tokens, width) = latents.dims2()?;
         if tokens != ids.len() {
-            bail!("a text of {} tokens cannot have the latents of {tokens}", ids.len());
+            bail!("expected latents of {} tokens, found {tokens}", ids.len());
         }
         if let Some(found) = self.features.iter().find(|found| found.summary.feature >= width) {
-            bail!("there is no latent {} among {width}, counted from 0", found.summary.feature);
+            bail!(
+                "latent {} is out of range; the dictionary has {width} latents, counted from 0",
+                found.summary.feature
+            );
         }
         let latents = latents.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?;
         let latents = latents.to_vec1::<f32>()?;
@@ -197,7 +208,7 @@ impl FeatureExamples {
         Ok(())
     }
 
-    /// What was found, in the order of the features.
+    /// Returns the summaries, in the order of the features.
     pub fn finish(self) -> Vec<FeatureSummary> {
         self.features.into_iter().map(|found| found.finish(self.count)).collect()
     }
@@ -213,14 +224,14 @@ impl FeatureSummary {
 }
 
 impl FeatureExample {
-    /// The activation where the feature is strongest.
+    /// Returns the strongest activation.
     pub fn activation(&self) -> f32 {
         self.activations[self.strongest]
     }
 }
 
-impl Collected {
-    /// Keeps a text among the strongest and in the sample, where it belongs there. Of equal ones the earlier text is kept.
+impl FeatureAccumulator {
+    /// Adds a text to the strongest and to the sample if it ranks there; ties keep the earlier text.
     fn keep(&mut self, value: f32, priority: u64, count: usize, example: &dyn Fn() -> FeatureExample) {
         let strongest = &mut self.summary.strongest;
         self.summary.texts += 1;
@@ -251,16 +262,12 @@ impl Collected {
 }
 
 impl Histogram {
-    /// Counts a positive value; where it lies beyond the last bin, bins become twice as wide.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the number of a bin is small"
-    )]
+    /// Counts a positive value. A value beyond the last bin doubles the bin width.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bin indices are small")]
     pub fn add(&mut self, value: f32) {
         const BITS: i32 = BINS.ilog2() as i32;
         if self.width == 0.0 {
-            // The value is below 2 to this power, and at least half of that; smaller widths than this are not normal numbers.
+            // The value is in `[2^(power - 1), 2^power)`. Smaller widths than the minimum would be subnormal.
             let (_, power) = libm::frexpf(value);
             self.width = libm::ldexpf(1.0, power.max(f32::MIN_EXP + BITS) - BITS);
         }
@@ -274,14 +281,14 @@ impl Histogram {
         self.counts[(value / self.width) as usize] += 1;
     }
 
-    /// How many values each bin has, up to the last one that has any.
+    /// Returns the bin counts, up to the last nonempty bin.
     pub fn counts(&self) -> &[u64] {
         let end = self.counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
         &self.counts[..end]
     }
 }
 
-/// A number that depends on both and looks random, so that the texts with the least are a sample of all.
+/// Pseudorandom priority of a text for a feature; the texts with the smallest form a random sample.
 fn priority(feature: usize, text: usize) -> u64 {
     mix_bits(mix_bits(feature as u64).wrapping_add(text as u64))
 }

@@ -1,30 +1,32 @@
-//! What a feature says for the next token by itself: the logits that its direction adds to, without the blocks in between.
+//! Direct effect of a feature on the next-token logits, without the blocks in between.
 //!
-//! As in direct logit attribution, the final norm is what it is in a run: one number to divide by, which is left out here since it is
-//! the same for all tokens. So a feature with direction `d` gives `((d − mean d) ∘ w) · wte` less its mean over the vocabulary, where `w` is
-//! the final norm's weight.
+//! The final norm divides by one number per token. It is the same for the whole vocabulary, so it is omitted
+//! here. A feature with direction `d` has the logits `((d − mean d) ∘ w) · wte` minus their mean over the
+//! vocabulary. `w` is the final norm's weight.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
-use crate::{Dictionary, centred};
+use crate::{Dictionary, center};
 
-/// Features whose logits are computed at once: at GPT-2's vocabulary 13 MB of them.
+/// Number of features per batch; their logits take 13 MB at GPT-2's vocabulary size.
 const BATCH: usize = 64;
-/// The axis of the vocabulary in logits `(N, V)`.
+/// Vocabulary axis of logits `(N, V)`.
 const VOCABULARY_DIM: usize = 1;
 
-/// The tokens that a feature makes more probable and less probable. [`feature_logits`] gives it.
+/// Tokens that a feature promotes and suppresses, from [`feature_logits`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureLogits {
-    /// Tokens with the largest logits, the largest first.
+    /// Tokens with the largest logits, in descending order.
     pub top: Vec<(u32, f32)>,
-    /// Tokens with the smallest logits, the smallest first.
+    /// Tokens with the smallest logits, in ascending order.
     pub bottom: Vec<(u32, f32)>,
 }
 
-/// The `count` tokens that each of some features speaks most for and most against; `None` for a dictionary of a place that adds nothing
-/// to the residual stream, such as a norm or queries.
+/// Returns the `count` tokens that each feature promotes most and suppresses most.
+///
+/// Returns `None` if the dictionary's hook point does not add to the residual stream, for example a norm or
+/// queries.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -44,13 +46,14 @@ pub struct FeatureLogits {
 ///         "apply_b_dec_to_input": true}"#,
 /// )?;
 /// let dictionary = Dictionary::from_tensors(&tensors, &config)?;
-/// let logits = feature_logits(&model, &dictionary, &[3], 2)?.ok_or("it adds to the residual stream")?;
-/// assert_eq!(logits[0].top, [(0, 0.0), (1, 0.0)], "a model of zeros expects all alike");
+/// let logits = feature_logits(&model, &dictionary, &[3], 2)?.ok_or("does not write to the residual stream")?;
+/// assert_eq!(logits[0].top, [(0, 0.0), (1, 0.0)], "with all weights zero, all logits are 0");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the dictionary has no such feature, is of another model, or there is no memory for the output head in f32.
+/// If a feature index is out of range, if the dictionary belongs to another model, or if the output head
+/// cannot be allocated in f32.
 pub fn feature_logits(
     model: &Gpt2LMHeadModel,
     dictionary: &Dictionary,
@@ -67,10 +70,10 @@ pub fn feature_logits(
     direction_logits(model, &written, count).map(Some)
 }
 
-/// The `count` tokens that directions in the residual stream `(N, C)` speak most for and most against, as [`feature_logits`] of features.
+/// Same as [`feature_logits`], for directions `(N, C)` in the residual stream.
 ///
 /// # Errors
-/// If there is no memory for the output head in f32.
+/// If the output head cannot be allocated in f32.
 pub fn direction_logits(
     model: &Gpt2LMHeadModel,
     directions: &Tensor,
@@ -82,7 +85,7 @@ pub fn direction_logits(
     let mut found = Vec::with_capacity(directions.dim(0)?);
     for start in (0..directions.dim(0)?).step_by(BATCH) {
         let batch = directions.narrow(0, start, BATCH.min(directions.dim(0)? - start))?;
-        let written = centred(&batch)?.broadcast_mul(&weight)?; // (N, C)
+        let written = center(&batch)?.broadcast_mul(&weight)?; // (N, C)
         let logits = written.matmul(&head)?; // (N, V)
         let logits = logits.broadcast_sub(&logits.mean_keepdim(VOCABULARY_DIM)?)?;
         let logits = logits.to_device(&Device::Cpu)?.to_vec2::<f32>()?;
@@ -94,16 +97,16 @@ pub fn direction_logits(
     Ok(found)
 }
 
-/// How values at a place get into the residual stream.
+/// Path of an activation into the residual stream.
 enum Writer {
-    /// They are part of it.
-    Directly,
-    /// By a weight `(width, C)`.
-    By(Tensor),
+    /// The activation is part of it.
+    Direct,
+    /// A weight `(width, C)` projects the activation into it.
+    Projected(Tensor),
 }
 
 impl Writer {
-    /// `None` for a place whose values do not.
+    /// Returns `None` for a hook point that does not write to the residual stream.
     fn of(model: &Gpt2LMHeadModel, site: Site) -> Result<Option<Self>> {
         let block = site.layer.and_then(|layer| model.transformer().blocks().get(layer));
         let weight = match (site.kind, block) {
@@ -116,24 +119,24 @@ impl Writer {
                 | SiteKind::AttnOut
                 | SiteKind::MlpOut,
                 _,
-            ) => return Ok(Some(Self::Directly)),
+            ) => return Ok(Some(Self::Direct)),
             (SiteKind::Z, Some(block)) => block.attn().out_proj().weight().to_tensor()?,
             (SiteKind::MlpPost, Some(block)) => block.mlp().contract().weight().to_tensor()?,
             _ => return Ok(None),
         };
-        Ok(Some(Self::By(weight.to_dtype(DType::F32)?.t()?)))
+        Ok(Some(Self::Projected(weight.to_dtype(DType::F32)?.t()?)))
     }
 
-    /// What rows of the place add to the residual stream, `(N, C)`.
+    /// Contribution of rows at the hook point to the residual stream, `(N, C)`.
     fn written(&self, rows: &Tensor) -> Result<Tensor> {
         match self {
-            Self::Directly => Ok(rows.clone()),
-            Self::By(weight) => rows.matmul(weight),
+            Self::Direct => Ok(rows.clone()),
+            Self::Projected(weight) => rows.matmul(weight),
         }
     }
 }
 
-/// The first tokens in this order of their logits; of equal ones the first in the vocabulary.
+/// Returns the first `count` tokens when sorted by logit in this order; ties go to the lower id.
 fn first(logits: &[f32], count: usize, order: impl Fn(f32, f32) -> std::cmp::Ordering) -> Vec<(u32, f32)> {
     let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
     let by = |one: &(u32, f32), other: &(u32, f32)| order(one.1, other.1).then(one.0.cmp(&other.0));

@@ -1,4 +1,4 @@
-//! Tensors of a file by their names and shapes, and why the file of a dictionary, a lens or a vector cannot be used.
+//! Tensors of a file by name and shape, and errors of dictionary, lens and control vector files.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use candle_gpt2::{Site, bounded_message, excerpt};
 
 use crate::SiteError;
 
-/// A tensor of this shape and of finite numbers, in f32.
+/// Returns a tensor in f32 after checking its shape and that its values are finite.
 pub(crate) fn tensor(
     tensors: &BTreeMap<String, Tensor>,
     name: &str,
@@ -31,13 +31,13 @@ pub(crate) fn tensor(
     }
 }
 
-/// The size of the last axis of a tensor.
+/// Returns the size of a tensor's last axis.
 pub(crate) fn last_axis(tensors: &BTreeMap<String, Tensor>, name: &str) -> Result<usize, FileError> {
     let found = tensors.get(name).ok_or_else(|| FileError::missing(tensors, name, "(latents, width)"))?;
     Ok(found.dims().last().copied().unwrap_or(0))
 }
 
-/// Prints a shape as `(24, 72)`.
+/// Formats a shape as `(24, 72)`.
 pub(crate) struct Shape<'a>(pub(crate) &'a [usize]);
 
 impl Display for Shape<'_> {
@@ -47,115 +47,118 @@ impl Display for Shape<'_> {
     }
 }
 
-/// Why the file of a dictionary, of a tuned lens or of a control vector cannot be used.
+/// Error of a file that contains a dictionary, transcoders, a tuned lens or a control vector.
+///
 /// [`Dictionary::from_tensors`](crate::Dictionary::from_tensors) and
 /// [`DictionaryConfig::from_json`](crate::DictionaryConfig::from_json) return it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The configuration is something else.
-    #[error("the configuration is not usable JSON: {error}; give the file that came with the tensors", error = bounded_message(.error))]
+    /// The configuration is not valid JSON.
+    #[error("invalid JSON configuration: {error}; use the file that came with the tensors", error = bounded_message(.error))]
     NotJson {
-        /// What is wrong with it.
+        /// Description of the parse error.
         error: String,
     },
-    /// The configuration asks for what is not supported, or lacks something.
+    /// A configuration value is unsupported or missing.
     #[error("`{key}`: expected {expected}; found {found}", key = excerpt(.key), expected = bounded_message(.expected), found = bounded_message(.found))]
     Key {
         /// The key.
         key: String,
-        /// What it can be.
+        /// Supported values.
         expected: String,
-        /// What it is.
+        /// Value in the file.
         found: String,
     },
-    /// The place is not there.
+    /// The hook point is invalid.
     #[error("`{key}`: {error}", key = excerpt(.key))]
     Hook {
         /// The key.
         key: String,
-        /// What is wrong with its value.
+        /// Reason why the name is invalid.
         error: SiteError,
     },
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error("tensor `{name}` is missing: expected {expected}; the file has {present}", name = excerpt(.name), expected = bounded_message(.expected), present = bounded_message(.present))]
     Missing {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Expected shape.
         expected: String,
-        /// The names that are there.
+        /// Names of the tensors in the file.
         present: String,
     },
-    /// A tensor has another shape.
-    #[error("tensor `{name}`: expected {expected}, found {found}; the file is of other sizes", name = excerpt(.name), expected = bounded_message(.expected), found = bounded_message(.found))]
+    /// A tensor has the wrong shape.
+    #[error("tensor `{name}`: expected {expected}, found {found}; check that the file is for this model", name = excerpt(.name), expected = bounded_message(.expected), found = bounded_message(.found))]
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The shape that the others and the configuration ask for.
+        /// Shape that the other tensors and the configuration require.
         expected: String,
-        /// The shape that it has.
+        /// Shape in the file.
         found: String,
     },
-    /// A tensor has numbers that nothing can be computed with.
-    #[error("tensor `{name}`: element {place} is {value}; the file is damaged, get it again", name = excerpt(.name), value = bounded_message(.value))]
+    /// A tensor contains NaN or infinity.
+    #[error("tensor `{name}`: element {place} is {value}; the file is damaged, download it again", name = excerpt(.name), value = bounded_message(.value))]
     NotFinite {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Which of its elements, in row-major order from 0.
+        /// Index of the element in row-major order, counted from 0.
         place: usize,
-        /// The value there.
+        /// Value of the element.
         value: String,
     },
-    /// Layers of a set of transcoders do not fit together.
-    #[error("layer {layer}: expected {expected}, found {found}; all layers must be of one training", expected = bounded_message(.expected), found = bounded_message(.found))]
+    /// The layers of a set of transcoders do not match.
+    #[error("layer {layer}: expected {expected}, found {found}; all layers must come from one training run", expected = bounded_message(.expected), found = bounded_message(.found))]
     Layer {
-        /// The layer.
+        /// The layer index.
         layer: usize,
-        /// What the others ask for.
+        /// Value that the other layers require.
         expected: String,
-        /// What it has.
+        /// Value in this layer.
         found: String,
     },
-    /// The transcoders are of a model with another number of layers.
+    /// The transcoders are for a model with a different number of layers.
     #[error(
-        "there are transcoders for {found} layers, and the model has {expected}; use the model that they were made for"
+        "found transcoders for {found} layers, but the model has {expected}; use the model that they were \
+         trained on"
     )]
     OtherDepth {
-        /// Layers of the model.
+        /// Number of layers in the model.
         expected: usize,
-        /// Layers with transcoders.
+        /// Number of layers with transcoders.
         found: usize,
     },
-    /// The dictionary is of a model of another width.
+    /// The dictionary is for a model with a different width.
     #[error(
-        "the dictionary is for values of width {found}, and the model has {expected} at {site}; use the model that it was made for"
+        "the dictionary has width {found}, but the model has {expected} at {site}; use the model that it was \
+         trained on"
     )]
     OtherModel {
-        /// The place.
+        /// The hook point.
         site: Site,
-        /// Width of the model's values.
+        /// Width of the model's activations.
         expected: usize,
-        /// Width of the dictionary's.
+        /// Width of the dictionary's activations.
         found: usize,
     },
-    /// The place has no values of one width.
+    /// The hook point has no per-token vector that a dictionary could explain.
     #[error(
-        "{site} is not a hook point that an SAE can be trained on; \
-         residual streams, outputs, MLPs and heads are"
+        "{site} has no per-token vector that an SAE can explain; \
+         use a hook point such as resid_post, mlp_out or z"
     )]
     NotExplained {
-        /// The place.
+        /// The hook point.
         site: Site,
     },
-    /// A tensor could not be computed with.
+    /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl FileError {
     pub(crate) fn missing(tensors: &BTreeMap<String, Tensor>, name: &str, expected: &str) -> Self {
-        /// Names in one message.
+        /// Maximum number of names in one message.
         const MOST_NAMES: usize = 8;
         let mut names: Vec<Cow<'_, str>> =
             tensors.keys().take(MOST_NAMES).map(|name| excerpt(name)).collect();

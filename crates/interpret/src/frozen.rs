@@ -1,14 +1,15 @@
-//! What the local replacement model freezes of a run, and the way of gradients back through it.
+//! Frozen parts of the local replacement model, and the backward pass through them.
 //!
-//! With `LNᵀ(g) = (w∘g − mean(w∘g)) / s` for a norm of weight `w` and scale `s`, a gradient passes attention as
-//! `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`. What biases add on the way is summed up.
+//! Let `LNᵀ(g) = (w∘g − mean(w∘g)) / s` for a norm with weight `w` and scale `s`. The backward pass maps a
+//! gradient `g` through attention to `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`. The contributions of the biases
+//! along the way are summed.
 
 use candle_core::{D, DType, Tensor};
 use candle_gpt2::{Block, LayerNorm, QkvProjection, Site, SiteKind};
 
 use crate::{Record, Run, TranscoderInput};
 
-/// A layer norm whose scale is that of the run.
+/// A layer norm with its scale frozen to the run's value.
 pub(crate) struct FrozenNorm {
     /// `(C)`; `None` for ones.
     weight: Option<Tensor>,
@@ -19,18 +20,18 @@ pub(crate) struct FrozenNorm {
 }
 
 impl FrozenNorm {
-    /// A norm, and where its scale was seen.
-    pub(crate) fn of(seen: &Seen, norm: &LayerNorm, scale: Site) -> candle_core::Result<Self> {
+    /// Freezes `norm` with the scale recorded at the hook point `scale`.
+    pub(crate) fn of(recorded: &RecordedRun, norm: &LayerNorm, scale: Site) -> candle_core::Result<Self> {
         Ok(Self {
-            weight: Some(seen.cast(norm.weight())?),
-            bias: norm.bias().map(|bias| seen.cast(bias)).transpose()?,
-            scale: seen.get(scale)?,
+            weight: Some(recorded.cast(norm.weight())?),
+            bias: norm.bias().map(|bias| recorded.cast(bias)).transpose()?,
+            scale: recorded.get(scale)?,
         })
     }
 
-    /// The norm between the residual stream and what an encoder reads.
+    /// Returns the norm between the residual stream and an encoder's input, if there is one.
     pub(crate) fn before_encoder(
-        seen: &Seen,
+        recorded: &RecordedRun,
         layer: usize,
         block: &Block,
         input: TranscoderInput,
@@ -39,13 +40,13 @@ impl FrozenNorm {
         Ok(match input {
             TranscoderInput::ResidMid => None,
             TranscoderInput::Ln2Normalized => {
-                Some(Self { weight: None, bias: None, scale: seen.get(scale)? })
+                Some(Self { weight: None, bias: None, scale: recorded.get(scale)? })
             }
-            TranscoderInput::MlpIn => Some(Self::of(seen, block.ln_2(), scale)?),
+            TranscoderInput::MlpIn => Some(Self::of(recorded, block.ln_2(), scale)?),
         })
     }
 
-    /// The gradient at the input of that at the output, `(B, T, C)`.
+    /// Maps the gradient `(B, T, C)` at the output to the gradient at the input.
     pub(crate) fn back(&self, g: &Tensor) -> candle_core::Result<Tensor> {
         let g = match &self.weight {
             Some(weight) => g.broadcast_mul(weight)?,
@@ -56,7 +57,7 @@ impl FrozenNorm {
     }
 }
 
-/// The attention of a layer with the pattern of the run.
+/// Attention of a layer with its pattern frozen to the run's value.
 pub(crate) struct FrozenAttention {
     norm: FrozenNorm,
     /// Keys by queries, `(H, T, T)`.
@@ -70,7 +71,7 @@ pub(crate) struct FrozenAttention {
 }
 
 impl FrozenAttention {
-    pub(crate) fn of(seen: &Seen, layer: usize, block: &Block) -> candle_core::Result<Self> {
+    pub(crate) fn of(recorded: &RecordedRun, layer: usize, block: &Block) -> candle_core::Result<Self> {
         let attn = block.attn();
         let width = attn.num_heads() * attn.head_dim();
         let (of_values, first) = match attn.projection() {
@@ -78,19 +79,19 @@ impl FrozenAttention {
             QkvProjection::Separate { value, .. } => (value, 0),
             QkvProjection::FusedMemory { key_value, .. } => (key_value, width),
         };
-        let value_bias = of_values.bias().map(|bias| seen.cast(&bias.narrow(0, first, width)?));
-        let pattern = seen.rows(layer, SiteKind::Pattern)?;
+        let value_bias = of_values.bias().map(|bias| recorded.cast(&bias.narrow(0, first, width)?));
+        let pattern = recorded.rows(layer, SiteKind::Pattern)?;
         Ok(Self {
-            norm: FrozenNorm::of(seen, block.ln_1(), Site::in_block(layer, SiteKind::Ln1Scale))?,
+            norm: FrozenNorm::of(recorded, block.ln_1(), Site::in_block(layer, SiteKind::Ln1Scale))?,
             pattern: pattern.transpose(1, 2)?.contiguous()?,
-            value: seen.cast(&of_values.weight().to_tensor()?.narrow(0, first, width)?)?.contiguous()?,
+            value: recorded.cast(&of_values.weight().to_tensor()?.narrow(0, first, width)?)?.contiguous()?,
             value_bias: value_bias.transpose()?,
-            output: seen.cast(&attn.out_proj().weight().to_tensor()?)?.contiguous()?,
-            output_bias: attn.out_proj().bias().map(|bias| seen.cast(bias)).transpose()?,
+            output: recorded.cast(&attn.out_proj().weight().to_tensor()?)?.contiguous()?,
+            output_bias: attn.out_proj().bias().map(|bias| recorded.cast(bias)).transpose()?,
         })
     }
 
-    /// The gradient before attention of that behind it, `(B, T, C)`.
+    /// Maps the gradient `(B, T, C)` after attention to the gradient before it.
     pub(crate) fn back(&self, g: &Tensor, biases: &mut Biases) -> candle_core::Result<Tensor> {
         let (batch, tokens, width) = g.dims3()?;
         let (heads, _, _) = self.pattern.dims3()?;
@@ -109,11 +110,11 @@ impl FrozenAttention {
     }
 }
 
-/// What biases add to the rows of a batch, `(B)`.
+/// Sum of the bias contributions for each batch row, `(B)`.
 pub(crate) struct Biases(pub(crate) Option<Tensor>);
 
 impl Biases {
-    /// Adds what a bias `(C)` adds at every token to rows of gradients `(B, T, C)`.
+    /// Adds the contribution of a bias `(C)` at every token, for gradients `(B, T, C)`.
     pub(crate) fn add(&mut self, g: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<()> {
         if let Some(bias) = bias {
             let rows = g.broadcast_mul(bias)?.sum(D::Minus1)?.sum(D::Minus1)?;
@@ -125,26 +126,26 @@ impl Biases {
         Ok(())
     }
 
-    /// Takes in further rows.
+    /// Appends further rows.
     pub(crate) fn join(&mut self, others: Self) -> candle_core::Result<()> {
         self.0 = joined(self.0.take(), others.0)?;
         Ok(())
     }
 }
 
-/// What the run was seen to have, in one type and without the axis of the batch.
-pub(crate) struct Seen {
+/// Recorded activations of a run, in one dtype and without the batch axis.
+pub(crate) struct RecordedRun {
     record: Record,
     dtype: DType,
 }
 
-impl Seen {
-    /// What a run has of all that is frozen or read.
+impl RecordedRun {
+    /// Records all activations that are frozen or read.
     pub(crate) fn of(run: &Run, dtype: DType) -> candle_core::Result<Self> {
         Ok(Self { record: run.record(sites(run.model.config().n_layer))?, dtype })
     }
 
-    /// What an encoder reads in a layer behind this norm, `(T, C)`.
+    /// Returns an encoder's input in a layer, after its norm, `(T, C)`.
     pub(crate) fn read(&self, layer: usize, norm: Option<&FrozenNorm>) -> candle_core::Result<Tensor> {
         let x = self.rows(layer, SiteKind::ResidMid)?;
         let Some(norm) = norm else { return Ok(x) };
@@ -157,7 +158,7 @@ impl Seen {
         self.record.get(site)?.squeeze(0)?.to_dtype(self.dtype)
     }
 
-    /// `(T, …)` of a block.
+    /// Returns the activation `(T, …)` at a hook point of a block.
     pub(crate) fn rows(&self, layer: usize, kind: SiteKind) -> candle_core::Result<Tensor> {
         self.get(Site::in_block(layer, kind))
     }
@@ -171,7 +172,7 @@ impl Seen {
     }
 }
 
-/// Everything that is frozen or read.
+/// Hook points of all activations that are frozen or read.
 fn sites(n_layer: usize) -> Vec<Site> {
     const KINDS: [SiteKind; 5] =
         [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::ResidMid, SiteKind::Ln2Scale, SiteKind::MlpOut];
@@ -181,7 +182,7 @@ fn sites(n_layer: usize) -> Vec<Site> {
     inside.chain(OUTSIDE.map(Site::outside)).collect()
 }
 
-/// Two batches, one after the other.
+/// Concatenates two optional batches.
 pub(crate) fn joined(first: Option<Tensor>, second: Option<Tensor>) -> candle_core::Result<Option<Tensor>> {
     match (first, second) {
         (Some(first), Some(second)) => Tensor::cat(&[first, second], 0).map(Some),
@@ -189,7 +190,7 @@ pub(crate) fn joined(first: Option<Tensor>, second: Option<Tensor>) -> candle_co
     }
 }
 
-/// `(B, T, C)` as `(B · T, C)`.
+/// Reshapes `(B, T, C)` to `(B · T, C)`.
 pub(crate) fn rows(x: &Tensor) -> candle_core::Result<Tensor> {
     x.contiguous()?.flatten(0, 1)
 }

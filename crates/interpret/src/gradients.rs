@@ -1,19 +1,19 @@
-//! Gradients at hook points and latents, attribution patching, and how much each token of a text matters for a prediction.
+//! Gradients at hook points and latents, attribution patching, and token saliency.
 //!
-//! The gradient at a place is that of a variable of zeros which is added there.
+//! The gradient at a hook point is that of a zero-initialized variable added there.
 
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Tensor, Var};
-use candle_gpt2::{Before, gradients};
+use candle_gpt2::{InitialGradients, gradients};
 use candle_gpt2::{Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::patching::{BATCH_TOKENS, check_kind};
 use crate::run::rounded;
-use crate::{By, Chain, InterpretError, Metric, Patching, Record, Run, Splice};
+use crate::{Chain, GridAxis, InterpretError, Metric, Patching, Record, Run, Splice};
 
-/// Adds a variable of zeros to what is seen at some places.
+/// Adds a zero-initialized variable to the activations at selected hook points.
 pub(crate) struct Probes(pub(crate) BTreeMap<Site, Var>);
 
 impl Observer for Probes {
@@ -29,29 +29,29 @@ impl Observer for Probes {
     }
 }
 
-/// An activation, and the gradient of a metric there, in the same shape.
+/// An activation and the metric's gradient with respect to it, in the same shape.
 ///
 /// [`gradients_under`] returns them.
 #[derive(Debug, Clone)]
-pub struct WithGradient {
+pub struct ActivationGradient {
     /// The activation.
     pub value: Tensor,
     /// The gradient.
     pub gradient: Tensor,
 }
 
-/// Gradients of a metric. [`gradients_under`] returns them.
+/// Gradients of a metric, from [`gradients_under`].
 #[derive(Debug, Clone)]
 pub struct Gradients {
     /// The metric.
     pub metric: f32,
-    /// At hook points.
-    pub sites: BTreeMap<Site, WithGradient>,
-    /// At the latents of each splice, and at its error if it has one.
-    pub splices: Vec<(WithGradient, Option<WithGradient>)>,
+    /// Gradients at hook points.
+    pub sites: BTreeMap<Site, ActivationGradient>,
+    /// Gradients at the latents of each splice, and at its error if it has one.
+    pub splices: Vec<(ActivationGradient, Option<ActivationGradient>)>,
 }
 
-/// The gradients of a metric at some hook points.
+/// Computes the gradients of a metric at some hook points.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, named_site, site_gradients};
@@ -68,16 +68,17 @@ pub struct Gradients {
 /// ```
 ///
 /// # Errors
-/// Those of the model; and if the gradient does not reach a place.
+/// If the model fails, or if the metric does not depend on a hook point.
 pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTreeMap<Site, Tensor>> {
     let found = gradients_under(run, metric, sites, &mut [], &mut Chain(Vec::new()))?;
     Ok(found.sites.into_iter().map(|(site, found)| (site, found.gradient)).collect())
 }
 
-/// The gradients of a metric at hook points and inside spliced dictionaries, in a run with edits.
+/// Computes a metric's gradients at hook points and inside spliced dictionaries, in a run with edits.
 ///
-/// Edits come first at a hook point: the activation and its gradient are those after all edits. They must be differentiable, as
-/// [`Steering`](crate::Steering), [`ControlVector`](crate::ControlVector) and [`Edit`](crate::Edit) are.
+/// At each hook point, edits come first: the activation and its gradient are those after all edits. Edits
+/// must be differentiable, like [`Steering`](crate::Steering), [`ControlVector`](crate::ControlVector) and
+/// [`Edit`](crate::Edit).
 ///
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, Steering, gradients_under, named_site};
@@ -95,7 +96,7 @@ pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTre
 /// ```
 ///
 /// # Errors
-/// Those of the model; and if the metric does not depend on a place.
+/// If the model fails, or if the metric does not depend on a hook point.
 pub fn gradients_under(
     run: &Run,
     metric: &Metric,
@@ -110,17 +111,18 @@ pub fn gradients_under(
     let mut probes = Probes(record.values.iter().map(probe).collect::<Result<_>>()?);
     let mut variables: Vec<Var> = probes.0.values().cloned().collect();
     for splice in &mut *splices {
-        let unseen = InterpretError::Mismatch(format!("{}: the run does not reach it", splice.site()));
+        let unseen =
+            InterpretError::Mismatch(format!("{}: the run never reaches this hook point", splice.site()));
         variables.extend(splice.probe()?.ok_or(unseen)?);
     }
     let tensors: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
-    let (value, found) = gradients(&tensors, Before::Nothing, 1.0, || {
+    let (value, found) = gradients(&tensors, InitialGradients::Nothing, 1.0, || {
         observed(run, metric, edits, splices, &mut probes)?.sum_all()
     })?;
     let mut found = found.into_iter();
     let mut next = |site: &Site, value: Option<Tensor>| match (value, found.next().flatten()) {
-        (Some(value), Some(gradient)) => Ok(WithGradient { value, gradient }),
-        _ => Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
+        (Some(value), Some(gradient)) => Ok(ActivationGradient { value, gradient }),
+        _ => Err(InterpretError::Mismatch(format!("the metric does not depend on {site}"))),
     };
     let at_sites = record.values.into_iter().map(|(site, value)| Ok((site, next(&site, Some(value))?)));
     let sites = at_sites.collect::<Result<_>>()?;
@@ -134,7 +136,7 @@ pub fn gradients_under(
     Ok(Gradients { metric: rounded(value), sites, splices: at_splices })
 }
 
-/// The metric of a run with edits, then splices, then another observer.
+/// Metric of a run with edits, followed by splices and another observer.
 fn observed(
     run: &Run,
     metric: &Metric,
@@ -148,14 +150,15 @@ fn observed(
     metric.of(&run.logits(metric.logits_for(), &mut Chain(chain))?)
 }
 
-/// Attribution patching: what [`Patching::grid`] would say if everything were linear, from one gradient at the corrupted text.
+/// Attribution patching: a linear estimate of [`Patching::grid`] from one gradient.
 ///
-/// It is known to be wrong where much is not linear: at the early residual stream and the first MLP.
-/// [`Patching`] shows the two texts that it takes.
+/// The gradient is taken at the corrupted prompt. The estimate is known to be wrong where the model is
+/// strongly nonlinear: at the early residual stream and the first MLP. [`Patching`] has an example with two
+/// prompts.
 ///
 /// # Errors
-/// Those of [`Patching::grid`] and of [`site_gradients`].
-pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec<Vec<f32>>> {
+/// If [`Patching::grid`] or [`site_gradients`] would fail.
+pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: GridAxis) -> Result<Vec<Vec<f32>>> {
     check_kind(kind, by)?;
     let n_layer = patching.clean().model.config().n_layer;
     let sites: Vec<Site> = (0..n_layer).map(|layer| Site::in_block(layer, kind)).collect();
@@ -168,19 +171,19 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
         .map(|site| {
             let (clean, corrupted) = (clean.get(*site)?, corrupted.get(*site)?);
             let difference = (clean - corrupted)?;
-            // Scores that the mask hides are minus infinity in both.
+            // Scores of masked keys are minus infinity in both.
             let difference =
                 corrupted.ge(f64::from(f32::MIN))?.where_cond(&difference, &difference.zeros_like()?)?;
             let effects = ((difference * &gradients[site])? / range)?.squeeze(0)?.to_dtype(DType::F32)?;
-            // (T, C), (T, H, D) or (H, T, S).
+            // `(T, C)`, `(T, H, D)` or `(H, T, S)`.
             let effects = match kind {
                 SiteKind::AttnScores | SiteKind::Pattern => effects.sum(D::Minus1)?.t()?, // (T, H)
                 _ => effects.sum(D::Minus1)?,                                             // (T) or (T, H)
             };
             let effects = match (by, effects.dims().len()) {
-                (By::Layer, _) => effects.sum_all()?.unsqueeze(0)?,
-                (By::Position, 2) => effects.sum(1)?,
-                (By::Head, _) => effects.sum(0)?,
+                (GridAxis::Layer, _) => effects.sum_all()?.unsqueeze(0)?,
+                (GridAxis::Position, 2) => effects.sum(1)?,
+                (GridAxis::Head, _) => effects.sum(0)?,
                 _ => effects,
             };
             Ok(effects.flatten_all()?.to_vec1()?)
@@ -188,34 +191,38 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
         .collect()
 }
 
-/// How the weight of a token is found. [`token_weights`] takes one.
+/// Method of computing token weights. An argument of [`token_weights`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saliency {
-    /// The gradient with regard to its embedding.
+    /// Gradient with respect to the embedding.
     Gradient,
-    /// The gradient times the embedding.
+    /// Gradient times the embedding.
     InputTimesGradient,
-    /// Integrated gradients (arXiv:1703.01365): the mean gradient on the way from a baseline, in so many steps, times the difference.
+    /// Integrated gradients (arXiv:1703.01365).
+    ///
+    /// The mean gradient along a straight path from a baseline, times the difference from the baseline.
     Integrated {
-        /// Steps on the way.
+        /// Number of steps along the path.
         steps: usize,
-        /// The token whose embedding stands for the baseline.
+        /// Token whose embedding is the baseline.
         baseline: u32,
     },
 }
 
-/// The weight of each token of a text for a prediction. [`token_weights`] gives them.
+/// Weight of each token for a prediction, from [`token_weights`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenWeights {
-    /// The length of the token's vector of weights over the width.
+    /// L2 norm of the token's weight vector over the hidden size.
     pub norms: Vec<f32>,
-    /// Its sum.
+    /// Sum of the token's weight vector.
     pub sums: Vec<f32>,
-    /// The metric of the text, and if there is a baseline, of the baseline: the sums add up to the difference.
+    /// Metric of the input, and of the baseline if there is one.
+    ///
+    /// With a baseline, `sums` add up to the difference of both.
     pub values: (f32, Option<f32>),
 }
 
-/// Puts other token embeddings into a pass.
+/// Replaces the token embeddings of a pass.
 pub(crate) struct Embeddings(pub(crate) Tensor);
 
 impl Observer for Embeddings {
@@ -228,7 +235,7 @@ impl Observer for Embeddings {
     }
 }
 
-/// How much each token of a text matters for a prediction, from gradients with regard to the token embeddings.
+/// Computes each token's weight for a prediction from gradients with respect to the token embeddings.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, Saliency, token_weights};
@@ -239,22 +246,22 @@ impl Observer for Embeddings {
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let weights = token_weights(&run, &Metric::logit_difference(5, 6, 3), Saliency::InputTimesGradient)?;
-/// assert_eq!(weights.sums, [0.; 4], "to a model of zeros no token matters");
+/// assert_eq!(weights.sums, [0.; 4], "with all weights zero, no token matters");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the metric or the baseline does not fit the run, no steps are asked for, and those of the model.
+/// If the metric or the baseline token does not fit the run, if `steps` is 0, or if the model fails.
 pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<TokenWeights> {
     metric.check(run)?;
     let site = Site::outside(SiteKind::Embed);
     let embedded = run.record([site])?.get(site)?.clone(); // (1, T, C)
-    // The gradients, (R, T, C), and the values of rows with these embeddings.
+    // Returns the gradients `(R, T, C)` and the metrics of rows with these embeddings.
     let of = |rows: &Tensor| -> Result<(Tensor, Vec<f32>)> {
         let ids = run.input()?.repeat((rows.dim(0)?, 1))?;
         let variable = Var::from_tensor(rows)?;
         let mut values = Vec::new();
-        let (_, found) = gradients(&[variable.as_tensor()], Before::Nothing, 1.0, || {
+        let (_, found) = gradients(&[variable.as_tensor()], InitialGradients::Nothing, 1.0, || {
             let mut embeddings = Embeddings(variable.as_tensor().clone());
             let pass = &mut Pass::inference().observed_by(&mut embeddings);
             let of_rows = metric.of(&run.model.forward_with(&ids, metric.logits_for(), None, pass)?)?;
@@ -284,7 +291,7 @@ pub fn token_weights(run: &Run, metric: &Metric, saliency: Saliency) -> Result<T
             let difference = (&embedded - &start)?;
             let at = |share: f64| &start + (&difference * share)?;
             let mut sum = embedded.zeros_like()?;
-            // The middle of each step.
+            // Midpoint rule.
             let shares: Vec<f64> = (0..steps).map(|step| (step as f64 + 0.5) / steps as f64).collect();
             for shares in shares.chunks((BATCH_TOKENS / run.ids.len()).max(1)) {
                 let rows = shares.iter().map(|share| at(*share)).collect::<candle_core::Result<Vec<_>>>()?;

@@ -1,9 +1,10 @@
-//! Attribution graphs: which nodes of a local replacement model matter for its prediction, and by which edges.
+//! Attribution graphs: the nodes and edges of a local replacement model that matter for its prediction.
 //!
-//! Rows of a graph are targets, columns sources. With `Ā = |A|` over the sum of its row, and the logits' probabilities `w`, the influence
-//! of the nodes is `I = w·Ā + w·Ā² + …`. No edge leads to the same layer or back, so that one pass over the targets from the last to the
-//! first gives the whole sum. Source: decoderesearch/circuit-tracer, `circuit_tracer/graph.py` at 0968d11; position embeddings, which
-//! it has no nodes for, count as the token embeddings do.
+//! Rows of the graph are targets, columns are sources. Let `Ā` be `|A|` with each row normalized to sum 1,
+//! and `w` the probabilities of the logits. The influence of the nodes is `I = w·Ā + w·Ā² + …`. No edge leads
+//! to the same layer or an earlier one, so a single pass over the targets from last to first computes the
+//! whole series. Source: decoderesearch/circuit-tracer, `circuit_tracer/graph.py` at 0968d11. It has no nodes
+//! for position embeddings; here they are treated like token embeddings.
 
 use std::cmp::Reverse;
 
@@ -12,12 +13,12 @@ use crate::replacement::BATCH;
 use crate::run::rounded;
 use crate::{FeatureChange, GraphNode, ReplacementModel};
 
-/// After so many batches features are ranked anew.
+/// Number of batches between rankings of the features.
 const BATCHES_OF_A_RANKING: usize = 4;
-/// Least sum of a row that its values are divided by.
+/// Lower bound of a row sum before division.
 const LEAST_SUM: f64 = 1e-10;
 
-/// The graph of a run: nodes, and what they add to each other.
+/// Attribution graph of a run: nodes and their contributions to each other.
 ///
 /// ```
 /// use candle_gpt2_interpret::{AttributionGraph, GraphOptions, ReplacementModel, Run, Transcoders};
@@ -39,101 +40,111 @@ const LEAST_SUM: f64 = 1e-10;
 /// ```
 #[derive(Debug, Clone)]
 pub struct AttributionGraph {
-    /// Features that have edges into them, in the order of [`ReplacementModel::nodes`]; errors, embeddings and logits.
+    /// Features with incoming edges, errors, embeddings and logits.
+    ///
+    /// The order is that of [`ReplacementModel::nodes`].
     pub nodes: Vec<GraphNode>,
-    /// Where each node is in the replacement model.
+    /// Index of each node in the replacement model.
     pub origins: Vec<usize>,
-    /// Active features, those without a node too.
+    /// Number of active features, including those without a node.
     pub active_features: usize,
-    /// The targets, those that come last in the model first.
+    /// Target nodes, latest in the model first.
     targets: Vec<usize>,
-    /// What each node adds to each target, row by row.
+    /// Contribution of each node to each target, in row-major order.
     values: Vec<f32>,
-    /// Of each node the row of its edges.
+    /// Row index of each node's incoming edges.
     rows: Vec<Option<usize>>,
-    /// Of each row what biases add, and what active features without a node do.
-    rests: Vec<(f64, f64)>,
+    /// Contributions of biases, and of active features without a node, to each row.
+    remainders: Vec<(f64, f64)>,
     influence: Vec<f64>,
 }
 
-/// A pruned graph. [`AttributionGraph::pruned`] gives it.
+/// A pruned graph, from [`AttributionGraph::pruned`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrunedGraph {
-    /// Whether each node is kept.
+    /// One flag for each node; true if the node is kept.
     pub nodes: Vec<bool>,
-    /// The edges between nodes that are kept, by target and source.
+    /// Edges between kept nodes, sorted by target and source.
     pub edges: Vec<AttributionEdge>,
-    /// Of each node which share of all influence those nodes have that have as much or more.
+    /// Cumulative fraction of the total influence for each node, in descending order of influence.
     pub shares: Vec<f64>,
 }
 
-/// An edge: what a node adds to another one. Part of a pruned [`AttributionGraph`].
+/// An edge: the contribution of one node to another. Part of a pruned [`AttributionGraph`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttributionEdge {
-    /// The node that adds it.
+    /// Source node.
     pub source: usize,
-    /// The node that it is added to.
+    /// Target node.
     pub target: usize,
-    /// How much: of a pre-activation, or of a logit.
+    /// Contribution to the target's pre-activation or logit.
     pub weight: f32,
 }
 
 impl AttributionGraph {
-    /// Computes the edges of the logits, and of the features with the most influence on them, within the options' limit.
-    /// `progress` is called with the number of rows done and their total.
+    /// Computes the incoming edges of the logits, and of the features with the most influence on them.
+    ///
+    /// The options limit the number of features. Calls `progress` with the number of finished rows and their
+    /// total.
     ///
     /// # Errors
-    /// When the device has no memory left.
+    /// If allocation on the device fails.
     pub fn trace(replacement: &ReplacementModel, progress: &dyn Fn(usize, usize)) -> Result<Self> {
         let (nodes, features) = (replacement.nodes(), replacement.features());
         let wanted = features.min(replacement.options().max_feature_nodes);
         let logits: Vec<usize> = replacement.logits().collect();
         let total = logits.len() + wanted;
         let values = Vec::with_capacity(total * nodes.len());
-        let mut traced = Traced { nodes, targets: Vec::new(), values, biases: Vec::new() };
-        traced.add(replacement, &logits)?;
+        let mut builder = GraphBuilder { nodes, targets: Vec::new(), values, biases: Vec::new() };
+        builder.add(replacement, &logits)?;
         let mut is_visited = vec![false; features];
         let mut visited = 0;
         while visited < wanted {
-            progress(traced.targets.len(), total);
+            progress(builder.targets.len(), total);
             let count = match wanted == features {
                 true => wanted,
                 false => (BATCH * BATCHES_OF_A_RANKING).min(wanted - visited),
             };
-            let influence = traced.influence();
+            let influence = builder.influence();
             let mut next: Vec<usize> = (0..features).filter(|node| !is_visited[*node]).collect();
             next.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
             next.truncate(count);
-            // Rows of early positions are short, and those of a batch are as long as its longest.
+            // Rows of early positions are short, and a batch is as long as its longest row.
             next.sort_by_key(|node| position(&nodes[*node]));
             for batch in next.chunks(BATCH) {
-                traced.add(replacement, batch)?;
-                progress(traced.targets.len(), total);
+                builder.add(replacement, batch)?;
+                progress(builder.targets.len(), total);
             }
             next.iter().for_each(|node| is_visited[*node] = true);
             visited += next.len();
         }
-        Ok(traced.graph(&is_visited))
+        Ok(builder.graph(&is_visited))
     }
 
-    /// What one node adds to another; 0 for targets that depend on nothing.
+    /// Returns the contribution of one node to another; 0 if `target` has no incoming edges.
     pub fn edge(&self, target: usize, source: usize) -> f32 {
         self.rows[target].map_or(0.0, |row| self.values[row * self.nodes.len() + source])
     }
 
-    /// What biases add to a target, and what active features without a node add; with its edges they are its whole value.
-    pub fn rest(&self, target: usize) -> (f64, f64) {
-        self.rows[target].map_or((0.0, 0.0), |row| self.rests[row])
+    /// Returns the contributions to a target from biases, and from active features without a node.
+    ///
+    /// Together with its edges they add up to its value.
+    pub fn remainders(&self, target: usize) -> (f64, f64) {
+        self.rows[target].map_or((0.0, 0.0), |row| self.remainders[row])
     }
 
-    /// Of each node how much of the logits goes through it.
+    /// Returns the influence of each node on the logits.
     pub fn influence(&self) -> &[f64] {
         &self.influence
     }
 
-    /// Keeps the nodes with the most influence until they have this share of all, with embeddings and logits; of the edges between
-    /// them those with the most influence until they have the other share; then, again and again, drops features and errors without an
-    /// edge to others, and features without an edge from others.
+    /// Prunes the graph by influence.
+    ///
+    /// 1. Keeps the nodes with the most influence up to the fraction `node_share` of the total, plus
+    ///    embeddings and logits.
+    /// 2. Keeps the edges between them with the most influence up to the fraction `edge_share`.
+    /// 3. Repeatedly drops features and errors without outgoing edges, and features without incoming
+    ///    edges.
     pub fn pruned(&self, node_share: f64, edge_share: f64) -> PrunedGraph {
         let mut nodes = self.influential(node_share);
         let mut candidates: Vec<AttributionEdge> = Vec::new();
@@ -172,9 +183,11 @@ impl AttributionGraph {
         PrunedGraph { nodes, edges, shares: self.shares() }
     }
 
-    /// Memory that [`AttributionGraph::pruned`] takes at most besides the graph: it compares every edge between the nodes that are left.
+    /// Maximum memory of [`AttributionGraph::pruned`] beyond the graph, in bytes.
+    ///
+    /// Pruning scores every edge between the remaining nodes.
     pub fn pruning_bytes(&self, node_share: f64) -> u64 {
-        /// An edge, its score, its place in an order, and the scores once more, sorted.
+        /// Bytes for an edge, its score, its index in an ordering, and a sorted copy of the score.
         const OF_EDGE: usize = size_of::<AttributionEdge>() + 2 * size_of::<f64>() + size_of::<usize>();
         let nodes = self.influential(node_share);
         let sources = nodes.iter().filter(|kept| **kept).count();
@@ -182,7 +195,7 @@ impl AttributionGraph {
         (sources * targets * OF_EDGE) as u64
     }
 
-    /// Whether each node is among those with the most influence that have this share of all, or is neither feature nor error.
+    /// Flags the features and errors that make up this fraction of the influence, and all other nodes.
     fn influential(&self, share: f64) -> Vec<bool> {
         let least = least_kept(self.influence.clone(), share);
         let is_free = |node: usize| match self.nodes[node] {
@@ -192,7 +205,7 @@ impl AttributionGraph {
         (0..self.nodes.len()).map(is_free).collect()
     }
 
-    /// Of each node which share of all influence those nodes have that have as much or more.
+    /// Cumulative fraction of the total influence for each node, in descending order of influence.
     fn shares(&self) -> Vec<f64> {
         let total: f64 = self.influence.iter().sum();
         let mut order: Vec<usize> = (0..self.nodes.len()).collect();
@@ -205,7 +218,7 @@ impl AttributionGraph {
         shares
     }
 
-    /// Which part of what comes from embeddings and errors to the logits, through any nodes, comes from embeddings.
+    /// Fraction of the influence of embeddings and errors that comes from embeddings.
     pub fn replacement_score(&self) -> f64 {
         let sum = |is_error: bool| {
             let nodes = self.nodes.iter().zip(&self.influence).filter(|(node, _)| match node {
@@ -219,7 +232,7 @@ impl AttributionGraph {
         embeddings / (embeddings + errors)
     }
 
-    /// Which part of the edges into nodes comes from no error, mean over the nodes by their influence.
+    /// Fraction of incoming edges that do not come from errors, averaged over nodes by influence.
     pub fn completeness_score(&self) -> f64 {
         let (mut complete, mut total) = (0.0, 0.0);
         for target in &self.targets {
@@ -235,23 +248,25 @@ impl AttributionGraph {
             complete += weight * (1.0 - errors / all.max(LEAST_SUM));
             total += weight;
         }
-        // What depends on nothing has no edges from errors.
+        // Nodes without incoming edges have none from errors.
         let others = self.nodes.iter().zip(&self.influence).filter(|(node, _)| !node.is_target());
         let others: f64 = others.map(|(_, influence)| influence).sum();
         (complete + others) / (total + others)
     }
 
-    /// Nodes with edges into them, the features and logits, by their places in the replacement model.
+    /// Returns the nodes with incoming edges, features and logits, as indices in the replacement model.
     pub fn targets(&self) -> Vec<usize> {
         self.targets.iter().map(|target| self.origins[*target]).collect()
     }
 
-    /// How the values of all nodes change when some features are set to other values, by the edges: through every feature that has
-    /// edges and is not set itself. Each of them is taken to stay active. `added` is what features without edges add to each of
-    /// [`Self::targets`]; empty if none is set.
+    /// Predicts from the edges how all node values change when some features are set.
+    ///
+    /// Changes propagate through every feature that has incoming edges and is not set itself. Each of them is
+    /// assumed to stay active. `added` is the direct effect of set features without edges on each of
+    /// [`Self::targets`]; it is empty if there are none.
     pub fn predicted(&self, changes: &[FeatureChange], added: &[f64]) -> Vec<f64> {
         let mut moved = vec![0.0; self.nodes.len()];
-        // What each source is times as large, less one.
+        // Relative change of each source.
         let mut grown = vec![0.0; self.nodes.len()];
         for (row, target) in self.targets.iter().enumerate().rev() {
             let change =
@@ -267,15 +282,15 @@ impl AttributionGraph {
     }
 }
 
-/// A graph in the making: rows of every node of the replacement model.
-struct Traced<'a> {
+/// A graph under construction, with columns for all nodes of the replacement model.
+struct GraphBuilder<'a> {
     nodes: &'a [GraphNode],
     targets: Vec<usize>,
     values: Vec<f32>,
     biases: Vec<f64>,
 }
 
-impl Traced<'_> {
+impl GraphBuilder<'_> {
     fn add(&mut self, replacement: &ReplacementModel, targets: &[usize]) -> Result<()> {
         let edges = replacement.edges(targets)?;
         self.targets.extend(targets);
@@ -289,7 +304,7 @@ impl Traced<'_> {
         influence(self.nodes, &self.targets, &rows)
     }
 
-    /// The graph of the features that have rows.
+    /// Builds the graph of the features that have rows.
     fn graph(self, is_visited: &[bool]) -> AttributionGraph {
         let is_kept = |node: &usize| is_visited.get(*node).copied().unwrap_or(true);
         let origins: Vec<usize> = (0..self.nodes.len()).filter(is_kept).collect();
@@ -298,7 +313,7 @@ impl Traced<'_> {
         let nodes: Vec<GraphNode> = origins.iter().map(|node| self.nodes[*node]).collect();
         let mut order: Vec<usize> = (0..self.targets.len()).collect();
         order.sort_by_key(|row| (Reverse(height(&self.nodes[self.targets[*row]])), self.targets[*row]));
-        let (mut targets, mut values, mut rests) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut targets, mut values, mut remainders) = (Vec::new(), Vec::new(), Vec::new());
         let mut rows = vec![None; nodes.len()];
         for row in order {
             let target = places[self.targets[row]];
@@ -307,7 +322,7 @@ impl Traced<'_> {
             let row_values = &self.values[row * self.nodes.len()..][..self.nodes.len()];
             values.extend(origins.iter().map(|node| row_values[*node]));
             let left_out = is_visited.iter().zip(row_values).filter(|(is_visited, _)| !**is_visited);
-            rests.push((self.biases[row], left_out.map(|(_, value)| f64::from(*value)).sum()));
+            remainders.push((self.biases[row], left_out.map(|(_, value)| f64::from(*value)).sum()));
         }
         let all: Vec<&[f32]> = values.chunks(nodes.len()).collect();
         let influence = influence(&nodes, &targets, &all);
@@ -318,13 +333,13 @@ impl Traced<'_> {
             targets,
             values,
             rows,
-            rests,
+            remainders,
             influence,
         }
     }
 }
 
-/// The influence of each node, by the rows of some targets.
+/// Computes the influence of each node from the rows of some targets.
 fn influence(nodes: &[GraphNode], targets: &[usize], rows: &[&[f32]]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..targets.len()).collect();
     order.sort_by_key(|row| Reverse(height(&nodes[targets[*row]])));
@@ -340,7 +355,7 @@ fn influence(nodes: &[GraphNode], targets: &[usize], rows: &[&[f32]]) -> Vec<f64
     influence
 }
 
-/// How much each of some edges carries, when they are all that there is.
+/// Computes each edge's share of the influence if the graph has no other edges.
 fn edge_scores(nodes: &[GraphNode], edges: &[AttributionEdge]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..edges.len()).collect();
     order.sort_by_key(|edge| (Reverse(height(&nodes[edges[*edge].target])), edges[*edge].target));
@@ -359,7 +374,7 @@ fn edge_scores(nodes: &[GraphNode], edges: &[AttributionEdge]) -> Vec<f64> {
     scores
 }
 
-/// The least of the largest numbers that together have a share of the sum of all; positive.
+/// Smallest of the largest numbers that together reach a fraction of the total; always positive.
 fn least_kept(mut numbers: Vec<f64>, share: f64) -> f64 {
     numbers.retain(|number| *number > 0.0);
     numbers.sort_by(|a, b| b.total_cmp(a));
@@ -374,7 +389,7 @@ fn least_kept(mut numbers: Vec<f64>, share: f64) -> f64 {
     numbers.last().copied().unwrap_or(f64::MIN_POSITIVE)
 }
 
-/// How late a target is: no edge leads to the same height or further down.
+/// Depth of a target. No edge leads to the same depth or a smaller one.
 fn height(node: &GraphNode) -> usize {
     match node {
         GraphNode::Feature { layer, .. } => *layer,
@@ -389,7 +404,7 @@ fn position(node: &GraphNode) -> usize {
     }
 }
 
-/// How much a node counts by itself.
+/// Initial weight of a node: the probability of a logit, otherwise 0.
 fn probability(node: &GraphNode) -> f64 {
     match node {
         GraphNode::Logit { probability, .. } => *probability,

@@ -1,8 +1,9 @@
-//! What heads attend to: scores of attention patterns on texts that repeat themselves, and against patterns that are looked for.
+//! Head detection: scores of attention patterns on repeated sequences and against target patterns.
 //!
-//! On a sequence of random tokens that is read twice, a head that goes back to what followed the same token before (an induction
-//! head) attends from a token of the second half to the one after it in the first. Sources: "In-context Learning and Induction
-//! Heads" (arXiv:2209.11895); TransformerLens 4.3.0, `head_detector`.
+//! An induction head attends to the token that followed the previous occurrence of the current token. On a
+//! random sequence that is repeated, it attends from the second half to the successor of the same token in
+//! the first. Sources: "In-context Learning and Induction Heads" (arXiv:2209.11895); TransformerLens 4.3.0,
+//! `head_detector`.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Observer, Pass, Site, SiteKind};
@@ -12,13 +13,13 @@ use crate::patching::BATCH_TOKENS;
 use crate::run::rounded;
 use crate::{InterpretError, Run};
 
-/// A number for each head, `[layer][head]`. [`head_scores`] and [`detect_heads`] give them.
-pub type OfHeads = Vec<Vec<f32>>;
+/// One value for each head, `[layer][head]`, from [`head_scores`] or [`detect_heads`].
+pub type PerHead = Vec<Vec<f32>>;
 
-/// What is kept of a pattern: from `(B, H, T, T)` of one layer to a number for each head.
+/// Observer that reduces each layer's patterns `(B, H, T, T)` to a list of values.
 struct Reduce<F> {
     of: F,
-    found: OfHeads,
+    found: PerHead,
 }
 
 impl<F: Fn(&Tensor) -> candle_core::Result<Vec<f32>>> Observer for Reduce<F> {
@@ -32,13 +33,14 @@ impl<F: Fn(&Tensor) -> candle_core::Result<Vec<f32>>> Observer for Reduce<F> {
     }
 }
 
-/// Runs rows of as many tokens, and makes a number of each head's pattern `(B, H, T, T)`; patterns of one layer at a time are in
-/// memory.
+/// Runs rows of equal length and reduces each layer's patterns `(B, H, T, T)`.
+///
+/// Only one layer's patterns are in memory at a time.
 fn reduced(
     model: &Gpt2LMHeadModel,
     rows: &[Vec<u32>],
     of: impl Fn(&Tensor) -> candle_core::Result<Vec<f32>>,
-) -> Result<OfHeads> {
+) -> Result<PerHead> {
     let tokens = rows.first().map_or(0, Vec::len);
     let ids = Tensor::from_vec(rows.concat(), (rows.len(), tokens), model.device())?;
     let mut reduce = Reduce { of, found: Vec::new() };
@@ -46,19 +48,20 @@ fn reduced(
     Ok(reduce.found)
 }
 
-/// How much of a head's attention goes where, on average over the tokens for which there is such a place.
-/// [`head_scores`] gives them.
+/// Mean attention to particular earlier tokens, over the queries that have such a token.
+///
+/// [`head_scores`] returns it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadScores {
-    /// To the token before.
-    pub previous: OfHeads,
-    /// To the same token in the first half.
-    pub duplicate: OfHeads,
-    /// To the token after the same one in the first half.
-    pub induction: OfHeads,
+    /// Attention to the previous token.
+    pub previous: PerHead,
+    /// Attention to the same token in the first half.
+    pub duplicate: PerHead,
+    /// Attention to the successor of the same token in the first half.
+    pub induction: PerHead,
 }
 
-/// Scores on rows of random tokens, each of which is read twice, after `bos` if it is given.
+/// Scores heads on rows of random tokens, each repeated once, after `bos` if it is `Some`.
 ///
 /// ```
 /// use candle_gpt2_interpret::{head_scores, random_rows};
@@ -67,26 +70,26 @@ pub struct HeadScores {
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
-/// // Four random tokens, twice: an induction head looks at what came after the same token before.
+/// // Four random tokens, twice: an induction head attends to the successor of an earlier occurrence.
 /// let scores = head_scores(&model, &random_rows(0, 5, 4, 1, 11), None)?;
-/// assert_eq!((scores.induction.len(), scores.induction[0].len()), (2, 3), "layers and heads");
+/// assert_eq!((scores.induction.len(), scores.induction[0].len()), (2, 3), "two layers of three heads");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When rows differ in length or have no tokens, both halves do not fit into the context, and those of the model.
+/// If the rows are empty or differ in length, if both halves exceed the context, or if the model fails.
 pub fn head_scores(model: &Gpt2LMHeadModel, rows: &[Vec<u32>], bos: Option<u32>) -> Result<HeadScores> {
     let length = rows.first().map_or(0, Vec::len);
     if length == 0 || rows.iter().any(|row| row.len() != length) {
         return Err(InterpretError::Mismatch(
-            "rows of random tokens must have one length of at least 1".into(),
+            "rows of random tokens must be non-empty and of equal length".into(),
         ));
     }
     let doubled: Vec<Vec<u32>> =
         rows.iter().map(|row| bos.into_iter().chain(row.iter().chain(row).copied()).collect()).collect();
     doubled.iter().try_for_each(|ids| Run::new(model, ids).map(drop))?;
     let offsets = [1, length, length - 1];
-    let mut all: OfHeads = Vec::new();
+    let mut all: PerHead = Vec::new();
     let together = (BATCH_TOKENS / doubled[0].len()).max(1);
     for rows in doubled.chunks(together) {
         let share = rows.len() as f32 / doubled.len() as f32;
@@ -107,7 +110,9 @@ pub fn head_scores(model: &Gpt2LMHeadModel, rows: &[Vec<u32>], bos: Option<u32>)
     Ok(HeadScores { previous: of(0), duplicate: of(1), induction: of(2) })
 }
 
-/// Means over rows and queries of the attention that each head pays to the key so many tokens before, of `(B, H, T, T)`.
+/// Mean attention of each head to the key `offset` tokens back.
+///
+/// `pattern` is `(B, H, T, T)`. The mean is over rows and queries.
 fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f32>> {
     let (rows, heads, tokens, _) = pattern.dims4()?;
     let queries = tokens - offset;
@@ -117,7 +122,9 @@ fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f3
     flat.index_select(&places, 2)?.mean(2)?.mean(0)?.to_vec1()
 }
 
-/// Rows of random tokens as PyTorch's `torch.randint(from, below, (rows, length))` draws them after `torch.manual_seed(seed)`.
+/// Generates rows of random tokens in `from..below`, as PyTorch does for the same seed.
+///
+/// The tokens equal those of `torch.randint(from, below, (rows, length))` after `torch.manual_seed(seed)`.
 ///
 /// ```
 /// let rows = candle_gpt2_interpret::random_rows(0, 2, 5, 1, 11);
@@ -129,7 +136,7 @@ pub fn random_rows(seed: u32, rows: usize, length: usize, from: u32, below: u32)
     (0..rows).map(|_| (0..length).map(|_| from + generator.next() % range).collect()).collect()
 }
 
-/// MT19937. Source: Matsumoto and Nishimura, "Mersenne Twister" (1998), with their initialisation of 2002.
+/// MT19937. Source: Matsumoto and Nishimura, "Mersenne Twister" (1998), with their 2002 initialization.
 struct MersenneTwister {
     state: [u32; 624],
     place: usize,
@@ -163,106 +170,114 @@ impl MersenneTwister {
     }
 }
 
-/// A pattern that is looked for. [`detect_heads`] looks for it.
+/// Target pattern for [`detect_heads`].
 #[derive(Debug, Clone, PartialEq)]
-pub enum Sought {
-    /// Every token attends to the one before.
+pub enum TargetPattern {
+    /// Every token attends to the previous one.
     Previous,
-    /// Every token attends to the same tokens before it.
+    /// Every token attends to earlier occurrences of the same token.
     Duplicate,
-    /// Every token attends to what followed the same tokens before it.
+    /// Every token attends to the successors of earlier occurrences of the same token.
     Induction,
-    /// What is given, `(T, T)` row by row: ones below the diagonal and on it where attention is sought.
-    Given(Vec<f32>),
+    /// Custom pattern, `(T, T)` in row-major order.
+    ///
+    /// Entries on or below the diagonal are one where the head should attend.
+    Custom(Vec<f32>),
 }
 
-impl Sought {
-    /// The pattern for these tokens, `(T, T)` row by row.
+impl TargetPattern {
+    /// Returns the pattern for these tokens, `(T, T)` in row-major order.
     fn matrix(&self, ids: &[u32]) -> Vec<f32> {
         let tokens = ids.len();
-        let of = |is_sought: &dyn Fn(usize, usize) -> bool| {
+        let of = |is_target: &dyn Fn(usize, usize) -> bool| {
             let places = (0..tokens).flat_map(|query| (0..tokens).map(move |key| (query, key)));
-            places.map(|(query, key)| f32::from(u8::from(is_sought(query, key)))).collect()
+            places.map(|(query, key)| f32::from(u8::from(is_target(query, key)))).collect()
         };
         match self {
             Self::Previous => of(&|query, key| query == key + 1),
             Self::Duplicate => of(&|query, key| key < query && ids[query] == ids[key]),
-            // Key `key` followed token `key - 1`, which is the query's own.
+            // Token `key - 1`, which precedes the key, equals the query token.
             Self::Induction => {
                 of(&|query, key| key > 0 && key <= query && key - 1 != query && ids[query] == ids[key - 1])
             }
-            Self::Given(matrix) => matrix.clone(),
+            Self::Custom(matrix) => matrix.clone(),
         }
     }
 }
 
-/// How a pattern is compared with the one that is looked for. [`detect_heads`] compares so.
+/// Similarity measure between a pattern and its target in [`detect_heads`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Likeness {
-    /// The share of attention that goes to sought places.
+pub enum PatternSimilarity {
+    /// Fraction of the attention on target entries.
     #[default]
     Share,
-    /// One less the mean difference of both, taken as many times as there are tokens.
+    /// `1 − sum(|pattern − target|) / T` for `T` tokens.
     Difference,
 }
 
-/// The entries of a pattern that are left out before it is compared. [`detect_heads`] takes it.
+/// Entries that [`detect_heads`] ignores in the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Excluded {
+pub struct IgnoredEntries {
     /// Attention to the first token.
     pub bos: bool,
-    /// Attention of tokens to themselves.
+    /// Attention of each token to itself.
     pub current: bool,
 }
 
-/// How like each head's pattern on a text is to the one that is looked for.
+/// Scores each head by the similarity of its pattern to the target.
 ///
 /// ```
-/// use candle_gpt2_interpret::{Excluded, Likeness, Run, Sought, detect_heads};
+/// use candle_gpt2_interpret::{IgnoredEntries, PatternSimilarity, Run, TargetPattern, detect_heads};
 /// # use candle_core::{DType, Device};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
-/// let scores = detect_heads(&run, &Sought::Previous, Likeness::Share, Excluded::default())?;
-/// assert!(scores[0][0] > 0.2 && scores[0][0] < 0.5, "even attention goes to the token before too");
+/// let scores = detect_heads(&run, &TargetPattern::Previous, PatternSimilarity::Share, IgnoredEntries::default())?;
+/// assert!(scores[0][0] > 0.2 && scores[0][0] < 0.5, "uniform attention includes the previous token");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When a given pattern has another size, and those of the model.
-pub fn detect_heads(run: &Run, sought: &Sought, likeness: Likeness, excluded: Excluded) -> Result<OfHeads> {
+/// If a custom pattern has the wrong size, or if the model fails.
+pub fn detect_heads(
+    run: &Run,
+    target: &TargetPattern,
+    similarity: PatternSimilarity,
+    ignored: IgnoredEntries,
+) -> Result<PerHead> {
     let tokens = run.ids.len();
-    let sought = sought.matrix(run.ids);
-    if sought.len() != tokens * tokens {
+    let target = target.matrix(run.ids);
+    if target.len() != tokens * tokens {
         return Err(InterpretError::Mismatch(format!(
-            "a pattern of {} values was given for {tokens} tokens",
-            sought.len()
+            "expected a pattern of {} values for {tokens} tokens, found {}",
+            tokens * tokens,
+            target.len()
         )));
     }
-    let is_left_out = |place: usize| {
+    let is_ignored = |place: usize| {
         let (query, key) = (place / tokens, place % tokens);
-        (excluded.bos && key == 0) || (excluded.current && key == query)
+        (ignored.bos && key == 0) || (ignored.current && key == query)
     };
     reduced(run.model, &[run.ids.to_vec()], |pattern| {
         let heads = pattern.squeeze(0)?.flatten_from(1)?.to_vec2::<f32>()?;
         Ok(heads
             .iter()
             .map(|head| {
-                let (mut on_sought, mut all, mut difference) = (0.0, 0.0, 0.0);
-                for (place, (seen, sought)) in head.iter().zip(&sought).enumerate() {
-                    if is_left_out(place) {
+                let (mut on_target, mut all, mut difference) = (0.0, 0.0, 0.0);
+                for (place, (seen, target)) in head.iter().zip(&target).enumerate() {
+                    if is_ignored(place) {
                         continue;
                     }
-                    let (seen, sought) = (f64::from(*seen), f64::from(*sought));
-                    on_sought += seen * sought;
+                    let (seen, target) = (f64::from(*seen), f64::from(*target));
+                    on_target += seen * target;
                     all += seen;
-                    difference += (seen - sought).abs();
+                    difference += (seen - target).abs();
                 }
-                match likeness {
-                    Likeness::Share => rounded(on_sought / all),
-                    Likeness::Difference => rounded(1.0 - difference / tokens as f64),
+                match similarity {
+                    PatternSimilarity::Share => rounded(on_target / all),
+                    PatternSimilarity::Difference => rounded(1.0 - difference / tokens as f64),
                 }
             })
             .collect())
@@ -276,9 +291,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_that_are_what_is_looked_for_score_one() -> candle_core::Result<()> {
+    fn head_at_the_offset_has_a_diagonal_mean_of_one() -> candle_core::Result<()> {
         const TOKENS: usize = 7;
-        // Two rows, two heads: one that attends to the token `offset` before (and to itself where there is none), one evenly.
+        // One head attends to the token `offset` back (to itself if that is before the start), the other
+        // evenly.
         for offset in [1, 3, 6] {
             let mut values = vec![0f32; 2 * 2 * TOKENS * TOKENS];
             for row in 0..2 {
@@ -302,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn sought_places_are_those_of_the_tokens() {
+    fn target_patterns_mark_the_expected_token_pairs() {
         let ids = [5, 9, 5, 9];
-        let ones = |sought: Sought| -> Vec<(usize, usize)> {
-            let matrix = sought.matrix(&ids);
-            (0..16).filter(|place| matrix[*place] == 1.0).map(|place| (place / 4, place % 4)).collect()
+        let ones = |target: TargetPattern| -> Vec<(usize, usize)> {
+            let matrix = target.matrix(&ids);
+            (0..16).filter(|index| matrix[*index] == 1.0).map(|index| (index / 4, index % 4)).collect()
         };
-        assert_eq!(ones(Sought::Previous), [(1, 0), (2, 1), (3, 2)]);
-        assert_eq!(ones(Sought::Duplicate), [(2, 0), (3, 1)]);
-        assert_eq!(ones(Sought::Induction), [(2, 1), (3, 2)]);
+        assert_eq!(ones(TargetPattern::Previous), [(1, 0), (2, 1), (3, 2)]);
+        assert_eq!(ones(TargetPattern::Duplicate), [(2, 0), (3, 1)]);
+        assert_eq!(ones(TargetPattern::Induction), [(2, 1), (3, 2)]);
     }
 }

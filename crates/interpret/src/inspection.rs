@@ -1,4 +1,4 @@
-//! What is changed and recorded of one text while it is made, a few tokens at a time.
+//! Edits and recordings of one sequence while it is generated, a few tokens at a time.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -8,31 +8,31 @@ use candle_gpt2::{Observer, Site, SiteKind};
 
 use crate::{Edit, Record};
 
-/// The axis of the keys in scores and patterns.
+/// Key axis of scores and patterns.
 const KEY_DIM: usize = 3;
 
-/// Which tokens of a text are recorded, counted from 0. Part of an [`Inspection`].
+/// Token positions to record, counted from 0. Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Positions {
-    /// All of these.
+    /// All positions in the range.
     All(Range<usize>),
-    /// The last of these that the model reads.
+    /// The last position in the range that the model reads.
     Last(Range<usize>),
-    /// These, as far as the text goes.
+    /// These positions, as far as the sequence reaches.
     These(BTreeSet<usize>),
 }
 
 impl Positions {
-    /// How many there are at most of a text of so many tokens.
+    /// Returns the maximum number of recorded positions for a sequence of `tokens` tokens.
     ///
     /// ```
     /// use candle_gpt2_interpret::Positions;
     ///
-    /// assert_eq!(Positions::All(3..usize::MAX).most(10), 7);
-    /// assert_eq!(Positions::These([2, 11].into()).most(10), 1);
-    /// assert_eq!(Positions::Last(10..usize::MAX).most(10), 0);
+    /// assert_eq!(Positions::All(3..usize::MAX).max_count(10), 7);
+    /// assert_eq!(Positions::These([2, 11].into()).max_count(10), 1);
+    /// assert_eq!(Positions::Last(10..usize::MAX).max_count(10), 0);
     /// ```
-    pub fn most(&self, tokens: usize) -> usize {
+    pub fn max_count(&self, tokens: usize) -> usize {
         match self {
             Self::All(range) => range.end.min(tokens).saturating_sub(range.start),
             Self::Last(range) => range.end.min(tokens).saturating_sub(range.start).min(1),
@@ -40,7 +40,7 @@ impl Positions {
         }
     }
 
-    /// Those among the tokens that a pass reads.
+    /// Returns the selected positions among the tokens that a pass reads.
     fn among(&self, read: Range<usize>) -> Vec<usize> {
         let both = |range: &Range<usize>| range.start.max(read.start)..range.end.min(read.end);
         match self {
@@ -51,7 +51,9 @@ impl Positions {
     }
 }
 
-/// An observer of one text through all its passes, with a cache: it makes edits, one after another, and records what is then there.
+/// An observer of one sequence through all its passes with a KV cache.
+///
+/// It applies edits one after another and records the edited activations.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -72,7 +74,7 @@ impl Positions {
 /// }
 /// assert_eq!(inspection.positions(), [1, 2, 3]);
 /// let record = inspection.record()?;
-/// assert_eq!(record.get(site)?.to_vec3::<f32>()?, [[[2.; 6]; 3]], "blocks of zeros add nothing to it");
+/// assert_eq!(record.get(site)?.to_vec3::<f32>()?, [[[2.; 6]; 3]], "blocks with zero weights leave it unchanged");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -80,30 +82,32 @@ pub struct Inspection {
     edits: Vec<Edit>,
     sites: Vec<Site>,
     wanted: Positions,
-    /// What was recorded so far, a few tokens each.
+    /// Recorded parts, a few tokens each.
     parts: Vec<Record>,
-    /// Which tokens these are.
+    /// Positions of the recorded tokens.
     positions: Vec<usize>,
-    /// Whether a token of the pass is recorded, into the last of the parts.
+    /// Whether the current pass records tokens, into the last of `parts`.
     is_recording: bool,
 }
 
 impl Inspection {
-    /// Nothing was seen yet.
+    /// Creates an inspection that has not recorded anything yet.
     pub fn new(edits: Vec<Edit>, sites: Vec<Site>, wanted: Positions) -> Self {
         Self { edits, sites, wanted, parts: Vec::new(), positions: Vec::new(), is_recording: false }
     }
 
-    /// The tokens that were recorded.
+    /// Returns the positions of the recorded tokens.
     pub fn positions(&self) -> &[usize] {
         &self.positions
     }
 
-    /// What was recorded of these tokens, in the shapes of [`SiteKind`](candle_gpt2::SiteKind); of scores and patterns the keys up to the last of them. Without
-    /// tokens there is nothing.
+    /// Returns the recorded activations, in the shapes of [`SiteKind`](candle_gpt2::SiteKind).
+    ///
+    /// Scores and patterns have keys up to the last recorded token. The record is empty if no tokens were
+    /// recorded.
     ///
     /// # Errors
-    /// When a pass did not come to a place, or the device has no memory left.
+    /// If a pass did not reach a hook point, or if allocation on the device fails.
     pub fn record(&self) -> Result<Record> {
         let keys = self.positions.last().map_or(0, |last| last + 1);
         let sites = if self.parts.is_empty() { &[] } else { &*self.sites };
@@ -127,7 +131,7 @@ impl Observer for Inspection {
                 self.positions.clear();
             }
             let part = Record::new(self.sites.iter().copied());
-            // Of a record of all tokens nothing is copied.
+            // Recording all tokens of a pass needs no copy.
             let is_all = read.len() == tokens;
             let in_pass = || read.iter().map(|position| position - past).collect();
             self.parts.push(if is_all { part } else { part.at(in_pass()) });
@@ -146,7 +150,7 @@ impl Observer for Inspection {
     }
 }
 
-/// Records of some tokens each as one; scores and patterns get so many keys.
+/// Concatenates partial records into one, extending scores and patterns to `keys` keys.
 fn joined(parts: &[Record], sites: &[Site], keys: usize) -> Result<Record> {
     let mut whole = Record::new(sites.iter().copied());
     for site in sites {
@@ -164,7 +168,9 @@ fn joined(parts: &[Record], sites: &[Site], keys: usize) -> Result<Record> {
     Ok(whole)
 }
 
-/// Scores or weights `(B, H, T, S)` for so many keys: those that are not there are hidden by the mask.
+/// Crops or extends scores or weights `(B, H, T, S)` to `keys` keys.
+///
+/// Missing keys get the value `hidden`, as if the mask hid them.
 fn with_keys(part: &Tensor, keys: usize, hidden: f64) -> Result<Tensor> {
     let (batch, heads, tokens, seen) = part.dims4()?;
     if seen >= keys {

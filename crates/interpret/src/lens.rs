@@ -1,50 +1,50 @@
-//! Logit lens: what a model would predict if each layer were its last.
+//! Logit lens: the prediction that a model would make if each layer were its last.
 //!
-//! The residual stream at the input of every block, and at the end, goes through the final norm (whose statistics are computed anew
-//! for each) and the output head. Source: nostalgebraist, "interpreting GPT: the logit lens" (2020); with a translation of each layer
-//! it is the tuned lens (arXiv:2303.08112).
+//! The input of every block and the output of the last pass through the final norm and the output head. The
+//! norm's statistics are recomputed for each. Source: nostalgebraist, "interpreting GPT: the logit lens"
+//! (2020). With a translation of each layer it becomes the tuned lens (arXiv:2303.08112).
 
-use candle_core::{DType, Result, Tensor};
-use candle_gpt2::Gpt2LMHeadModel;
+use candle_core::{DType, Result, Tensor, bail};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_kernels::check_interrupted;
 
 use crate::Run;
 use crate::run::{log_softmax, rounded};
 
-/// Options of a lens. [`logit_lens`] takes them.
+/// Options for [`logit_lens`].
 #[derive(Debug, Clone, Default)]
 pub struct LensOptions {
-    /// How many of the most probable tokens.
+    /// Number of most probable tokens to return.
     pub top: usize,
-    /// Tokens whose rank and probability are wanted.
+    /// Tokens to report rank and probability for.
     pub watch: Vec<u32>,
 }
 
-/// The prediction of a layer after a token. [`logit_lens`] gives one for each layer and token.
+/// Prediction of one layer after one token. [`logit_lens`] returns one for each layer and token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensCell {
-    /// The most probable tokens with their natural logarithms of probability, the best first; of equals the lower id.
+    /// Most probable tokens with natural log probabilities, in descending order; ties go to the lower id.
     pub top: Vec<(u32, f32)>,
     /// Entropy of the prediction, in nats.
     pub entropy: f32,
-    /// Kullback-Leibler divergence of the prediction from the last layer's, in nats.
+    /// Kullback-Leibler divergence `KL(last layer ‖ this layer)`, in nats.
     pub divergence: f32,
-    /// For each watched token its rank (how many logits are larger) and its logarithm of probability.
+    /// Rank (number of larger logits) and log probability of each watched token.
     pub watched: Vec<(usize, f32)>,
-    /// Logarithm of the probability of the token that follows in the text.
+    /// Log probability of the next token in the input.
     pub next: Option<f32>,
 }
 
-/// The lens at one layer. [`logit_lens`] gives one for each layer.
+/// The lens at one layer. [`logit_lens`] returns one for each layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensLayer {
     /// `0_pre`, `1_pre`, …, `final_post`.
     pub label: String,
-    /// One for each token.
+    /// One cell for each token.
     pub cells: Vec<LensCell>,
 }
 
-/// Which number of a cell is looked at. A number of a cell of [`logit_lens`].
+/// Value of a [`LensCell`] to display; [`logit_lens`] computes the cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LensValue {
     /// Probability of the most probable token.
@@ -62,7 +62,7 @@ pub enum LensValue {
 }
 
 impl LensValue {
-    /// That number of a cell.
+    /// Returns this value of a cell.
     pub fn of(self, cell: &LensCell) -> Option<f32> {
         match self {
             Self::Probability => cell.top.first().map(|(_, logprob)| libm::expf(*logprob)),
@@ -74,12 +74,12 @@ impl LensValue {
         }
     }
 
-    /// Whether it is a number of the first watched token.
+    /// Whether the value belongs to the first watched token.
     pub fn is_watched(self) -> bool {
         matches!(self, Self::Rank | Self::WatchedProbability)
     }
 
-    /// What it is, in words.
+    /// Description of the value.
     pub fn title(self) -> &'static str {
         match self {
             Self::Probability => "probability of the most probable token",
@@ -92,11 +92,13 @@ impl LensValue {
     }
 }
 
-/// The logits of the lens at each layer in turn, `(1, T, V)`: the inputs of the blocks, then the output of the last. `translate`
-/// is what a tuned lens does to the residual stream of a layer; the identity otherwise. [`logit_lens`] reads them.
+/// Computes the lens logits `(1, T, V)` of each layer in turn and passes them to `each`.
+///
+/// The layers are the inputs of the blocks, then the output of the last. `translate` is the tuned lens' map
+/// of a layer's residual stream; the logit lens uses the identity. [`logit_lens`] computes the same logits.
 ///
 /// # Errors
-/// Those of the model, of `translate` and of `each`.
+/// If the model, `translate` or `each` fails.
 pub fn lens_logits(
     run: &Run,
     translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
@@ -108,11 +110,12 @@ pub fn lens_logits(
     Ok(())
 }
 
-/// The logits of the lens at one layer, from its residual stream `(1, T, C)`.
-/// A part of [`logit_lens`], for callers that run the model themselves.
+/// Computes the lens logits of one layer from its residual stream `(1, T, C)`.
+///
+/// This is a building block of [`logit_lens`], for callers that run the model themselves.
 ///
 /// # Errors
-/// Those of the model and of `translate`.
+/// If the model or `translate` fails.
 pub fn lens_logits_at(
     model: &Gpt2LMHeadModel,
     layer: usize,
@@ -124,8 +127,9 @@ pub fn lens_logits_at(
     model.lm_head().forward(&model.transformer().ln_f().forward(&residual)?)
 }
 
-/// The logit lens: for each layer and token what would be predicted. Logits of one layer at a time are in memory, and those of the
-/// last.
+/// Logit lens: computes the prediction of each layer after each token.
+///
+/// Only the logits of the current layer and of the last one are in memory.
 ///
 /// ```
 /// use candle_gpt2_interpret::{LensOptions, Run, logit_lens};
@@ -136,19 +140,20 @@ pub fn lens_logits_at(
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let layers = logit_lens(&run, &LensOptions { top: 5, watch: vec![7] }, &|_, residual| Ok(residual))?;
-/// assert_eq!((layers.len(), layers[0].cells.len()), (3, 4), "before, between and after two blocks; four tokens");
+/// assert_eq!((layers.len(), layers[0].cells.len()), (3, 4), "before, between and after two blocks, for four tokens");
 /// assert!((layers[0].cells[0].entropy - 11f32.ln()).abs() < 1e-5);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// Those of the model and of `translate`, see [`lens_logits`].
+/// If a watched token is outside the vocabulary, or if the model or `translate` fails, as in [`lens_logits`].
 pub fn logit_lens(
     run: &Run,
     options: &LensOptions,
     translate: &dyn Fn(usize, Tensor) -> Result<Tensor>,
 ) -> Result<Vec<LensLayer>> {
-    let n_layer = run.model.config().n_layer;
+    let Gpt2Config { n_layer, vocab_size, .. } = *run.model.config();
+    check_tokens(&options.watch, vocab_size)?;
     let residuals = run.residuals()?;
     let last = lens_logprobs(&lens_logits_at(run.model, n_layer, residuals[n_layer].clone(), translate)?)?;
     let mut layers = Vec::new();
@@ -159,37 +164,54 @@ pub fn logit_lens(
         for token in 0..predicted.len().min(last.len()) {
             check_interrupted()?;
             let next = run.ids.get(token + 1..).unwrap_or_default();
-            cells.extend(lens_cells(&predicted[token..=token], &last[token..=token], options, next));
+            cells.extend(lens_cells(&predicted[token..=token], &last[token..=token], options, next)?);
         }
         layers.push(LensLayer { label: lens_label(layer, n_layer), cells });
     }
     Ok(layers)
 }
 
-/// The natural logarithms of the probabilities that logits `(1, T, V)` stand for, a row for each token.
-/// A part of [`logit_lens`], for callers that run the model themselves.
+/// Computes natural log probabilities from logits `(1, T, V)`, one row per token.
+///
+/// This is a building block of [`logit_lens`], for callers that run the model themselves.
 ///
 /// # Errors
-/// When candle cannot compute them for the type.
+/// If candle does not support the dtype.
 pub fn lens_logprobs(logits: &Tensor) -> Result<Vec<Vec<f32>>> {
     log_softmax(&logits.squeeze(0)?.to_dtype(DType::F32)?)?.to_vec2()
 }
 
-/// The cells of some tokens of a layer, from rows of [`lens_logprobs`] of this layer and of the last; `next` are the tokens that
-/// follow them in the text. A part of [`logit_lens`], for callers that run the model themselves.
+/// Builds the cells of some tokens at one layer, from [`lens_logprobs`] of this layer and of the last.
+///
+/// `next` contains the tokens that follow them in the input. This is a building block of [`logit_lens`], for
+/// callers that run the model themselves.
+///
+/// # Errors
+/// If a watched token or one of `next` is outside the vocabulary.
 pub fn lens_cells(
     predicted: &[Vec<f32>],
     last: &[Vec<f32>],
     options: &LensOptions,
     next: &[u32],
-) -> Vec<LensCell> {
+) -> Result<Vec<LensCell>> {
     let tokens = predicted.iter().zip(last).enumerate();
     tokens
-        .map(|(token, (predicted, last))| cell(predicted, last, options, next.get(token).copied()))
+        .map(|(token, (predicted, last))| {
+            let next = next.get(token).copied();
+            check_tokens(options.watch.iter().chain(&next), predicted.len())?;
+            Ok(cell(predicted, last, options, next))
+        })
         .collect()
 }
 
-/// The name of a layer of the lens.
+fn check_tokens<'a>(ids: impl IntoIterator<Item = &'a u32>, vocab_size: usize) -> Result<()> {
+    match ids.into_iter().find(|id| **id as usize >= vocab_size) {
+        Some(id) => bail!("token {id} is outside the vocabulary of {vocab_size}"),
+        None => Ok(()),
+    }
+}
+
+/// Returns the label of a lens layer.
 ///
 /// ```
 /// let labels: Vec<String> = (0..=2).map(|layer| candle_gpt2_interpret::lens_label(layer, 2)).collect();
@@ -199,7 +221,7 @@ pub fn lens_label(layer: usize, n_layer: usize) -> String {
     if layer < n_layer { format!("{layer}_pre") } else { "final_post".to_owned() }
 }
 
-/// A cell from logarithms of probabilities.
+/// Builds a cell from log probabilities. All tokens are in the vocabulary.
 fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32>) -> LensCell {
     let mut order: Vec<u32> = (0..).take(predicted.len()).collect();
     let of = |id: &u32| predicted[*id as usize];
@@ -212,7 +234,7 @@ fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32
     let weighted = |of: &dyn Fn(f64, f64) -> f64| {
         predicted.iter().zip(last).map(|(p, q)| of(f64::from(*p), f64::from(*q))).sum::<f64>()
     };
-    // A token of no probability adds nothing.
+    // A token with zero probability contributes nothing.
     let share = |logarithm: f64, of: f64| {
         if logarithm == f64::NEG_INFINITY { 0.0 } else { libm::exp(logarithm) * of }
     };

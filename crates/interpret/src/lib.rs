@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`Run`]; places are [`Site`](candle_gpt2::Site)s, and [`Processing`] leads to TransformerLens' numbers.
+//! Start with [`Run`]. A [`Site`](candle_gpt2::Site) names a hook point. [`Processing`] converts activations
+//! to the values that TransformerLens shows.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -39,20 +40,23 @@ pub use circuit::{
     EdgeMethod, EdgeSource, EdgeSpans, FaithfulnessCurve, PromptPair, Selection,
 };
 pub use control_vector::ControlVector;
-pub use dictionary::{Dictionary, DictionaryFunction, Explained};
+pub use dictionary::{Dictionary, ReconstructionQuality};
 pub use dictionary_config::{
-    DictionaryConfig, DictionaryFormat, LatentActivation, TrainedOn, TranscoderOutput, openai_site,
+    ActivationVariant, DictionaryConfig, DictionaryFormat, LatentActivation, TranscoderOutput, openai_site,
 };
 pub use error::InterpretError;
 pub use feature_examples::{FeatureExample, FeatureExamples, FeatureSummary, Histogram};
 pub use feature_logits::{FeatureLogits, direction_logits, feature_logits};
 pub use file_tensors::FileError;
 pub use gradients::{
-    Gradients, Saliency, TokenWeights, WithGradient, estimated_grid, gradients_under, site_gradients,
+    ActivationGradient, Gradients, Saliency, TokenWeights, estimated_grid, gradients_under, site_gradients,
     token_weights,
 };
 pub use graph::{AttributionEdge, AttributionGraph, PrunedGraph};
-pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
+pub use heads::{
+    HeadScores, IgnoredEntries, PatternSimilarity, PerHead, TargetPattern, detect_heads, head_scores,
+    random_rows,
+};
 pub use inspection::{Inspection, Positions};
 pub use lens::{
     LensCell, LensLayer, LensOptions, LensValue, lens_cells, lens_label, lens_logits, lens_logits_at,
@@ -60,11 +64,13 @@ pub use lens::{
 };
 pub use names::{SiteError, named_site, named_sites};
 pub use observers::{Ablate, Add, Chain, Edit, Place, ProjectOut, Record, Replace};
-pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablation_grid, replaced_grid};
+pub use patching::{
+    Ablation, Grid, GridAxis, Head, Patching, Receiver, ablated, ablation_grid, replaced_grid,
+};
 pub use patterns::Patterns;
-pub use processing::{Processing, centred};
+pub use processing::{Processing, center};
 pub use recording::Recording;
-pub use replacement::{Edges, FeatureChange, GraphNode, GraphOptions, PlacedFeature, ReplacementModel};
+pub use replacement::{Edges, FeatureAtPosition, FeatureChange, GraphNode, GraphOptions, ReplacementModel};
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };

@@ -1,15 +1,20 @@
-//! Names of places in a model, as users write them: TransformerLens' hook (`blocks.3.attn.hook_z`; the names of its version 4,
-//! `blocks.3.attn.o.hook_in`, too), its shorthand (`z3`), or ours with the layer in front (`3.z`). Source: TransformerLens 4.3.0.
+//! Names of hook points, as users write them.
+//!
+//! A name is TransformerLens' hook name (`blocks.3.attn.hook_z`, or `blocks.3.attn.o.hook_in` in its version
+//! 4), its shorthand (`z3`), or this project's name with the layer in front (`3.z`). Source: TransformerLens
+//! 4.3.0.
 
 use candle_gpt2::{Site, SiteKind, bounded_message, excerpt};
 
-/// The longest name or pattern that is looked at: those of all places are shorter by far.
+/// Maximum length of a name or pattern; the names of all hook points are far shorter.
 const LONGEST_NAME: usize = 100;
-/// Similarity from which a name is suggested.
+/// Minimum similarity at which a name is suggested.
 const NEAR: f64 = 0.5;
 
-/// What TransformerLens calls a kind besides [`SiteKind::hook`]: other names for the same place, and what it takes with the layer after it.
-fn others(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) {
+/// TransformerLens' other names of a kind, and its shorthands that precede a layer number.
+///
+/// [`SiteKind::hook`] is the main name.
+fn alternative_names(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) {
     match kind {
         SiteKind::Embed => (&["embed.hook_out"], &[]),
         SiteKind::PosEmbed => (&["pos_embed.hook_out"], &[]),
@@ -34,10 +39,10 @@ fn others(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) 
     }
 }
 
-/// All names by which a place is known, TransformerLens' own first.
+/// Returns every name of a hook point, TransformerLens' main name first.
 fn names(site: Site) -> Vec<String> {
     let (own, hook) = (site.kind.name(), site.kind.hook());
-    let (others, shorthand) = others(site.kind);
+    let (others, shorthand) = alternative_names(site.kind);
     let Some(layer) = site.layer else {
         return [hook, own].into_iter().chain(others.iter().copied()).map(str::to_owned).collect();
     };
@@ -53,7 +58,7 @@ fn names(site: Site) -> Vec<String> {
     names
 }
 
-/// The place with a name.
+/// Returns the hook point with this name.
 ///
 /// ```
 /// use candle_gpt2::{Site, SiteKind};
@@ -66,7 +71,8 @@ fn names(site: Site) -> Vec<String> {
 /// ```
 ///
 /// # Errors
-/// When no place has it, with the nearest name, or every block has one.
+/// If no hook point has this name (the error suggests the nearest), or if every block has a hook point with
+/// this name.
 pub fn named_site(name: &str) -> Result<Site, SiteError> {
     if name.len() > LONGEST_NAME {
         return Err(SiteError::unknown(name));
@@ -89,19 +95,21 @@ pub fn named_site(name: &str) -> Result<Site, SiteError> {
     inside.chain(outside).find(is_named).ok_or_else(|| SiteError::unknown(name))
 }
 
-/// The places of a model of so many blocks that a list names, in the order of computation: names and patterns with `*`, separated by
-/// commas. A name without its layer (`z`, `attn.hook_z`) stands for that of every block.
+/// Returns the hook points that a comma-separated list of names and patterns selects.
+///
+/// Patterns contain `*`. A name without its layer (`z`, `attn.hook_z`) selects that hook point in every
+/// block. The result is in the order of computation, for a model of `n_layer` blocks.
 ///
 /// ```
 /// use candle_gpt2_interpret::named_sites;
 ///
-/// assert_eq!(named_sites("pattern", 12)?.len(), 12, "those of all blocks");
+/// assert_eq!(named_sites("pattern", 12)?.len(), 12, "one in each block");
 /// assert_eq!(named_sites("z3, blocks.*.hook_resid_post", 12)?.len(), 1 + 12);
 /// # Ok::<(), candle_gpt2_interpret::SiteError>(())
 /// ```
 ///
 /// # Errors
-/// When a name is none, with the nearest one, or a block is not there.
+/// If a name is unknown (the error suggests the nearest), or if a block is out of range.
 pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
     let all = Site::all(n_layer);
     let mut found = Vec::new();
@@ -110,7 +118,7 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
             return Err(SiteError::unknown(name));
         }
         let fits = |site: &&Site| {
-            let (kind, (_, shorthand)) = (site.kind, others(site.kind));
+            let (kind, (_, shorthand)) = (site.kind, alternative_names(site.kind));
             let is_kind = [kind.name(), kind.hook()].contains(&name) || shorthand.contains(&name);
             is_kind || names(**site).iter().any(|known| is_like(name, known))
         };
@@ -131,38 +139,36 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
     Ok(found)
 }
 
-/// Why a name is not a hook point of a model. [`named_site`] and [`named_sites`] return it.
+/// Error returned by [`named_site`] and [`named_sites`] for an invalid hook point name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
-    /// No hook point has it.
+    /// No hook point has this name.
     #[error("unknown hook point `{name}`; {hint}", name = excerpt(.name), hint = suggestion(.nearest.as_deref()))]
     Unknown {
         /// The name.
         name: String,
-        /// The most similar name, if one is similar.
+        /// The most similar name, if there is a similar one.
         nearest: Option<String>,
     },
-    /// It is a name of every block, and one is wanted.
-    #[error("`{name}` is in every block; name one, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
+    /// Every block has a hook point with this name, but a single one is needed.
+    #[error("every block has `{name}`; name a single one, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
     NoBlock {
         /// The name.
         name: String,
-        /// That of the first block.
+        /// Name of the first block's hook point.
         example: String,
     },
-    /// No name is given.
-    #[error(
-        "no hook point is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
-    )]
+    /// The list contains no names.
+    #[error("no hook points given; use comma-separated names such as `resid_post` or `blocks.*.attn.hook_z`")]
     NoName,
-    /// The block is not there.
-    #[error("`{name}`: there is no block {layer}; the model's {n_layer} blocks are counted from 0", name = excerpt(.name))]
+    /// The block is out of range.
+    #[error("`{name}`: block {layer} is out of range; the model has {n_layer} blocks, counted from 0", name = excerpt(.name))]
     NoSuchBlock {
         /// The name.
         name: String,
-        /// The block that it names.
+        /// The block index in the name.
         layer: usize,
-        /// Blocks of the model.
+        /// Number of blocks in the model.
         n_layer: usize,
     },
 }
@@ -170,7 +176,7 @@ pub enum SiteError {
 impl SiteError {
     fn unknown(name: &str) -> Self {
         let name = &name.chars().take(LONGEST_NAME).collect::<String>();
-        // With the layer that the name has, if it has one.
+        // Suggest names with the layer of the unknown name, if it has one.
         let layer = name.split(|c: char| !c.is_ascii_digit()).find_map(|digits| digits.parse().ok());
         let site = |kind: SiteKind| Site { layer: kind.is_in_blocks().then_some(layer.unwrap_or(0)), kind };
         let known = SiteKind::ALL.into_iter().flat_map(|kind| {
@@ -189,11 +195,11 @@ impl SiteError {
 fn suggestion(nearest: Option<&str>) -> String {
     match nearest {
         Some(nearest) => format!("did you mean `{}`?", bounded_message(nearest)),
-        None => "names are such as `resid_post` and `blocks.3.attn.hook_z`".to_owned(),
+        None => "valid names include `resid_post` and `blocks.3.attn.hook_z`".to_owned(),
     }
 }
 
-/// Whether `name` is like `pattern`, in which each `*` stands for any characters.
+/// Whether `name` matches `pattern`, in which each `*` matches any sequence of characters.
 fn is_like(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
@@ -210,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_leads_back_to_its_site() {
+    fn every_name_parses_to_its_hook_point() {
         for site in Site::all(13) {
             for name in names(site) {
                 assert_eq!(named_site(&name), Ok(site), "{name}");
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_transformer_lens() {
+    fn transformer_lens_names_are_accepted() {
         for (name, layer, kind) in [
             ("blocks.3.attn.hook_z", 3, SiteKind::Z),
             ("z3", 3, SiteKind::Z),
@@ -243,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_name_sites_in_the_order_of_computation() {
+    fn site_lists_follow_computation_order() {
         let blocks = |kind| (0..3).map(|layer| Site::in_block(layer, kind)).collect::<Vec<_>>();
         assert_eq!(named_sites("blocks.*.attn.hook_z", 3), Ok(blocks(SiteKind::Z)));
         for name in ["z", "attn.hook_z", "*.z", "z*"] {
@@ -261,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_says_the_nearest() {
+    fn unknown_name_suggests_the_nearest() {
         let nearest = |name: &str| match named_sites(name, 3) {
             Err(SiteError::Unknown { nearest, .. }) => nearest.unwrap_or_default(),
             other => panic!("{other:?}"),
@@ -270,23 +276,26 @@ mod tests {
         assert_eq!(nearest("patern"), "pattern");
         assert_eq!(nearest("attn_scored1"), "attn_scores1");
         let error = named_sites("z7", 3).unwrap_err().to_string();
-        assert_eq!(error, "`z7`: there is no block 7; the model's 3 blocks are counted from 0");
+        assert_eq!(error, "`z7`: block 7 is out of range; the model has 3 blocks, counted from 0");
     }
 
     #[test]
-    fn names_of_any_length_are_answered_at_once() {
+    fn very_long_names_have_short_error_messages() {
         let numbers = "1.".repeat(30_000);
         for name in [&"x".repeat(3_000_000), &numbers] {
             assert!(named_site(name).unwrap_err().to_string().len() < 300);
             assert!(named_sites(name, 12).is_err());
         }
         let error = named_site("resid_pre").unwrap_err().to_string();
-        assert_eq!(error, "`resid_pre` is in every block; name one, such as `blocks.0.hook_resid_pre`");
+        assert_eq!(
+            error,
+            "every block has `resid_pre`; name a single one, such as `blocks.0.hook_resid_pre`"
+        );
         assert_eq!(named_sites(" , ", 3), Err(SiteError::NoName));
     }
 
     #[test]
-    fn stars_stand_for_anything() {
+    fn asterisk_matches_any_substring() {
         assert!(is_like("a*c*e", "abcde") && is_like("*", "") && is_like("ab", "ab"));
         assert!(!is_like("a*c", "ab") && !is_like("ab", "abc") && !is_like("ab*b", "ab"));
     }

@@ -1,39 +1,43 @@
-//! Observers that record, replace and add, and a chain of several.
+//! Observers that record and edit activations, and a chain of observers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{D, DType, Device, Result, Tensor, bail};
 use candle_gpt2::{Observer, Site, SiteKind};
 
-/// Keeps what is seen at some places. [`Run::record`](crate::Run::record) makes one.
+use crate::widths::sum_dtype;
+
+/// Records activations at selected hook points. [`Run::record`](crate::Run::record) returns one.
 #[derive(Debug, Default)]
 pub struct Record {
     sites: BTreeSet<Site>,
     positions: Option<Vec<usize>>,
-    /// What was seen, in the shapes of [`SiteKind`]; of several passes the last.
+    /// Recorded activations, in the shapes of [`SiteKind`]; later passes overwrite earlier ones.
     pub values: BTreeMap<Site, Tensor>,
 }
 
 impl Record {
-    /// A record of these places.
+    /// Creates a record of these hook points.
     pub fn new(sites: impl IntoIterator<Item = Site>) -> Self {
         Self { sites: sites.into_iter().collect(), ..Self::default() }
     }
 
-    /// The same, of these tokens of the pass alone: rows of queries of scores and patterns, tokens of everything else.
+    /// Restricts the record to these tokens of the pass.
+    ///
+    /// For scores and patterns, the positions select query rows.
     pub fn at(self, positions: Vec<usize>) -> Self {
         Self { positions: Some(positions), ..self }
     }
 
-    /// The places.
+    /// Returns the recorded hook points.
     pub fn sites(&self) -> impl Iterator<Item = Site> {
         self.sites.iter().copied()
     }
 
-    /// What was seen at this place.
+    /// Returns the activation recorded at this hook point.
     ///
     /// # Errors
-    /// When nothing was.
+    /// If the hook point was not recorded.
     pub fn get(&self, site: Site) -> Result<&Tensor> {
         self.values.get(&site).ok_or_else(|| candle_core::Error::Msg(format!("{site} was not recorded")))
     }
@@ -52,7 +56,7 @@ impl Observer for Record {
                 let positions = Tensor::from_vec(positions, count, value.device())?;
                 value.contiguous()?.index_select(&positions, site.kind.token_axis())?
             }
-            // A view would keep alive what it is a part of.
+            // A view would keep its whole parent tensor alive.
             _ if value.is_contiguous() && value.layout().start_offset() == 0 => value.clone(),
             _ => value.force_contiguous()?,
         };
@@ -61,31 +65,31 @@ impl Observer for Record {
     }
 }
 
-/// Part of what is at a place; `None` stands for all of them.
+/// Part of an activation; a `None` field selects everything along its axis.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
     /// Row of the batch.
     pub row: Option<usize>,
-    /// Positions of the text, those before the pass counted in; of scores and patterns those of queries.
+    /// Absolute positions, including the tokens before the pass; query positions for scores and patterns.
     pub positions: Option<Vec<usize>>,
-    /// Heads, if the site has them.
+    /// Heads, if the hook point has them.
     pub heads: Option<Vec<usize>>,
-    /// Places on the last axis: neurons, channels of the residual stream, keys of a pattern.
+    /// Indices on the last axis: neurons, channels of the residual stream, or keys of a pattern.
     pub channels: Option<Vec<usize>>,
 }
 
 impl Place {
-    /// One head at every position.
+    /// Selects one head at every position.
     pub fn head(head: usize) -> Self {
         Self { heads: Some(vec![head]), ..Self::default() }
     }
 
-    /// Everything at one position.
+    /// Selects everything at one position.
     pub fn position(position: usize) -> Self {
         Self { positions: Some(vec![position]), ..Self::default() }
     }
 
-    /// The same in one row of the batch.
+    /// Restricts the place to one row of the batch.
     pub fn in_row(self, row: usize) -> Self {
         Self { row: Some(row), ..self }
     }
@@ -95,30 +99,31 @@ impl Place {
     }
 }
 
-/// What is done to the values of a [`Place`].
+/// Modification of the values in a [`Place`].
 #[derive(Debug, Clone)]
 enum Change {
     Replace(Tensor),
     Add(Tensor),
-    /// Of length 1.
+    /// A direction of unit length, in f64.
     ProjectOut(Tensor),
 }
 
-/// Changes what is at a place: puts something else there, adds to it, or takes a direction out of it. [`Ablate`], [`Replace`], [`Add`]
-/// and [`ProjectOut`] make one.
+/// Changes the activation at a hook point: replaces it, adds to it, or projects a direction out of it.
+///
+/// [`Ablate`], [`Replace`], [`Add`] and [`ProjectOut`] create edits.
 #[derive(Debug, Clone)]
 pub struct Edit {
     site: Site,
     change: Change,
-    /// How much of the change is made.
+    /// Strength of the change.
     scale: f64,
     places: Vec<Place>,
     past_lengths: Vec<usize>,
-    /// Whether it changed a value in any pass so far.
+    /// Whether the edit has changed a value in any pass so far.
     pub has_changed: bool,
 }
 
-/// An [`Edit`] that puts a tensor in the place of what is there.
+/// Constructor of an [`Edit`] that replaces an activation with a tensor.
 ///
 /// ```
 /// use candle_core::Tensor;
@@ -138,10 +143,10 @@ pub struct Edit {
 /// ```
 pub struct Replace;
 
-/// An [`Edit`] that puts zeros there, or a constant such as a mean.
+/// Constructor of an [`Edit`] that replaces an activation with zeros or a constant such as a mean.
 pub struct Ablate;
 
-/// An [`Edit`] that adds a tensor.
+/// Constructor of an [`Edit`] that adds a tensor.
 ///
 /// ```
 /// use candle_core::Tensor;
@@ -157,12 +162,14 @@ pub struct Ablate;
 /// let mut record = Record::new([named_site("resid_post1")?]);
 /// run.logits(LogitsFor::LastToken, &mut Chain(vec![&mut add, &mut record]))?;
 /// let last = record.get(named_site("resid_post1")?)?.get(0)?.get(3)?;
-/// assert_eq!(last.to_vec1::<f32>()?, [1.; 6], "blocks of zeros add nothing to it");
+/// assert_eq!(last.to_vec1::<f32>()?, [1.; 6], "blocks with zero weights leave it unchanged");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Add;
 
-/// An [`Edit`] that takes out of what is at each token its part along a direction: `x − (x · d) d` of a direction `d` of length 1.
+/// Constructor of an [`Edit`] that removes each token's component along a direction.
+///
+/// The result is `x − (x · d) d` for a direction `d` of unit length.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -178,49 +185,49 @@ pub struct Add;
 pub struct ProjectOut;
 
 impl ProjectOut {
-    /// Takes out this direction, in the shape of what is there for one token.
+    /// Creates an edit for a direction in the shape of one token's activation.
+    ///
+    /// The direction is normalized.
     ///
     /// # Errors
-    /// When it is zero or not finite.
-    #[expect(clippy::new_ret_no_self, reason = "all four are one observer")]
+    /// If the direction is zero or not finite.
+    #[expect(clippy::new_ret_no_self, reason = "all four constructors return the same observer type")]
     pub fn new(site: Site, direction: &Tensor) -> Result<Edit> {
         let direction = direction.to_dtype(DType::F64)?;
         let length = direction.sqr()?.sum_all()?.sqrt()?.to_scalar::<f64>()?;
         if !(length.is_finite() && length > 0.0) {
-            bail!(
-                "a direction to project out: expected one that is finite and not zero, found the length {length}"
-            );
+            bail!("direction to project out: expected a finite, nonzero length, found {length}");
         }
-        Ok(Edit::new(site, Change::ProjectOut((direction / length)?.to_dtype(DType::F32)?)))
+        Ok(Edit::new(site, Change::ProjectOut((direction / length)?)))
     }
 }
 
 impl Replace {
-    /// Puts `value` there, whose shape broadcasts to what is there.
-    #[expect(clippy::new_ret_no_self, reason = "all four are one observer")]
+    /// Replaces the activation with `value`, whose shape must broadcast to it.
+    #[expect(clippy::new_ret_no_self, reason = "all four constructors return the same observer type")]
     pub fn new(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Replace(value))
     }
 }
 
 impl Ablate {
-    /// Puts zeros there.
+    /// Replaces the activation with zeros.
     ///
     /// # Errors
-    /// When the device has no memory left.
+    /// If allocation on the device fails.
     pub fn zero(site: Site) -> Result<Edit> {
         Ok(Edit::new(site, Change::Replace(Tensor::zeros(1, DType::F32, &Device::Cpu)?)))
     }
 
-    /// Puts a constant there, whose shape broadcasts to what is there: a mean `(H, D)`, say.
+    /// Replaces the activation with a constant whose shape broadcasts to it, such as a mean `(H, D)`.
     pub fn with(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Replace(value))
     }
 }
 
 impl Add {
-    /// Adds `value`, whose shape broadcasts to what is there.
-    #[expect(clippy::new_ret_no_self, reason = "all four are one observer")]
+    /// Adds `value`, whose shape must broadcast to the activation.
+    #[expect(clippy::new_ret_no_self, reason = "all four constructors return the same observer type")]
     pub fn new(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Add(value))
     }
@@ -231,11 +238,13 @@ impl Edit {
         Self { site, change, scale: 1.0, places: Vec::new(), past_lengths: Vec::new(), has_changed: false }
     }
 
-    /// The same with so much of the change: of what is added, of the way to what is put there, of what is taken out. 1 is all of it; with 0
-    /// the model computes as if there were no edit.
+    /// Multiplies the strength of the edit by `scale`.
+    ///
+    /// The factor applies to the added tensor, to the difference between replacement and original, or to the
+    /// removed component. With 1 the edit is complete; with 0 the model runs as if there were no edit.
     ///
     /// # Errors
-    /// When the device has no memory left.
+    /// If allocation on the device fails.
     pub fn scaled(self, scale: f64) -> Result<Self> {
         let change = match self.change {
             Change::Add(given) => Change::Add((given * scale)?),
@@ -244,18 +253,18 @@ impl Edit {
         Ok(Self { change, scale: self.scale * scale, ..self })
     }
 
-    /// The same at this place too; without any, everything is changed.
+    /// Adds a place to the edit; without any, the whole activation is edited.
     pub fn at(mut self, place: Place) -> Self {
         self.places.push(place);
         self
     }
 
-    /// The place that it changes.
+    /// Returns the hook point that it edits.
     pub fn site(&self) -> Site {
         self.site
     }
 
-    /// Ones where values are to be changed, in the shape of `value`; `None` if all are.
+    /// Builds a mask of ones at the edited values, in the shape of `value`; `None` if all are edited.
     fn mask(&self, value: &Tensor) -> Result<Option<Tensor>> {
         if self.places.is_empty() || self.places.iter().any(Place::is_everything) {
             return Ok(None);
@@ -270,7 +279,7 @@ impl Edit {
                     continue;
                 }
                 let past = self.past_lengths.get(row).copied().unwrap_or(0);
-                // For each axis which indices are meant.
+                // Selected indices along each axis.
                 let mut chosen: Vec<Vec<usize>> = dims.iter().map(|size| (0..*size).collect()).collect();
                 chosen[0] = vec![row];
                 if let Some(positions) = &place.positions {
@@ -312,12 +321,13 @@ impl Observer for Edit {
             Change::Replace(given) => (&value + ((whole(given)? - &value)? * self.scale)?)?,
             Change::Add(given) => (&value + whole(given)?)?,
             Change::ProjectOut(direction) => {
-                // Of each token, whatever heads there are.
-                let tokens = value.contiguous()?.reshape(((), direction.elem_count()))?;
-                let direction = like(direction)?.reshape((1, ()))?;
+                let dtype = sum_dtype(value.dtype());
+                // One row per token, with all heads together.
+                let tokens = value.contiguous()?.to_dtype(dtype)?.reshape(((), direction.elem_count()))?;
+                let direction = direction.to_dtype(dtype)?.to_device(value.device())?.reshape((1, ()))?;
                 let along = tokens.broadcast_mul(&direction)?.sum_keepdim(D::Minus1)?;
-                let part = along.broadcast_mul(&direction)?.reshape(value.shape())?;
-                (&value - (part * self.scale)?)?
+                let part = (along.broadcast_mul(&direction)? * self.scale)?;
+                (tokens - part)?.reshape(value.shape())?.to_dtype(value.dtype())?
             }
         };
         let changed = match self.mask(&value)? {
@@ -335,7 +345,9 @@ impl Observer for Edit {
     }
 }
 
-/// Several observers, one after another: each sees what the one before it made of a value. An example is at [`Add`].
+/// Several observers in sequence: each receives the previous one's result.
+///
+/// [`Add`] has an example.
 pub struct Chain<'a>(pub Vec<&'a mut dyn Observer>);
 
 impl Observer for Chain<'_> {

@@ -1,8 +1,8 @@
-//! Putting part of one run into another: activation patching, ablation, path patching, and grids of them.
+//! Activation patching, path patching, ablation, and grids over layers, heads and positions.
 //!
-//! All cells of a layer are rows of one batch, and a run starts at the first layer that is changed, from the residual stream that the
-//! run without a change has there: a grid over layers and heads costs half as much arithmetic as runs of the whole model, and reads the
-//! weights once for a layer and not once for a cell.
+//! All cells of a layer run as rows of one batch. A run starts at the first modified layer, from the residual
+//! stream of the unmodified run. A grid over layers and heads therefore needs half the arithmetic of full
+//! runs. It also reads the weights once per layer instead of once per cell.
 
 use std::cell::OnceCell;
 
@@ -11,26 +11,27 @@ use candle_gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::observers::{Edit, Place};
+use crate::widths::sum_dtype;
 use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
 
-/// Rows of a batch together have at most so many tokens.
+/// Maximum number of tokens in a batch, over all rows.
 pub(crate) const BATCH_TOKENS: usize = 512;
 
-/// The second axis of a grid, besides the layer. [`Patching::grid`] takes it.
+/// Second axis of a grid, besides the layer. An argument of [`Patching::grid`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// Nothing: the whole site at every position.
+pub enum GridAxis {
+    /// No second axis: the whole activation at every position.
     Layer,
-    /// Each position.
+    /// One cell for each position.
     Position,
-    /// Each head, at every position.
+    /// One cell for each head, at every position.
     Head,
-    /// Each head at each position (of scores and patterns: of the query).
+    /// One cell for each head at each position (the query position for scores and patterns).
     HeadAndPosition,
 }
 
-impl By {
-    /// Names of the axes after the layer.
+impl GridAxis {
+    /// Returns the names of the axes after the layer.
     pub fn axes(self) -> &'static [&'static str] {
         match self {
             Self::Layer => &[],
@@ -40,7 +41,7 @@ impl By {
         }
     }
 
-    /// The parts of a site of so many heads and tokens, in the order of the axes.
+    /// Returns the parts of an activation with these sizes, in axis order.
     fn places(self, heads: usize, tokens: usize) -> Vec<Place> {
         match self {
             Self::Layer => vec![Place::default()],
@@ -55,25 +56,27 @@ impl By {
     }
 }
 
-/// A number for each layer and part. [`Patching::grid`] and [`ablation_grid`] give it.
+/// One value for each layer and part, from [`Patching::grid`] or [`ablation_grid`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
-    /// One list for each layer, in the order of [`By`]'s axes.
+    /// One list per layer, in the order of [`GridAxis`]'s axes.
     pub values: Vec<Vec<f32>>,
-    /// Layers in which nothing was changed by what was put there, which mostly means that a mistake was made.
+    /// Layers where the replacement changed nothing, which usually indicates a mistake.
     pub unchanged: Vec<usize>,
 }
 
-/// The metric with something else in the place of each part, one part at a time. `done` is called after each layer.
-/// [`ablation_grid`] and [`Patching::grid`] are made of it.
+/// Computes the metric with each part replaced, one part at a time.
+///
+/// Calls `done` after each layer. [`ablation_grid`] and [`Patching::grid`] build on it.
 ///
 /// # Errors
-/// When the site has no heads and heads are asked for, `values` has not one tensor (whose shape broadcasts to the site's) for each
-/// layer, and those of the model.
+/// If the hook point is outside the blocks, or if it has no heads and `by` requires them. If `values` does
+/// not contain one tensor per layer that broadcasts to the activation. If the metric does not fit the run, or
+/// if the model fails.
 pub fn replaced_grid(
     run: &Run,
     metric: &Metric,
-    (kind, by): (SiteKind, By),
+    (kind, by): (SiteKind, GridAxis),
     values: &[Tensor],
     done: &dyn Fn(),
 ) -> Result<Grid> {
@@ -84,9 +87,9 @@ pub fn replaced_grid(
     let mut grid = Grid { values: Vec::new(), unchanged: Vec::new() };
     if values.len() != config.n_layer {
         return Err(InterpretError::Mismatch(format!(
-            "{} values for {} layers",
-            values.len(),
-            config.n_layer
+            "expected {} values (one per layer), found {}",
+            config.n_layer,
+            values.len()
         )));
     }
     for (layer, value) in values.iter().enumerate() {
@@ -101,7 +104,7 @@ pub fn replaced_grid(
     Ok(grid)
 }
 
-/// The metric with `value` in each of the places, and whether that changed anything.
+/// Computes the metric with `value` in each place, and whether that changed anything.
 fn cells(
     run: &Run,
     metric: &Metric,
@@ -124,36 +127,34 @@ fn cells(
     Ok((found, has_changed))
 }
 
-pub(crate) fn check_kind(kind: SiteKind, by: By) -> Result<()> {
+pub(crate) fn check_kind(kind: SiteKind, by: GridAxis) -> Result<()> {
     let site = Site { layer: kind.is_in_blocks().then_some(0), kind };
     if !kind.is_in_blocks() {
-        let reason = "it is outside the blocks, and a grid has a row for each of them";
+        let reason = "it is outside the blocks, and a grid has one row per block";
         return Err(InterpretError::Site { site, reason });
     }
-    if matches!(by, By::Head | By::HeadAndPosition) && kind.head_axis().is_none() {
-        let reason = "it has no heads; q, k, v, z, result, attn_scores and pattern have";
+    if matches!(by, GridAxis::Head | GridAxis::HeadAndPosition) && kind.head_axis().is_none() {
+        let reason = "it has no heads; use q, k, v, z, result, attn_scores or pattern";
         return Err(InterpretError::Site { site, reason });
     }
     Ok(())
 }
 
-/// Two texts of as many tokens, and a metric that tells them apart.
+/// Two prompts of equal length and a metric that distinguishes them.
 ///
 /// ```
 /// use candle_gpt2::SiteKind;
-/// use candle_gpt2_interpret::{By, Metric, Patching, Run};
+/// use candle_gpt2_interpret::{GridAxis, Metric, Patching, Run};
 /// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
-/// # let files = GivenFiles::new("stories")
-/// #     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-/// #     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// # let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 ///
 /// let (clean, corrupted) = ([10, 20, 30, 40, 50], [10, 20, 31, 40, 50]);
 /// let metric = Metric::logit_difference(60, 70, 4);
 /// let patching = Patching::new(Run::new(&model, &clean)?, Run::new(&model, &corrupted)?, metric)?;
-/// let shares = patching.grid(SiteKind::ResidPre, By::Position, &|| ())?.values;
-/// // Before the first block the token that differs is the whole difference, and the others are none of it.
+/// let shares = patching.grid(SiteKind::ResidPre, GridAxis::Position, &|| ())?.values;
+/// // Before the first block, only the token that differs has an effect.
 /// assert!((shares[0][2] - 1.0).abs() < 1e-3 && shares[0][1].abs() < 1e-3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -162,19 +163,19 @@ pub struct Patching<'a> {
     clean: Run<'a>,
     corrupted: Run<'a>,
     metric: Metric,
-    /// The metric of the clean text.
+    /// Metric of the clean prompt.
     pub clean_value: f32,
-    /// That of the corrupted one.
+    /// Metric of the corrupted prompt.
     pub corrupted_value: f32,
-    /// The heads' outputs in both, once they are needed.
+    /// Head outputs of both prompts, computed on first use.
     z: OnceCell<(Record, Record)>,
 }
 
 impl<'a> Patching<'a> {
-    /// Both texts, after a run over each.
+    /// Runs the model on both prompts.
     ///
     /// # Errors
-    /// When they differ in length or not in the metric, and those of the model.
+    /// If the prompts differ in length, if their metrics are equal, or if the model fails.
     pub fn new(clean: Run<'a>, corrupted: Run<'a>, metric: Metric) -> Result<Self> {
         if clean.ids.len() != corrupted.ids.len() {
             let (clean, corrupted) = (clean.ids.len(), corrupted.ids.len());
@@ -189,31 +190,33 @@ impl<'a> Patching<'a> {
         Ok(Self { clean, corrupted, metric, clean_value, corrupted_value, z: OnceCell::new() })
     }
 
-    /// The text that the answer is right for.
+    /// Returns the prompt for which the answer is correct.
     pub fn clean(&self) -> &Run<'a> {
         &self.clean
     }
 
-    /// The other one.
+    /// Returns the prompt with the corrupted input.
     pub fn corrupted(&self) -> &Run<'a> {
         &self.corrupted
     }
 
-    /// What both are compared by.
+    /// Returns the metric that compares both prompts.
     pub fn metric(&self) -> &Metric {
         &self.metric
     }
 
-    /// A metric as a share of the way from the corrupted text to the clean one: 0 is as corrupted, 1 as clean.
+    /// Normalizes a metric so that the corrupted prompt gives 0 and the clean prompt 1.
     pub fn share(&self, value: f32) -> f32 {
         (value - self.corrupted_value) / (self.clean_value - self.corrupted_value)
     }
 
-    /// Activation patching: the corrupted text, with one part at a time as in the clean one, as shares ([`Patching::share`]).
+    /// Activation patching: the corrupted prompt with one part at a time replaced by its clean value.
+    ///
+    /// The values are normalized as in [`Patching::share`].
     ///
     /// # Errors
-    /// As [`replaced_grid`].
-    pub fn grid(&self, kind: SiteKind, by: By, done: &dyn Fn()) -> Result<Grid> {
+    /// See [`replaced_grid`].
+    pub fn grid(&self, kind: SiteKind, by: GridAxis, done: &dyn Fn()) -> Result<Grid> {
         check_kind(kind, by)?;
         let layers = 0..self.clean.model.config().n_layer;
         let record = self.clean.record(layers.map(|layer| Site::in_block(layer, kind)))?;
@@ -223,13 +226,16 @@ impl<'a> Patching<'a> {
         Ok(grid)
     }
 
-    /// Path patching: the metric of the clean text if only the path from some heads, as they are in the corrupted text, to a
-    /// receiver is another. Between both all heads are as in the clean text, while norms and MLPs are computed.
+    /// Path patching: the clean prompt's metric with only some heads' paths to a receiver corrupted.
+    ///
+    /// The sending heads have their values from the corrupted prompt. All other heads between senders and
+    /// receiver keep their clean values, while norms and MLPs are recomputed.
     ///
     /// Source: "Interpretability in the Wild" (arXiv:2211.00593, section 3 and appendix B).
     ///
     /// # Errors
-    /// When a head is not there or a receiver comes before a sender, and those of the model.
+    /// If a head is out of range, if the receiver is not in a later layer than every sender, or if the model
+    /// fails.
     pub fn path(&self, senders: &[Head], receiver: Receiver) -> Result<f32> {
         let config = self.clean.model.config();
         senders
@@ -240,7 +246,7 @@ impl<'a> Patching<'a> {
             && to.layer <= from
         {
             let site = Site::in_block(to.layer, SiteKind::Q);
-            let reason = "the receiver must lie in a later layer than every sender";
+            let reason = "the receiver must be in a later layer than every sender";
             return Err(InterpretError::Site { site, reason });
         }
         let z = |layer| Site::in_block(layer, SiteKind::Z);
@@ -276,20 +282,20 @@ impl<'a> Patching<'a> {
     }
 }
 
-/// A head. [`ablated`] takes some.
+/// An attention head. [`ablated`] takes a list of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Head {
-    /// Its block.
+    /// Layer of the head.
     pub layer: usize,
-    /// Its number there.
+    /// Index of the head within its layer.
     pub head: usize,
 }
 
 impl Head {
-    /// Checks that a model of this size has it.
+    /// Checks that a model of this size has the head.
     ///
     /// # Errors
-    /// When it has not.
+    /// If the layer or the head is out of range.
     pub fn check(&self, n_layer: usize, n_head: usize) -> Result<()> {
         let Self { layer, head } = *self;
         if layer >= n_layer || head >= n_head {
@@ -299,16 +305,16 @@ impl Head {
     }
 }
 
-/// Where a path ends. [`Patching::path`] takes it.
+/// Endpoint of a path in [`Patching::path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Receiver {
-    /// At the final residual stream.
+    /// The final residual stream.
     Final,
-    /// At a head's queries.
+    /// Queries of a head.
     Query(Head),
-    /// At a head's keys.
+    /// Keys of a head.
     Key(Head),
-    /// At a head's values.
+    /// Values of a head.
     Value(Head),
 }
 
@@ -321,25 +327,29 @@ impl Receiver {
     }
 }
 
-/// The replacement of a head's output. [`ablated`] takes it.
+/// Replacement for a head's output. An argument of [`ablated`].
 #[derive(Debug, Clone)]
 pub enum Ablation {
-    /// Zeros, in the model as it is.
+    /// Zeros, in the unmodified model.
     RawZero,
-    /// The constant that is zero in TransformerLens, see [`Processing::value_constants`](crate::Processing::value_constants).
+    /// The constant that replaces zero in TransformerLens.
+    ///
+    /// See [`Processing::value_constants`](crate::Processing::value_constants).
     TransformerLensZero,
-    /// The mean of other texts: at each position if all have as many tokens as this one, else the mean over them of their means
-    /// over positions.
+    /// Mean over other sequences.
+    ///
+    /// If all of them have the length of this prompt, the mean is taken at each position. Otherwise, it is
+    /// the mean over the sequences of their means over positions.
     Mean(Vec<Vec<u32>>),
-    /// What it is in another text of as many tokens.
+    /// Value from another sequence of the same length.
     Sample(Vec<u32>),
 }
 
 impl Ablation {
-    /// What is put in the place of each layer's `z`, in a shape that broadcasts to it.
+    /// Returns the replacement for each layer's `z`, in a shape that broadcasts to it.
     ///
     /// # Errors
-    /// When a text does not fit, and those of the model.
+    /// If a sequence does not fit, or if the model fails.
     pub fn values(&self, run: &Run) -> Result<Vec<Tensor>> {
         let n_layer = run.model.config().n_layer;
         let sites = || (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::Z));
@@ -364,10 +374,11 @@ impl Ablation {
                 let mut sums: Vec<Tensor> = Vec::new();
                 for ids in texts {
                     let record = Run::new(run.model, ids)?.record(sites())?;
-                    let of_text = record.values.into_values().map(|z| z.to_dtype(DType::F32)).map(|z| {
+                    let of_text = record.values.into_values().map(|z| {
+                        let z = z.to_dtype(sum_dtype(z.dtype()))?;
                         match is_by_position {
-                            true => z?.squeeze(0),                              // (T, H, D)
-                            false => z?.sum(1)?.squeeze(0)? / ids.len() as f64, // (H, D)
+                            true => z.squeeze(0),                              // (T, H, D)
+                            false => z.sum(1)?.squeeze(0)? / ids.len() as f64, // (H, D)
                         }
                     });
                     let of_text = of_text.collect::<candle_core::Result<Vec<_>>>()?;
@@ -381,7 +392,7 @@ impl Ablation {
                     };
                 }
                 if sums.is_empty() {
-                    return Err(InterpretError::Mismatch("a mean needs at least one text".into()));
+                    return Err(InterpretError::Mismatch("mean ablation needs at least one text".into()));
                 }
                 sums.into_iter().map(|sum| Ok((sum / texts.len() as f64)?)).collect()
             }
@@ -389,7 +400,7 @@ impl Ablation {
     }
 }
 
-/// The metric with each head ablated at every position, one at a time.
+/// Computes the metric with each head ablated at every position, one head at a time.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Ablation, Metric, Run, ablation_grid};
@@ -400,17 +411,19 @@ impl Ablation {
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let grid = ablation_grid(&run, &Metric::logit_difference(5, 6, 3), &Ablation::RawZero, &|| ())?;
-/// assert_eq!(grid.values, [[0.; 3]; 2], "a number for each layer and head");
+/// assert_eq!(grid.values, [[0.; 3]; 2], "one value for each layer and head");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// Those of [`Ablation::values`] and of the model.
+/// If [`Ablation::values`] or the model fails.
 pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation, done: &dyn Fn()) -> Result<Grid> {
-    replaced_grid(run, metric, (SiteKind::Z, By::Head), &ablation.values(run)?, done)
+    replaced_grid(run, metric, (SiteKind::Z, GridAxis::Head), &ablation.values(run)?, done)
 }
 
-/// The metric and the logits of a run with some heads ablated together, at all positions or at one.
+/// Runs the model with several heads ablated together, at all positions or at one.
+///
+/// Returns the logits, and whether the ablation changed anything.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Ablation, Head, Run, ablated};
@@ -423,12 +436,12 @@ pub fn ablation_grid(run: &Run, metric: &Metric, ablation: &Ablation, done: &dyn
 /// let heads = [Head { layer: 0, head: 2 }, Head { layer: 1, head: 0 }];
 /// let (logits, has_changed) = ablated(&run, &heads, None, &Ablation::RawZero)?;
 /// assert_eq!(logits.dims().last(), Some(&11));
-/// assert!(!has_changed, "heads of a model of zeros were zero");
+/// assert!(!has_changed, "with all weights zero, head outputs are already zero");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When a head is not there, those of [`Ablation::values`] and of the model.
+/// If a head is out of range, or if [`Ablation::values`] or the model fails.
 pub fn ablated(
     run: &Run,
     heads: &[Head],

@@ -1,11 +1,11 @@
-//! Attention patterns of chosen heads, as reports and programs take them.
+//! Attention patterns of selected heads, for reports and programs.
 
 use candle_core::{DType, Result};
 use candle_gpt2::{Site, SiteKind};
 
 use crate::{Head, Record};
 
-/// The attention weights of some heads of a text.
+/// Attention weights of selected heads for one sequence.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Head, Patterns, Run};
@@ -22,25 +22,28 @@ use crate::{Head, Record};
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patterns {
-    /// The layers that heads were chosen of.
+    /// Layers with at least one selected head.
     pub layers: Vec<usize>,
-    /// The numbers of heads that were chosen in any layer.
+    /// Head indices that are selected in at least one layer.
     pub heads: Vec<usize>,
-    /// Weights in the order layer, head, query, key, the last one fastest; `None` for keys after their query and for heads that
-    /// were not chosen.
+    /// Weights in the order layer, head, query, key, with the key varying fastest.
+    ///
+    /// `None` marks keys after their query, and heads that are not selected.
     pub values: Vec<Option<f32>>,
 }
 
 impl Patterns {
-    /// The places that a record needs for these heads.
+    /// Returns the hook points that a record needs for these heads.
     pub fn sites(heads: &[Head]) -> Vec<Site> {
         sorted(heads, |head| head.layer).into_iter().map(site).collect()
     }
 
-    /// The patterns of these heads in a record of [`Patterns::sites`], which is used up layer by layer.
+    /// Extracts the patterns of these heads, dropping each layer of the record after use.
+    ///
+    /// The record must contain [`Patterns::sites`].
     ///
     /// # Errors
-    /// When a layer was not recorded, or has no such head.
+    /// If a layer was not recorded, or if a head index is out of range.
     pub fn of(mut record: Record, heads: &[Head]) -> Result<Self> {
         let (layers, columns) = (sorted(heads, |head| head.layer), sorted(heads, |head| head.head));
         let mut values = Vec::new();
@@ -73,7 +76,7 @@ fn sorted(heads: &[Head], number: fn(&Head) -> usize) -> Vec<usize> {
     numbers
 }
 
-/// The weights of a query over the keys that it sees.
+/// Weights of a query, with `None` for the keys after it.
 fn seen((query, row): (usize, &Vec<f32>)) -> impl Iterator<Item = Option<f32>> {
     row.iter().enumerate().map(move |(key, weight)| (key <= query).then_some(*weight))
 }

@@ -1,19 +1,22 @@
-//! From the numbers of a checkpoint to those that TransformerLens shows of it.
+//! Conversion of activations from the checkpoint's values to those that TransformerLens shows.
 //!
-//! TransformerLens (compatibility mode) folds weights and biases of layer norms into what follows, centres what is written to the
-//! residual stream, centres the output head, and moves the biases of values behind the attention pattern. None of it changes what a
-//! model predicts, and all of it follows from a run of the model as it is. With `c_h` for the constant that the norm's bias and the
-//! values' bias add to the values of head `h`:
+//! In compatibility mode, TransformerLens folds the weights and biases of layer norms into the following
+//! layers. It also centers everything that writes to the residual stream, centers the output head, and moves
+//! the value biases past the attention pattern. None of this changes the model's predictions. All of it can
+//! be derived from a run of the unmodified model. Let `c_h` be the constant that the norm's bias and the
+//! value bias add to the values of head `h`:
 //!
-//! - `v` and `z` are less `c_h`, `result` less what `c_h` writes;
-//! - embeddings, residual streams and what is added to them are less their mean over the width, logits less theirs over the vocabulary;
-//! - the output of the final norm is the normalized one; everything else is the same.
+//! - `v` and `z` are reduced by `c_h`, and `result` by the contribution of `c_h` to the residual stream.
+//! - The mean over the hidden size is subtracted from embeddings, residual streams and everything added to
+//!   them.
+//! - The mean over the vocabulary is subtracted from the logits.
+//! - The output of the final norm is the normalized input; everything else is the same.
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2::QkvProjection;
 use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
-/// What leads from a model's values to TransformerLens' of the same model.
+/// Conversion from a model's activations to TransformerLens' values for the same model.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Processing, Run, named_site};
@@ -35,15 +38,15 @@ use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 pub struct Processing {
     /// `c_h` of each block, `(H, D)`.
     values: Vec<Tensor>,
-    /// What it writes to the residual stream, `(H, C)`.
+    /// Contribution of `c_h` to the residual stream for each block, `(H, C)`.
     results: Vec<Tensor>,
 }
 
 impl Processing {
-    /// That of this model.
+    /// Computes the constants of this model.
     ///
     /// # Errors
-    /// When there is no memory for a block's weights in f32.
+    /// If a block's weights cannot be allocated in f32.
     pub fn new(model: &Gpt2LMHeadModel) -> Result<Self> {
         let (mut values, mut results) = (Vec::new(), Vec::new());
         for block in model.transformer().blocks() {
@@ -64,49 +67,53 @@ impl Processing {
         Ok(Self { values, results })
     }
 
-    /// The constant part of the values of a block's heads, `(H, D)`: what TransformerLens has set to zero if it sets `z` to zero.
+    /// Returns the constant part of a block's head values, `(H, D)`.
+    ///
+    /// Zeroing `z` in TransformerLens sets it to this constant.
     pub fn value_constants(&self, layer: usize) -> Option<&Tensor> {
         self.values.get(layer)
     }
 
-    /// What these constants write to the residual stream, `(H, C)`.
+    /// Returns the contribution of these constants to the residual stream, `(H, C)`.
     pub fn result_constants(&self, layer: usize) -> Option<&Tensor> {
         self.results.get(layer)
     }
 
-    /// TransformerLens' value of what was seen at a place. That of [`SiteKind::FinalNorm`] is [`SiteKind::LnFinalNormalized`], which
-    /// must be recorded for it.
+    /// Converts the activation at a hook point to TransformerLens' value.
+    ///
+    /// For [`SiteKind::FinalNorm`], TransformerLens shows [`SiteKind::LnFinalNormalized`]. Callers must
+    /// record that hook point instead.
     ///
     /// # Errors
-    /// When the shape is not the site's.
+    /// If the shape does not match the hook point.
     pub fn apply(&self, site: Site, value: &Tensor) -> Result<Tensor> {
         let value = &value.to_dtype(DType::F32)?;
         let of_layer = |of: &[Tensor]| match site.layer.and_then(|layer| of.get(layer)) {
             Some(constant) => constant.to_dtype(DType::F32),
-            None => candle_core::bail!("{site} is in no block of this model"),
+            None => candle_core::bail!("{site} is not in a block of this model"),
         };
         match site.kind {
             SiteKind::V | SiteKind::Z => value.broadcast_sub(&of_layer(&self.values)?),
-            SiteKind::Result => centred(&value.broadcast_sub(&of_layer(&self.results)?)?),
-            SiteKind::Logits => centred(value),
-            kind if kind.is_residual() => centred(value),
+            SiteKind::Result => center(&value.broadcast_sub(&of_layer(&self.results)?)?),
+            SiteKind::Logits => center(value),
+            kind if kind.is_residual() => center(value),
             _ => Ok(value.clone()),
         }
     }
 }
 
-/// Values less their mean over the last axis.
+/// Subtracts the mean over the last axis.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
 ///
 /// let x = Tensor::new(&[[1f32, 2., 6.], [4., 4., 4.]], &Device::Cpu)?;
-/// assert_eq!(candle_gpt2_interpret::centred(&x)?.to_vec2::<f32>()?, [[-2., -1., 3.], [0., 0., 0.]]);
+/// assert_eq!(candle_gpt2_interpret::center(&x)?.to_vec2::<f32>()?, [[-2., -1., 3.], [0., 0., 0.]]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Errors
-/// When candle cannot compute it for the type.
-pub fn centred(value: &Tensor) -> Result<Tensor> {
+/// If candle does not support the dtype.
+pub fn center(value: &Tensor) -> Result<Tensor> {
     value.broadcast_sub(&value.mean_keepdim(D::Minus1)?)
 }

@@ -1,12 +1,13 @@
-//! A record of a text that is computed a few tokens at a time, so that a model which is shared can do other work in between.
+//! Recording of a sequence in chunks, so that a shared model can do other work in between.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, Pass, Site};
 
 use crate::run::stopping;
+use crate::widths::sum_dtype;
 use crate::{Inspection, InterpretError, Positions, Record, Run, stop_after};
 
-/// A [`Record`] in the making.
+/// A [`Record`] in progress.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Recording, named_site};
@@ -27,20 +28,22 @@ use crate::{Inspection, InterpretError, Positions, Record, Run, stop_after};
 #[doc(alias = "ActivationCache")]
 pub struct Recording {
     ids: Vec<u32>,
-    /// `None` until a part ends before the text does.
+    /// KV cache; `None` until a chunk ends before the sequence does.
     cache: Option<Gpt2Cache>,
     seen: Inspection,
-    /// The block that comes after the last place.
+    /// Block after the last hook point.
     stop: Option<usize>,
-    /// Tokens that are computed.
+    /// Number of processed tokens.
     done: usize,
 }
 
 impl Recording {
-    /// Of these places. Nothing after the last of them is computed, and the output head never, so that there are no logits.
+    /// Starts a recording of these hook points.
+    ///
+    /// Nothing after the last of them is computed. The output head never runs, so logits are unavailable.
     ///
     /// # Errors
-    /// As [`Run::new`].
+    /// See [`Run::new`].
     pub fn new(
         model: &Gpt2LMHeadModel,
         ids: Vec<u32>,
@@ -52,24 +55,26 @@ impl Recording {
         Ok(Self { ids, cache: None, seen, stop, done: 0 })
     }
 
-    /// Whether every token is computed.
+    /// Whether all tokens have been processed.
     pub fn is_complete(&self) -> bool {
         self.done == self.ids.len()
     }
 
-    /// Computes the next tokens, at most so many. All at once are what [`Run::record`] computes, bit for bit.
+    /// Processes at most `tokens` further tokens.
+    ///
+    /// A single chunk with all tokens gives the same bits as [`Run::record`].
     ///
     /// # Errors
-    /// Those of the model, and when there is no memory for keys and values.
+    /// If the model fails, or if the KV cache cannot be allocated.
     pub fn advance(&mut self, model: &Gpt2LMHeadModel, tokens: usize) -> Result<()> {
         let Some(ids) = self.ids[self.done..].chunks(tokens.max(1)).next() else { return Ok(()) };
         if self.cache.is_none() && ids.len() < self.ids.len() {
-            // In f32 nothing is lost: the record is that of the whole text at once.
-            let (config, device) = (model.config(), model.device());
-            self.cache = Some(Gpt2Cache::new(config, 1, self.ids.len(), DType::F32, device)?);
+            // This dtype rounds no key or value, so the record equals that of a single pass.
+            let (config, device, dtype) = (model.config(), model.device(), sum_dtype(model.dtype()));
+            self.cache = Some(Gpt2Cache::new(config, 1, self.ids.len(), dtype, device)?);
         }
         let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
-        // A cache counts the tokens in its first layer.
+        // A cache counts its tokens in the first layer, which must therefore run.
         let stop = self.stop.map(|stop| stop.max(usize::from(self.cache.is_some())));
         let mut pass = stopping(Pass::inference().observed_by(&mut self.seen), stop);
         model.transformer().forward_with(&input, self.cache.as_mut(), &mut pass)?;
@@ -77,10 +82,12 @@ impl Recording {
         Ok(())
     }
 
-    /// The record of all tokens computed so far. Of scores and patterns, keys behind the tokens of a part are those that the mask hides.
+    /// Returns the record of all tokens processed so far.
+    ///
+    /// In scores and patterns, the keys after a chunk's last token have the values of masked keys.
     ///
     /// # Errors
-    /// When a place was not seen, or the device has no memory left.
+    /// If a hook point was not reached, or if allocation on the device fails.
     pub fn into_record(self) -> Result<Record> {
         self.seen.record()
     }

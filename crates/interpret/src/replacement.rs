@@ -1,67 +1,70 @@
-//! The local replacement model: a run of a model in which features of transcoders replace the MLPs, and all that is not linear is
-//! frozen as the run has it.
+//! Local replacement model of a run, with transcoder features in place of the MLPs.
 //!
-//! Frozen are the attention patterns, the scales of the layer norms and the outputs of the MLPs; the skip connection of a transcoder
-//! stays live. What a node adds to another one is then exact: `A[t ← s]` is what `s` writes to MLP outputs, multiplied with the
-//! gradient of `t` there. The way back is written out by hand. With `LNᵀ(g) = (w∘g − mean(w∘g)) / s`, a gradient `g` passes attention
-//! as `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`, and on its way down it meets the MLP output of every layer below its target.
+//! All nonlinearities are frozen: attention patterns, layer norm scales and MLP outputs have their values
+//! from the run. A transcoder's skip connection stays live. The effect of one node on another is then exact:
+//! `A[t ← s]` is the dot product of two vectors. One is the contribution of `s` to the MLP outputs; the other
+//! is the gradient of `t` there. The backward pass is written by hand. With `LNᵀ(g) = (w∘g − mean(w∘g)) / s`,
+//! attention maps a gradient `g` to `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`. On its way down, the gradient meets
+//! the MLP output of every layer below its target.
 //!
-//! Sums close: a pre-activation, or a logit less the mean of all, is what features, errors, token embeddings, position embeddings and
-//! biases add to it. Source: decoderesearch/circuit-tracer, `circuit_tracer/attribution/attribute_transformerlens.py` at 6b76d08,
-//! which has no node for positions and leaves the errors of the first position out.
+//! The decomposition is complete. A pre-activation, or a logit minus the mean logit, is the sum of the
+//! contributions of features, errors, token embeddings, position embeddings and biases. Source:
+//! decoderesearch/circuit-tracer, `circuit_tracer/attribution/attribute_transformerlens.py` at 6b76d08. It
+//! has no nodes for positions and omits the errors of the first position.
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
 use crate::error::Result;
-use crate::frozen::{Biases, FrozenAttention, FrozenNorm, Seen, joined, rows};
+use crate::frozen::{Biases, FrozenAttention, FrozenNorm, RecordedRun, joined, rows};
+use crate::widths::sum_dtype;
 use crate::{Add, Edit, InterpretError, Place, Run, TranscoderLayer, Transcoders};
 
-/// Logits are nodes until they have this share of the probability.
+/// Cumulative probability up to which logits become nodes.
 const LOGIT_SHARE: f64 = 0.95;
-/// More of them are none.
+/// Maximum number of logit nodes.
 const MAX_LOGITS: usize = 10;
-/// Rows that are computed at once.
+/// Number of targets per batch.
 pub(crate) const BATCH: usize = 64;
-/// Tensors of a batch that are there at the same time, about.
+/// Approximate number of tensors of a batch that are alive at the same time.
 const BATCH_TENSORS: usize = 8;
 
-/// A node of an attribution graph. [`ReplacementModel::nodes`] lists them.
+/// A node of an attribution graph. [`ReplacementModel::nodes`] returns all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GraphNode {
-    /// An active feature of a transcoder.
+    /// An active transcoder feature.
     Feature {
-        /// The layer that it reads.
+        /// Layer whose input it reads.
         layer: usize,
-        /// The token at which it is active.
+        /// Token position where it is active.
         position: usize,
-        /// Its number in the layer.
+        /// Index of the feature in the layer.
         feature: usize,
-        /// How active it is.
+        /// Activation of the feature.
         activation: f64,
     },
-    /// What the transcoders miss of an MLP's output.
+    /// Reconstruction error of the transcoders for an MLP output.
     Error {
-        /// The layer.
+        /// Layer of the MLP.
         layer: usize,
-        /// The token.
+        /// Token position.
         position: usize,
     },
-    /// The embedding of a token, without its position.
+    /// A token embedding, without the position embedding.
     Embedding {
-        /// Its place in the text.
+        /// Position of the token.
         position: usize,
-        /// Its id.
+        /// Token id.
         token: u32,
     },
-    /// The embedding of a position.
+    /// A position embedding.
     Position {
         /// The position.
         position: usize,
     },
-    /// A logit after the last token, less the mean of all.
+    /// A logit after the last token, minus the mean logit.
     Logit {
-        /// The token that is predicted.
+        /// The predicted token.
         token: u32,
         /// Its probability.
         probability: f64,
@@ -75,63 +78,67 @@ impl GraphNode {
     }
 }
 
-/// The limits of a graph. [`ReplacementModel::new`] takes it.
+/// Limits of a graph. An argument of [`ReplacementModel::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphOptions {
-    /// Features with edges into them: those with the most influence on the logits.
+    /// Maximum number of features with incoming edges.
+    ///
+    /// The features with the most influence on the logits are selected.
     pub max_feature_nodes: usize,
-    /// Bytes that the graph may take besides the model and the transcoders.
+    /// Maximum memory of the graph in bytes, excluding the model and the transcoders.
     pub max_bytes: u64,
-    /// Whether the first token has no features: its MLP outputs are all error. Transcoders are trained without it, as a rule.
+    /// Whether to omit features at the first token, so that its MLP outputs are all error.
+    ///
+    /// Transcoders are usually trained without the first token.
     pub skips_first: bool,
 }
 
 impl Default for GraphOptions {
-    /// 4,096 features, 4 GiB, and features at the first token.
+    /// Returns a limit of 4,096 features and 4 GiB, with features at the first token.
     fn default() -> Self {
         Self { max_feature_nodes: 4096, max_bytes: 4 << 30, skips_first: false }
     }
 }
 
-/// A feature that is set to another value. [`ReplacementModel::edits`] takes it.
+/// New activation for a feature. An argument of [`ReplacementModel::edits`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FeatureChange {
-    /// The node of the feature.
+    /// Node of the feature.
     pub node: usize,
-    /// Its new activation.
+    /// New activation.
     pub value: f64,
 }
 
-/// A feature of a layer at a position, active or not. [`ReplacementModel::unit_effects`] takes it.
+/// A feature at a position, active or not. An argument of [`ReplacementModel::unit_effects`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlacedFeature {
-    /// The layer that it reads.
+pub struct FeatureAtPosition {
+    /// Layer whose input it reads.
     pub layer: usize,
-    /// The token, counted from 0.
+    /// Token position, counted from 0.
     pub position: usize,
-    /// Its number in the layer.
+    /// Index of the feature in the layer.
     pub feature: usize,
 }
 
-/// What other nodes add to some targets. [`ReplacementModel::edges`] gives it.
+/// Contributions of all nodes to some targets, from [`ReplacementModel::edges`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edges {
-    /// For each target what each node adds, in the order of the nodes.
+    /// Contribution of each node to each target, in node order.
     pub rows: Vec<Vec<f64>>,
-    /// For each target what biases add: of attention, of norms, of decoders, of its own encoder.
+    /// Contribution of biases to each target: of attention, norms, decoders and its own encoder.
     pub biases: Vec<f64>,
 }
 
-/// What nodes write to the MLP output of a layer at one position.
-struct Writing {
+/// Contributions of nodes to the MLP output of a layer at one position.
+struct NodeContributions {
     nodes: Vec<usize>,
-    /// `(C, N)`, a column each.
+    /// One column for each node, `(C, N)`.
     directions: Tensor,
 }
 
-impl Writing {
-    /// Adds it to the edges of targets, by their gradients there, `(B, 1, C)`.
-    fn read_out(&self, g: &Tensor, targets: &[Start], edges: &mut Edges) -> candle_core::Result<()> {
+impl NodeContributions {
+    /// Adds the contributions to the edges of targets, given the targets' gradients here, `(B, 1, C)`.
+    fn read_out(&self, g: &Tensor, targets: &[BackwardStart], edges: &mut Edges) -> candle_core::Result<()> {
         let added = g.squeeze(1)?.contiguous()?.matmul(&self.directions)?; // (B, N)
         for (start, added) in targets.iter().zip(doubles(&added)?.to_vec2::<f64>()?) {
             for (node, added) in self.nodes.iter().zip(added) {
@@ -142,20 +149,20 @@ impl Writing {
     }
 }
 
-/// A layer of the local replacement model.
+/// One layer of the local replacement model.
 struct FrozenLayer {
     attention: FrozenAttention,
-    /// The norm in front of the encoder, if it reads behind it.
-    reading: Option<FrozenNorm>,
+    /// Norm between the residual stream and the encoder, if there is one.
+    encoder_norm: Option<FrozenNorm>,
     transcoder: TranscoderLayer,
-    /// Of each position.
-    writings: Vec<Writing>,
+    /// One entry for each position.
+    contributions: Vec<NodeContributions>,
 }
 
 impl FrozenLayer {
-    /// The gradient at the residual stream of that at what the encoder reads, `(B, T, C)`.
+    /// Maps the gradient `(B, T, C)` at the encoder's input to the gradient at the residual stream.
     fn read_back(&self, g: &Tensor, biases: &mut Biases) -> candle_core::Result<Tensor> {
-        match &self.reading {
+        match &self.encoder_norm {
             None => Ok(g.clone()),
             Some(norm) => {
                 biases.add(g, norm.bias.as_ref())?;
@@ -165,7 +172,7 @@ impl FrozenLayer {
     }
 }
 
-/// The local replacement model of a run.
+/// Local replacement model of a run.
 ///
 /// ```
 /// use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run, Transcoders};
@@ -182,47 +189,47 @@ impl FrozenLayer {
 /// let last = replacement.nodes().len() - 1; // a logit
 /// let edges = replacement.edges(&[last])?;
 /// let sum = edges.rows[0].iter().sum::<f64>() + edges.biases[0];
-/// assert!((sum - replacement.value(last)).abs() < 1e-3, "what the nodes and the biases add is all");
+/// assert!((sum - replacement.value(last)).abs() < 1e-3, "the contributions of nodes and biases add up to the value");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ReplacementModel {
     layers: Vec<FrozenLayer>,
     final_norm: FrozenNorm,
-    /// What the output head reads the logits of the nodes by, `(N, C)`.
+    /// Rows of the output head for the logit nodes, minus the mean row, `(N, C)`.
     head: Tensor,
-    /// What the embeddings add at each position, `(T, C)`.
+    /// Embeddings at each position, `(T, C)`.
     tokens: Tensor,
     positions: Tensor,
     nodes: Vec<GraphNode>,
-    /// Pre-activations and logits of the nodes that are targets, in the order of the nodes.
+    /// Pre-activations and logits of the target nodes, in node order.
     values: Vec<f64>,
-    /// Nodes before the errors: the features.
+    /// Number of feature nodes, which precede the error nodes.
     features: usize,
     options: GraphOptions,
 }
 
 impl ReplacementModel {
-    /// That of a run, with features of these transcoders.
+    /// Builds the replacement model of a run with these transcoders.
     ///
     /// # Errors
-    /// When the transcoders are of another model, no feature is active, the graph would take more memory than it may, and those of the
-    /// model.
+    /// If the transcoders belong to another model, if no feature is active, if the graph would exceed its
+    /// memory limit, or if the model fails.
     pub fn new(run: &Run, transcoders: &Transcoders, options: &GraphOptions) -> Result<Self> {
         let model = run.model;
         let fits = transcoders.check_model(model.config());
         fits.map_err(|error| InterpretError::Mismatch(error.to_string()))?;
-        // Of a model in doubles everything is in doubles; half precision would close no sum.
-        let dtype = if model.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        // In half precision, the sums would not match.
+        let dtype = sum_dtype(model.dtype());
         let transcoders = transcoders.cast(dtype, model.device())?;
         let (n_layer, tokens) = (model.config().n_layer, run.ids.len());
-        let seen = Seen::of(run, dtype)?;
+        let recorded = RecordedRun::of(run, dtype)?;
         if options.skips_first && tokens == 1 {
-            let what = "the BOS token is left out, and there is no other: give a text".to_owned();
+            let what = "the text has only the BOS token, which the graph omits; use a longer text".to_owned();
             return Err(InterpretError::Mismatch(what));
         }
         let width = model.config().n_embd;
-        let mut sizes = Sizes { features: 0, written: 0, layers: n_layer, tokens, width };
-        let read = read_layers(&seen, model, &transcoders, options.skips_first, |layer, count| {
+        let mut sizes = GraphSize { features: 0, written: 0, layers: n_layer, tokens, width };
+        let read = read_layers(&recorded, model, &transcoders, options.skips_first, |layer, count| {
             sizes.features += count;
             sizes.written += count * transcoders.layers()[layer].decoders.len();
             sizes.check(options, dtype)
@@ -247,22 +254,25 @@ impl ReplacementModel {
 
         let mut layers = Vec::new();
         for (layer, block) in model.transformer().blocks().iter().enumerate() {
-            let output = seen.rows(layer, SiteKind::MlpOut)?;
-            let writings = writings(layer, &output, &read, &transcoders, features + layer * tokens)?;
-            layers.push((FrozenAttention::of(&seen, layer, block)?, writings));
+            let output = recorded.rows(layer, SiteKind::MlpOut)?;
+            let contributions =
+                contributions(layer, &output, &read, &transcoders, features + layer * tokens)?;
+            layers.push((FrozenAttention::of(&recorded, layer, block)?, contributions));
         }
         let layers = layers.into_iter().zip(read).zip(transcoders.layers());
-        let layers = layers.map(|(((attention, writings), read), transcoder)| FrozenLayer {
+        let layers = layers.map(|(((attention, contributions), read), transcoder)| FrozenLayer {
             attention,
-            reading: read.norm,
+            encoder_norm: read.norm,
             transcoder: transcoder.clone(),
-            writings,
+            contributions,
         });
         let layers = layers.collect();
 
-        let (logits, head) = logits(model, &seen)?;
+        let (logits, head) = logits(model, &recorded)?;
         if logits.iter().any(|(_, value)| !value.is_finite()) {
-            return Err(InterpretError::Mismatch("the model's logits are not all numbers".into()));
+            return Err(InterpretError::Mismatch(
+                "the model's logits are not all finite; check its weights".into(),
+            ));
         }
         for (node, value) in logits {
             nodes.push(node);
@@ -271,13 +281,13 @@ impl ReplacementModel {
         Ok(Self {
             layers,
             final_norm: FrozenNorm::of(
-                &seen,
+                &recorded,
                 model.transformer().ln_f(),
                 Site::outside(SiteKind::LnFinalScale),
             )?,
             head,
-            tokens: seen.outside(SiteKind::Embed)?,
-            positions: seen.outside(SiteKind::PosEmbed)?,
+            tokens: recorded.outside(SiteKind::Embed)?,
+            positions: recorded.outside(SiteKind::PosEmbed)?,
             nodes,
             values,
             features,
@@ -285,29 +295,31 @@ impl ReplacementModel {
         })
     }
 
-    /// All nodes: features by layer, position and number; errors by layer and position; token embeddings; position embeddings; logits,
-    /// the most probable first.
+    /// Returns all nodes in order.
+    ///
+    /// The order is features by layer, position and index, then errors by layer and position, token
+    /// embeddings, position embeddings, and logits with the most probable first.
     pub fn nodes(&self) -> &[GraphNode] {
         &self.nodes
     }
 
-    /// Number of features among the nodes; they are the first.
+    /// Number of feature nodes; they precede all other nodes.
     pub fn features(&self) -> usize {
         self.features
     }
 
-    /// The nodes of the logits.
+    /// Returns the range of the logit nodes.
     pub fn logits(&self) -> std::ops::Range<usize> {
         let count = self.values.len() - self.features;
         self.nodes.len() - count..self.nodes.len()
     }
 
-    /// What it was made with.
+    /// Returns the options it was built with.
     pub(crate) fn options(&self) -> &GraphOptions {
         &self.options
     }
 
-    /// The pre-activation of a feature, or a logit less the mean of all; 0 of nodes that depend on nothing.
+    /// Returns a feature's pre-activation, or a logit minus the mean logit; 0 for source nodes.
     pub fn value(&self, node: usize) -> f64 {
         let first_logit = self.logits().start;
         match node {
@@ -319,10 +331,10 @@ impl ReplacementModel {
         }
     }
 
-    /// What every node adds to these targets, which are features and logits.
+    /// Computes the contribution of every node to these targets, which are features and logits.
     ///
     /// # Errors
-    /// When a node is no target, or the device has no memory left.
+    /// If a node is not a target, or if allocation on the device fails.
     pub fn edges(&self, targets: &[usize]) -> Result<Edges> {
         let mut edges = Edges { rows: Vec::new(), biases: Vec::new() };
         for batch in targets.chunks(BATCH) {
@@ -333,15 +345,15 @@ impl ReplacementModel {
         Ok(edges)
     }
 
-    /// Where the ways back of some targets begin, those first whose way is the longest.
-    fn starts(&self, targets: &[usize]) -> Result<Vec<Start>> {
+    /// Returns the starting points of the targets' backward passes, latest layer first.
+    fn starts(&self, targets: &[usize]) -> Result<Vec<BackwardStart>> {
         let mut starts = Vec::new();
         for (row, node) in targets.iter().enumerate() {
             starts.push(match self.nodes.get(*node) {
                 Some(GraphNode::Feature { layer, position, feature, .. }) => {
-                    Start { row, layer: *layer, position: *position, reads: *feature }
+                    BackwardStart { row, layer: *layer, position: *position, reads: *feature }
                 }
-                Some(GraphNode::Logit { .. }) => Start {
+                Some(GraphNode::Logit { .. }) => BackwardStart {
                     row,
                     layer: self.layers.len(),
                     position: self.tokens.dim(0)? - 1,
@@ -358,7 +370,7 @@ impl ReplacementModel {
         Ok(starts)
     }
 
-    /// [`Self::edges`] of a few targets, all at once.
+    /// [`Self::edges`] for a single batch of targets.
     fn batch(&self, targets: &[usize]) -> Result<Edges> {
         let mut edges = Edges {
             rows: vec![vec![0.0; self.nodes.len()]; targets.len()],
@@ -366,9 +378,9 @@ impl ReplacementModel {
         };
         let starts = self.starts(targets)?;
         let (g, biases) = self.walk(&starts, |layer, here, begun| {
-            let writings = self.layers[layer].writings.iter().enumerate();
-            for (position, writing) in writings.take(here.dim(1)?) {
-                writing.read_out(&here.narrow(1, position, 1)?, begun, &mut edges)?;
+            let contributions = self.layers[layer].contributions.iter().enumerate();
+            for (position, contribution) in contributions.take(here.dim(1)?) {
+                contribution.read_out(&here.narrow(1, position, 1)?, begun, &mut edges)?;
             }
             Ok(())
         })?;
@@ -392,8 +404,8 @@ impl ReplacementModel {
     /// Effect of one unit of a feature, active or not, on these targets, which are features and logits.
     ///
     /// # Errors
-    /// Those of [`Self::edges`], and if there is no such feature.
-    pub fn unit_effects(&self, feature: PlacedFeature, targets: &[usize]) -> Result<Vec<f64>> {
+    /// If [`Self::edges`] fails, or if the feature is out of range.
+    pub fn unit_effects(&self, feature: FeatureAtPosition, targets: &[usize]) -> Result<Vec<f64>> {
         let decoders = &self.layer(feature)?.transcoder.decoders;
         let mut effects = vec![0.0; targets.len()];
         for (batch, effects) in targets.chunks(BATCH).zip(effects.chunks_mut(BATCH)) {
@@ -414,30 +426,35 @@ impl ReplacementModel {
         Ok(effects)
     }
 
-    /// The layer that a feature reads, if there is such a feature.
-    fn layer(&self, PlacedFeature { layer, position, feature }: PlacedFeature) -> Result<&FrozenLayer> {
+    /// Returns the layer whose input a feature reads, after checking the indices.
+    fn layer(
+        &self,
+        FeatureAtPosition { layer, position, feature }: FeatureAtPosition,
+    ) -> Result<&FrozenLayer> {
         let frozen = self
             .layers
             .get(layer)
-            .filter(|frozen| feature < frozen.transcoder.latents() && position < frozen.writings.len());
+            .filter(|frozen| feature < frozen.transcoder.latents() && position < frozen.contributions.len());
         frozen.ok_or_else(|| {
-            InterpretError::Mismatch(format!("there is no feature {feature} of layer {layer} at {position}"))
+            InterpretError::Mismatch(format!("layer {layer} has no feature {feature} at position {position}"))
         })
     }
 
-    /// The backward pass from some targets to the embeddings, `(B, T, C)`, and what biases add on the way. `read` gets each layer's
-    /// gradient at the output of its MLP, and the targets that it belongs to.
+    /// Runs the backward pass from some targets to the embeddings.
+    ///
+    /// Returns the gradient `(B, T, C)` and the bias contributions along the way. For each layer, `read`
+    /// receives the gradient at the MLP output and the targets of its rows.
     fn walk(
         &self,
-        starts: &[Start],
-        mut read: impl FnMut(usize, &Tensor, &[Start]) -> candle_core::Result<()>,
+        starts: &[BackwardStart],
+        mut read: impl FnMut(usize, &Tensor, &[BackwardStart]) -> candle_core::Result<()>,
     ) -> Result<(Option<Tensor>, Biases)> {
         // No gradient reaches tokens after the last target.
         let tokens = starts.iter().map(|start| start.position + 1).max().unwrap_or(1);
         let (mut begun, mut biases) = (0, Biases(None));
         let mut g = None;
         let of_layer = |layer: usize| starts.iter().filter(move |start| start.layer == layer);
-        let of_logits: Vec<&Start> = of_layer(self.layers.len()).collect();
+        let of_logits: Vec<&BackwardStart> = of_layer(self.layers.len()).collect();
         if !of_logits.is_empty() {
             let read = self.head.index_select(&indices(&of_logits, self.head.device())?, 0)?;
             let start = scattered(&read, &of_logits, tokens)?;
@@ -454,7 +471,7 @@ impl ReplacementModel {
                     *here = (&*here + frozen.read_back(&read, &mut biases)?)?;
                 }
             }
-            let of_features: Vec<&Start> = of_layer(layer).collect();
+            let of_features: Vec<&BackwardStart> = of_layer(layer).collect();
             if !of_features.is_empty() {
                 let encoder = &frozen.transcoder.encoder;
                 let reads = indices(&of_features, self.head.device())?;
@@ -472,10 +489,10 @@ impl ReplacementModel {
         Ok((g, biases))
     }
 
-    /// What features that are set to other values add to the outputs of the MLPs: edits that a run of the model takes.
+    /// Returns edits that set features to other values by adding the change to the MLP outputs.
     ///
     /// # Errors
-    /// When a node is no feature, or the device has no memory left.
+    /// If a node is not a feature, or if allocation on the device fails.
     pub fn edits(&self, changes: &[FeatureChange]) -> Result<Vec<Edit>> {
         let mut edits = Vec::new();
         for FeatureChange { node, value } in changes {
@@ -483,17 +500,17 @@ impl ReplacementModel {
             else {
                 return Err(InterpretError::Mismatch(format!("node {node} is not a feature")));
             };
-            let feature = PlacedFeature { layer: *layer, position: *position, feature: *feature };
+            let feature = FeatureAtPosition { layer: *layer, position: *position, feature: *feature };
             edits.extend(self.addition(feature, value - activation)?);
         }
         Ok(edits)
     }
 
-    /// Edits of a run that add `added` units of a feature, active or not, to the outputs of the MLPs.
+    /// Returns edits that add `added` units of a feature, active or not, to the MLP outputs.
     ///
     /// # Errors
-    /// If there is no such feature, or the device has no memory left.
-    pub fn addition(&self, feature: PlacedFeature, added: f64) -> Result<Vec<Edit>> {
+    /// If the feature is out of range, or if allocation on the device fails.
+    pub fn addition(&self, feature: FeatureAtPosition, added: f64) -> Result<Vec<Edit>> {
         let mut edits = Vec::new();
         for (step, decoder) in self.layer(feature)?.transcoder.decoders.iter().enumerate() {
             let added = (decoder.get(feature.feature)? * added)?;
@@ -504,29 +521,29 @@ impl ReplacementModel {
     }
 }
 
-/// Where the way back of a target begins.
-struct Start {
-    /// Its row in the batch.
+/// Starting point of a target's backward pass.
+struct BackwardStart {
+    /// Row of the target in the batch.
     row: usize,
-    /// The layer that a feature reads; of a logit the number of layers.
+    /// Layer that a feature reads; the number of layers for a logit.
     layer: usize,
     position: usize,
-    /// Which feature of the layer, or which of the logits.
+    /// Index of the feature in the layer, or of the logit among the logit nodes.
     reads: usize,
 }
 
-/// What a graph takes.
-struct Sizes {
+/// Sizes that determine the memory of a graph.
+struct GraphSize {
     features: usize,
-    /// Directions that features write, one for each layer that they write to.
+    /// Number of directions that features write, one for each layer they write to.
     written: usize,
     layers: usize,
     tokens: usize,
     width: usize,
 }
 
-impl Sizes {
-    /// Bytes of the rows of the graph, of what nodes write, and of a batch on its way.
+impl GraphSize {
+    /// Memory of the rows, the directions and one batch, in bytes.
     fn bytes(&self, options: &GraphOptions, dtype: DType) -> u64 {
         let sizes = [self.features, self.written, self.layers, self.tokens, self.width];
         let [features, written, layers, tokens, width] = sizes.map(|size| size as u64);
@@ -534,7 +551,7 @@ impl Sizes {
         let rows = features.min(options.max_feature_nodes as u64) + MAX_LOGITS as u64;
         let batch = BATCH as u64
             * (columns * 8 + BATCH_TENSORS as u64 * tokens * width * dtype.size_in_bytes() as u64);
-        // The rows are there twice while those of features without a node are left out.
+        // The rows exist twice while features without a node are removed.
         2 * rows * columns * 4 + (written + layers * tokens) * width * dtype.size_in_bytes() as u64 + batch
     }
 
@@ -556,19 +573,19 @@ fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// What the encoder of a layer reads, and what it finds there.
+/// Encoder input of a layer and the features that are active there.
 struct ReadLayer {
-    /// The norm between the residual stream and the encoder.
+    /// Norm between the residual stream and the encoder.
     norm: Option<FrozenNorm>,
     /// `(T, C)`.
     x: Tensor,
     active: Vec<Active>,
-    /// The node of the first active feature.
+    /// Node index of the first active feature.
     first_node: usize,
 }
 
 impl Transcoders {
-    /// The features of each layer in a run, `(T, F)`.
+    /// Computes the latents of each layer in a run, `(T, F)`.
     ///
     /// ```
     /// use candle_gpt2_interpret::{Run, Transcoders};
@@ -584,13 +601,13 @@ impl Transcoders {
     /// ```
     ///
     /// # Errors
-    /// If the transcoders are of another model or on another device, and those of the model.
+    /// If the transcoders belong to another model or are on a different device, or if the model fails.
     pub fn latents(&self, run: &Run) -> Result<Vec<Tensor>> {
-        let seen = Seen::of(run, DType::F32)?;
+        let recorded = RecordedRun::of(run, DType::F32)?;
         let blocks = run.model.transformer().blocks().iter().zip(self.layers()).enumerate();
         let latents = blocks.map(|(layer, (block, transcoder))| {
-            let norm = FrozenNorm::before_encoder(&seen, layer, block, self.input())?;
-            let x = seen.read(layer, norm.as_ref())?;
+            let norm = FrozenNorm::before_encoder(&recorded, layer, block, self.input())?;
+            let x = recorded.read(layer, norm.as_ref())?;
             Ok(transcoder.encoder.activate(&transcoder.encoder.pre_activations(&x)?)?)
         });
         latents.collect()
@@ -598,7 +615,7 @@ impl Transcoders {
 }
 
 fn read_layers(
-    seen: &Seen,
+    recorded: &RecordedRun,
     model: &Gpt2LMHeadModel,
     transcoders: &Transcoders,
     skips_first: bool,
@@ -608,12 +625,13 @@ fn read_layers(
     let mut first_node = 0;
     for (layer, block) in model.transformer().blocks().iter().enumerate() {
         let encoder = &transcoders.layers()[layer].encoder;
-        let norm = FrozenNorm::before_encoder(seen, layer, block, transcoders.input())?;
-        let x = seen.read(layer, norm.as_ref())?;
+        let norm = FrozenNorm::before_encoder(recorded, layer, block, transcoders.input())?;
+        let x = recorded.read(layer, norm.as_ref())?;
         let before = encoder.pre_activations(&x)?;
         let latents = encoder.activate(&before)?;
         let mut active = Vec::new();
-        // One position after the other, since a layer may have more features active than there is room for.
+        // Check the limit after each position, since a layer may have more active features than fit into
+        // memory.
         for position in usize::from(skips_first)..x.dim(0)? {
             let [before, latents] =
                 [&before, &latents].map(|rows| doubles(&rows.get(position)?)?.to_vec1::<f64>());
@@ -642,15 +660,17 @@ fn read_layers(
     Ok(read)
 }
 
-/// What nodes write to the MLP output of a layer, `output` `(T, C)`, at each position: features of this layer, those of earlier ones
-/// that write here too, and what is left, which the error writes.
-fn writings(
+/// Contributions of nodes to the MLP output of a layer, `output` `(T, C)`, at each position.
+///
+/// The nodes are features of this layer, features of earlier layers that write here, and the error, which is
+/// the remainder.
+fn contributions(
     layer: usize,
     output: &Tensor,
     read: &[ReadLayer],
     transcoders: &Transcoders,
     first_error: usize,
-) -> candle_core::Result<Vec<Writing>> {
+) -> candle_core::Result<Vec<NodeContributions>> {
     let rest = (output - constant(&transcoders.layers()[layer], &read[layer].x)?)?;
     let mut parts = vec![(Vec::new(), Vec::new()); output.dim(0)?];
     for (source, read) in read.iter().enumerate().take(layer + 1) {
@@ -667,19 +687,19 @@ fn writings(
             first += here.len();
         }
     }
-    let writing = |(position, (mut nodes, mut directions)): (usize, (Vec<usize>, Vec<Tensor>))| {
+    let contribution = |(position, (mut nodes, mut directions)): (usize, (Vec<usize>, Vec<Tensor>))| {
         let mut error = rest.narrow(0, position, 1)?;
         for written in &directions {
             error = (error - written.sum_keepdim(0)?)?;
         }
         nodes.push(first_error + position);
         directions.push(error);
-        Ok(Writing { nodes, directions: Tensor::cat(&directions, 0)?.t()?.contiguous()? })
+        Ok(NodeContributions { nodes, directions: Tensor::cat(&directions, 0)?.t()?.contiguous()? })
     };
-    parts.into_iter().enumerate().map(writing).collect()
+    parts.into_iter().enumerate().map(contribution).collect()
 }
 
-/// The part of a reconstruction that no feature writes, `(T, C)`.
+/// Part of a reconstruction that no feature contributes, `(T, C)`.
 fn constant(transcoder: &TranscoderLayer, x: &Tensor) -> candle_core::Result<Tensor> {
     let bias = transcoder.decoder_bias.broadcast_as(x.shape())?;
     match &transcoder.skip {
@@ -697,7 +717,7 @@ struct Active {
     activation: f64,
 }
 
-/// What active features write by a decoder `(F, C)`: `(N, C)`.
+/// Contributions of active features through a decoder `(F, C)`: `(N, C)`.
 fn written(decoder: &Tensor, active: &[Active]) -> candle_core::Result<Tensor> {
     let device = decoder.device();
     let activations: Vec<f64> = active.iter().map(|one| one.activation).collect();
@@ -708,15 +728,20 @@ fn written(decoder: &Tensor, active: &[Active]) -> candle_core::Result<Tensor> {
     decoder.index_select(&features, 0)?.broadcast_mul(&activations)
 }
 
-/// The nodes of the logits with their values, and what they are read by, `(N, C)`.
-fn logits(model: &Gpt2LMHeadModel, seen: &Seen) -> candle_core::Result<(Vec<(GraphNode, f64)>, Tensor)> {
-    let weight = seen.cast(&model.lm_head().weight().to_tensor()?)?; // (V, C)
-    let hidden = seen.outside(SiteKind::FinalNorm)?;
+/// Returns the logit nodes with their values, and their rows of the output head.
+///
+/// The rows, `(N, C)`, have the mean row subtracted.
+fn logits(
+    model: &Gpt2LMHeadModel,
+    recorded: &RecordedRun,
+) -> candle_core::Result<(Vec<(GraphNode, f64)>, Tensor)> {
+    let weight = recorded.cast(&model.lm_head().weight().to_tensor()?)?; // (V, C)
+    let hidden = recorded.outside(SiteKind::FinalNorm)?;
     let last = hidden.narrow(0, hidden.dim(0)? - 1, 1)?; // (1, C)
     let logits = doubles(&last.matmul(&weight.t()?)?)?.squeeze(0)?.to_vec1::<f64>()?;
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
-    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let total: f64 = logits.iter().map(|logit| libm::exp(logit - most)).sum();
+    let max_logit = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = logits.iter().map(|logit| libm::exp(logit - max_logit)).sum();
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
     let (mut nodes, mut share) = (Vec::new(), 0.0);
@@ -724,7 +749,7 @@ fn logits(model: &Gpt2LMHeadModel, seen: &Seen) -> candle_core::Result<(Vec<(Gra
         if share >= LOGIT_SHARE {
             break;
         }
-        let probability = libm::exp(logits[id] - most) / total;
+        let probability = libm::exp(logits[id] - max_logit) / total;
         share += probability;
         let token = u32::try_from(id).map_err(candle_core::Error::wrap)?;
         nodes.push((GraphNode::Logit { token, probability }, logits[id] - mean));
@@ -738,14 +763,14 @@ fn logits(model: &Gpt2LMHeadModel, seen: &Seen) -> candle_core::Result<(Vec<(Gra
     Ok((nodes, head))
 }
 
-/// Which feature or logit each start reads.
-fn indices(starts: &[&Start], device: &Device) -> candle_core::Result<Tensor> {
+/// Index of the feature or logit for each start.
+fn indices(starts: &[&BackwardStart], device: &Device) -> candle_core::Result<Tensor> {
     let reads: Vec<i64> = starts.iter().map(|start| start.reads as i64).collect();
     Tensor::from_vec(reads, starts.len(), device)
 }
 
-/// Rows `(B, C)`, each at the position of its start and zeros elsewhere: `(B, T, C)`.
-fn scattered(read: &Tensor, starts: &[&Start], tokens: usize) -> candle_core::Result<Tensor> {
+/// Places each row of `(B, C)` at the position of its start, with zeros elsewhere: `(B, T, C)`.
+fn scattered(read: &Tensor, starts: &[&BackwardStart], tokens: usize) -> candle_core::Result<Tensor> {
     let device = read.device();
     let mut places = vec![0f32; starts.len() * tokens];
     starts.iter().enumerate().for_each(|(row, start)| places[row * tokens + start.position] = 1.0);

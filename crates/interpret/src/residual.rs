@@ -1,23 +1,24 @@
-//! The residual stream as the sum that it is, and what each part of the sum says for a prediction (direct logit attribution).
+//! Direct logit attribution: contributions of the residual stream's parts to a logit.
 //!
-//! The final norm divides by one number for each token, so a logit is a sum over the parts of the residual stream, once that number
-//! is taken from the whole run: part `a` gives `((a - mean a) / scale) · d`, where `d` is what the output head and the norm's weight
-//! make of the answer. What the norm's bias gives is no part of any of them. Source: TransformerLens 4.3.0, `ActivationCache`.
+//! The final norm divides by one number per token. With this number fixed to its value in the run, a logit is
+//! a sum over the parts of the residual stream. Part `a` contributes `((a - mean a) / scale) · d`. The
+//! direction `d` combines the output head's row for the answer with the norm's weight. The contribution of
+//! the norm's bias belongs to no part. Source: TransformerLens 4.3.0, `ActivationCache`.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
 use crate::error::Result;
-use crate::processing::{Processing, centred};
+use crate::processing::{Processing, center};
 use crate::run::rounded;
 use crate::{InterpretError, Measure, Metric, Run};
 
-/// Parts of a residual stream. [`decomposed_residual`] gives one.
+/// Parts of a residual stream, for example from [`decomposed_residual`].
 #[derive(Debug, Clone)]
 pub struct Stack {
-    /// Their names, as TransformerLens has them.
+    /// Names of the parts, as in TransformerLens.
     pub labels: Vec<String>,
-    /// `(N, T, C)`, of the model as it is.
+    /// Values `(N, T, C)` of the unmodified model.
     pub values: Tensor,
 }
 
@@ -28,7 +29,9 @@ impl Stack {
     }
 }
 
-/// The residual stream on its way: `0_pre`, with `has_middle` `0_mid`, `1_pre`, …, `final_post`.
+/// Records the residual stream at each block: `0_pre`, `1_pre`, …, `final_post`.
+///
+/// With `has_middle`, the points between attention and MLP are included: `0_mid`, `1_mid`, ….
 ///
 /// ```
 /// use candle_gpt2_interpret::{Run, accumulated_residuals};
@@ -43,7 +46,7 @@ impl Stack {
 /// ```
 ///
 /// # Errors
-/// Those of the model.
+/// If the model fails.
 pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
     let n_layer = run.model.config().n_layer;
     let last = Site::in_block(n_layer - 1, SiteKind::ResidPost);
@@ -58,7 +61,7 @@ pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
     stack_of(run, inside.chain([(last, "final_post".to_owned())]).collect())
 }
 
-/// The residual stream as the sum of `embed`, `pos_embed`, `0_attn_out`, `0_mlp_out`, ….
+/// Decomposes the residual stream into `embed`, `pos_embed`, `0_attn_out`, `0_mlp_out`, ….
 ///
 /// ```
 /// use candle_gpt2_interpret::{Run, decomposed_residual};
@@ -73,7 +76,7 @@ pub fn accumulated_residuals(run: &Run, has_middle: bool) -> Result<Stack> {
 /// ```
 ///
 /// # Errors
-/// Those of the model.
+/// If the model fails.
 pub fn decomposed_residual(run: &Run) -> Result<Stack> {
     let mut sites = vec![
         (Site::outside(SiteKind::Embed), "embed".to_owned()),
@@ -92,12 +95,13 @@ fn stack_of(run: &Run, sites: Vec<(Site, String)>) -> Result<Stack> {
     Stack::new(sites.into_iter().map(part).collect::<Result<_>>()?)
 }
 
-/// What each head adds, `L0H0`, `L0H1`, …, and the `remainder` of the last residual stream. With `processing` what the constants of
-/// the heads' values write is in the remainder, as in TransformerLens, and not with the heads.
-/// As [`decomposed_residual`], head by head.
+/// Decomposes the final residual stream into the heads `L0H0`, `L0H1`, … and a `remainder`.
+///
+/// With `processing`, the contributions of the constant parts of the head values move from the heads to the
+/// remainder, as in TransformerLens. [`decomposed_residual`] is the decomposition by component.
 ///
 /// # Errors
-/// Those of the model.
+/// If the model fails.
 pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack> {
     let (n_layer, n_head) = (run.model.config().n_layer, run.model.config().n_head);
     let last = Site::in_block(n_layer - 1, SiteKind::ResidPost);
@@ -120,20 +124,20 @@ pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack>
     Stack::new(parts)
 }
 
-/// The direction that a normalized residual stream is multiplied with for the metric. [`attribute`] multiplies with it.
+/// Direction that [`attribute`] projects the normalized residual stream onto.
 #[derive(Debug, Clone)]
 pub struct Direction {
-    /// `(C)`, less its mean.
+    /// `(C)`, with zero mean.
     pub values: Tensor,
-    /// What the final norm's bias gives.
+    /// Contribution of the final norm's bias.
     pub bias: f32,
 }
 
 impl Direction {
-    /// That of the difference of two logits, or of one logit to the mean of all.
+    /// Direction of a difference of two logits, or of one logit minus the mean logit.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary, or there is no memory for the output head in f32.
+    /// If a token is outside the vocabulary, or if the output head cannot be allocated in f32.
     pub fn new(model: &Gpt2LMHeadModel, answer: u32, against: Option<u32>) -> Result<Self> {
         let head = model.lm_head();
         let row = |id: u32| head.embedding(&Tensor::new(&[id], model.device())?)?.squeeze(0);
@@ -143,7 +147,7 @@ impl Direction {
         };
         let difference = (row(answer)?.to_dtype(DType::F32)? - other.to_dtype(DType::F32)?)?;
         let norm = model.transformer().ln_f();
-        let values = centred(&(&difference * norm.weight().to_dtype(DType::F32)?)?)?;
+        let values = center(&(&difference * norm.weight().to_dtype(DType::F32)?)?)?;
         let bias = match norm.bias() {
             Some(bias) => (difference * bias.to_dtype(DType::F32)?)?.sum_all()?.to_scalar()?,
             None => 0.0,
@@ -152,36 +156,39 @@ impl Direction {
     }
 }
 
-/// The parts that a prediction is divided into. [`attribute`] takes it.
+/// Granularity of the decomposition in [`attribute`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Both embeddings, and attention and MLP of each block.
+    /// Both embeddings, and the attention and MLP of each block.
     Component,
-    /// The residual stream on its way, see [`accumulated_residuals`]: what it would say at each place.
+    /// The residual stream at each point, see [`accumulated_residuals`].
+    ///
+    /// Each value is the metric that this residual stream would give.
     Layer,
     /// Each head, and the remainder.
     Head,
-    /// The same as TransformerLens has it, see [`head_results`].
+    /// Each head and the remainder as in TransformerLens, see [`head_results`].
     TransformerLensHead,
     /// Each neuron, and the remainder.
     Neuron,
 }
 
-/// What each part says for a prediction. [`attribute`] gives it.
+/// Contribution of each part to a prediction, from [`attribute`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attribution {
-    /// The parts.
+    /// Names of the parts.
     pub labels: Vec<String>,
-    /// What each of them gives.
+    /// Contribution of each part.
     pub values: Vec<f32>,
-    /// What the final norm's bias gives, which is no part.
+    /// Contribution of the final norm's bias, which belongs to no part.
     pub bias: f32,
-    /// The metric itself: the difference of the logits, or how far the answer's lies above the mean of all. The parts and the bias
-    /// add up to it, except with [`Unit::Layer`].
+    /// The metric: the difference of two logits, or the answer's logit minus the mean logit.
+    ///
+    /// The parts and the bias add up to it, except with [`Unit::Layer`].
     pub total: f32,
 }
 
-/// Direct logit attribution.
+/// Computes the direct logit attribution of a metric.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, Unit, attribute};
@@ -193,12 +200,12 @@ pub struct Attribution {
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
 /// let parts = attribute(&run, &Metric::logit_difference(5, 6, 3), Unit::Component)?;
 /// assert_eq!(parts.labels.len(), parts.values.len());
-/// assert_eq!(parts.total, 0.0, "a model of zeros expects both alike");
+/// assert_eq!(parts.total, 0.0, "with all weights zero, both logits are equal");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the metric is none of logits, does not fit the run, and those of the model.
+/// If the metric does not measure logits or does not fit the run, or if the model fails.
 pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> {
     metric.check(run)?;
     if metric.measure != Measure::Logit {
@@ -211,9 +218,9 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     let scale_site = Site::outside(SiteKind::LnFinalScale);
     let record = run.record([last, scale_site])?;
     let scale: f32 = at(record.get(scale_site)?, metric.position)?.squeeze(0)?.to_scalar()?;
-    // Of parts (N, C).
+    // Contributions of parts `(N, C)`.
     let of = |parts: &Tensor| -> Result<Vec<f32>> {
-        let parts = (centred(&parts.to_dtype(DType::F32)?)? / f64::from(scale))?;
+        let parts = (center(&parts.to_dtype(DType::F32)?)? / f64::from(scale))?;
         Ok(parts.matmul(&direction.values.unsqueeze(1)?)?.squeeze(1)?.to_vec1()?)
     };
     let whole = of(&at(record.get(last)?, metric.position)?.unsqueeze(0)?)?[0];
@@ -230,7 +237,10 @@ pub fn attribute(run: &Run, metric: &Metric, unit: Unit) -> Result<Attribution> 
     Ok(Attribution { labels, values, bias: direction.bias, total: whole + direction.bias })
 }
 
-/// What each neuron gives, and all else; vectors as wide as the model are made of none.
+/// Contribution of each neuron, and of everything else.
+///
+/// The weights are projected onto the direction first, so no vector of the hidden size is allocated per
+/// neuron.
 fn neurons(
     run: &Run,
     position: usize,
@@ -256,7 +266,7 @@ fn neurons(
     Ok((labels, values))
 }
 
-/// One token of `(1, T, …)`.
+/// Selects one token of `(1, T, …)`.
 fn at(value: &Tensor, position: usize) -> candle_core::Result<Tensor> {
     value.squeeze(0)?.narrow(0, position, 1)?.squeeze(0)?.contiguous()
 }

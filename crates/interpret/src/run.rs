@@ -1,25 +1,25 @@
-//! A model, the tokens that it reads, and a number that its prediction is summed up in.
+//! A model with its input tokens, and a metric that summarizes the prediction as one number.
 
 use candle_core::{DType, Result, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind};
 
 use crate::{InterpretError, Record};
 
-/// A model on a text.
+/// A model and the tokens it runs on.
 #[derive(Clone, Copy)]
 #[doc(alias("HookedTransformer", "run_with_cache", "run_with_hooks"))]
 pub struct Run<'a> {
     /// The model.
     pub model: &'a Gpt2LMHeadModel,
-    /// The tokens of the text.
+    /// The input tokens.
     pub ids: &'a [u32],
 }
 
 impl<'a> Run<'a> {
-    /// A model on these tokens.
+    /// Pairs a model with its input tokens.
     ///
     /// # Errors
-    /// When there are none, more than the context holds, or one outside the vocabulary.
+    /// If `ids` is empty or exceeds the context, or if a token is outside the vocabulary.
     pub fn new(model: &'a Gpt2LMHeadModel, ids: &'a [u32]) -> std::result::Result<Self, InterpretError> {
         let config = model.config();
         if ids.is_empty() || ids.len() > config.n_positions {
@@ -31,18 +31,18 @@ impl<'a> Run<'a> {
         Ok(Self { model, ids })
     }
 
-    /// The tokens as the model takes them, `(1, T)`.
+    /// Returns the input tokens as a tensor of shape `(1, T)`.
     ///
     /// # Errors
-    /// When the device has no memory left.
+    /// If allocation on the device fails.
     pub fn input(&self) -> Result<Tensor> {
         Tensor::from_slice(self.ids, (1, self.ids.len()), self.model.device())
     }
 
-    /// Logits of the wanted tokens, seen by an observer.
+    /// Runs the model under an observer and returns the logits of the requested tokens.
     ///
     /// # Errors
-    /// Those of the model and of the observer.
+    /// If the model or the observer fails.
     pub fn logits(&self, logits_for: LogitsFor, observer: &mut dyn Observer) -> Result<Tensor> {
         self.model.forward_with(
             &self.input()?,
@@ -52,20 +52,22 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// The activations at these hook points. Nothing after the last of them is computed: neither the blocks above it nor, unless logits are
-    /// wanted, the output head.
+    /// Records the activations at these hook points.
+    ///
+    /// Nothing after the last hook point is computed: neither the blocks above it nor the output head, unless
+    /// logits are requested.
     ///
     /// # Errors
-    /// Those of the model.
+    /// If the model fails.
     pub fn record(&self, sites: impl IntoIterator<Item = Site>) -> Result<Record> {
-        self.filled(Record::new(sites))
+        self.fill(Record::new(sites))
     }
 
-    /// A record of this run.
+    /// Runs the model and fills `record`.
     ///
     /// # Errors
-    /// Those of the model.
-    pub fn filled(&self, mut record: Record) -> Result<Record> {
+    /// If the model fails.
+    pub fn fill(&self, mut record: Record) -> Result<Record> {
         if record.wants(Site::outside(SiteKind::Logits)) {
             self.logits(LogitsFor::EveryToken, &mut record)?;
         } else {
@@ -76,18 +78,22 @@ impl<'a> Run<'a> {
         Ok(record)
     }
 
-    /// The input of every block and the output of the last, `n_layer + 1` tensors of `(1, T, C)`: where a run may start.
+    /// Returns the input of every block and the output of the last: `n_layer + 1` tensors `(1, T, C)`.
+    ///
+    /// A run can start from any of them.
     ///
     /// # Errors
-    /// Those of the model.
+    /// If the model fails.
     pub fn residuals(&self) -> Result<Vec<Tensor>> {
         Ok(self.record(residual_sites(self.model.config().n_layer))?.values.into_values().collect())
     }
 }
 
-/// The activations at these hook points when a model reads several texts at once: one after the other on the axis of tokens, `(1, T, …)` with
-/// `T` the tokens of all of them, in the numbers that each has alone. Nothing after the last of the places is computed, as in
-/// [`Run::record`].
+/// Records the activations at these hook points for several sequences in one pass.
+///
+/// The sequences are concatenated along the token axis, so shapes are `(1, T, …)` with `T` the total number
+/// of tokens. The values equal those of separate runs. As in [`Run::record`], nothing after the last hook
+/// point is computed.
 ///
 /// ```
 /// use candle_gpt2_interpret::{named_site, record_rows};
@@ -103,7 +109,8 @@ impl<'a> Run<'a> {
 /// ```
 ///
 /// # Errors
-/// When there is no text, one cannot be [read](Run::new), or logits or scores are wanted, and those of the model.
+/// If `texts` is empty, a sequence is [invalid](Run::new), the sites include logits, scores or patterns, or
+/// the model fails.
 pub fn record_rows(
     model: &Gpt2LMHeadModel,
     texts: &[&[u32]],
@@ -115,11 +122,11 @@ pub fn record_rows(
     if let Some(site) = record.sites().find(of_one_text) {
         return Err(InterpretError::Site {
             site,
-            reason: "texts are recorded together at places with a value for each token",
+            reason: "several texts can be recorded together only where each token has its own value",
         });
     }
     if texts.is_empty() {
-        return Err(InterpretError::Mismatch("there is no text to record".into()));
+        return Err(InterpretError::Mismatch("expected at least one text to record".into()));
     }
     texts.iter().try_for_each(|ids| Run::new(model, ids).map(drop))?;
     let (ids, lengths): (Vec<u32>, Vec<usize>) =
@@ -131,14 +138,15 @@ pub fn record_rows(
     Ok(record)
 }
 
-/// The block before which a pass may [stop](Pass::stopping_at) when only these places are looked at; `None` if one of them comes
-/// after the blocks.
+/// Returns the block before which a pass may [stop](Pass::stopping_at) after visiting these sites.
+///
+/// Returns `None` if one of the sites comes after the blocks.
 ///
 /// ```
 /// use candle_gpt2_interpret::{named_site, stop_after};
 ///
 /// assert_eq!(stop_after([named_site("z3")?, named_site("embed")?]), Some(4));
-/// assert_eq!(stop_after([named_site("resid_pre3")?]), Some(3), "the input of a block is there before the block");
+/// assert_eq!(stop_after([named_site("resid_pre3")?]), Some(3), "the input of a block is available before the block runs");
 /// assert_eq!(stop_after([named_site("ln_final.hook_scale")?]), None);
 /// # Ok::<(), candle_gpt2_interpret::SiteError>(())
 /// ```
@@ -152,7 +160,7 @@ pub fn stop_after(sites: impl IntoIterator<Item = Site>) -> Option<usize> {
     stops.collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
-/// A pass that stops there, if anywhere.
+/// Makes the pass stop before block `stop`, if there is one.
 pub(crate) fn stopping(pass: Pass<'_>, stop: Option<usize>) -> Pass<'_> {
     match stop {
         Some(layer) => pass.stopping_at(layer),
@@ -160,7 +168,7 @@ pub(crate) fn stopping(pass: Pass<'_>, stop: Option<usize>) -> Pass<'_> {
     }
 }
 
-/// The input of every block, and the output of the last.
+/// Returns the hook points of every block's input and of the last block's output.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_interpret::residual_sites(12).count(), 13);
@@ -170,19 +178,19 @@ pub fn residual_sites(n_layer: usize) -> impl Iterator<Item = Site> {
     (0..n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidPre)).chain(last)
 }
 
-/// Which number of the logits at a position is looked at. Part of a [`Metric`].
+/// Value derived from the logits at one position. Part of a [`Metric`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Measure {
-    /// The logit of the answer, or its difference to that of another token.
+    /// Logit of the answer, or its difference from another token's logit.
     #[default]
     Logit,
-    /// The natural logarithm of its probability, or of the ratio of both.
+    /// Natural logarithm of the answer's probability, or of the ratio of both probabilities.
     LogProbability,
-    /// Its probability, or the difference of both.
+    /// Probability of the answer, or the difference of both probabilities.
     Probability,
 }
 
-/// One number that a prediction is summed up in: how much an answer is expected, alone or against another one.
+/// A scalar summary of a prediction: the score of an answer, alone or relative to another token.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -194,31 +202,31 @@ pub enum Measure {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metric {
-    /// The answer.
+    /// The answer token.
     pub answer: u32,
-    /// The token that it is compared with.
+    /// The token that the answer is compared with.
     pub against: Option<u32>,
-    /// The token whose prediction is looked at, counted from 0.
+    /// Index of the token whose next-token prediction is measured.
     pub position: usize,
-    /// What is compared.
+    /// The value to compare.
     pub measure: Measure,
 }
 
 impl Metric {
-    /// The difference of two logits.
+    /// Returns the metric for the difference of two logits.
     pub fn logit_difference(answer: u32, against: u32, position: usize) -> Self {
         Self { answer, against: Some(against), position, measure: Measure::Logit }
     }
 
-    /// The logits that it is made of.
+    /// Returns which logits the metric needs.
     pub fn logits_for(&self) -> LogitsFor {
         LogitsFor::Tokens { first: self.position, count: 1 }
     }
 
-    /// The number of each row, `(B)`, of logits `(B, 1, V)`.
+    /// Computes the metric of each row, `(B)`, from logits `(B, 1, V)`.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary.
+    /// If a token is outside the vocabulary.
     pub fn of(&self, logits: &Tensor) -> Result<Tensor> {
         let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (B, V)
         let values = match self.measure {
@@ -234,10 +242,10 @@ impl Metric {
         }
     }
 
-    /// Checks it for a run.
+    /// Checks that the metric fits a run.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary, or the position beyond the end of the text.
+    /// If a token is outside the vocabulary, or if the position is past the end of the sequence.
     pub fn check(&self, run: &Run) -> std::result::Result<(), InterpretError> {
         let vocab_size = run.model.config().vocab_size;
         let mut ids = [Some(self.answer), self.against].into_iter().flatten();
@@ -250,27 +258,27 @@ impl Metric {
         Ok(())
     }
 
-    /// The number of a run, seen by an observer.
+    /// Runs the model under an observer and returns the metric.
     ///
     /// # Errors
-    /// Those of the model and of the observer.
+    /// If the model or the observer fails.
     pub fn of_run(&self, run: &Run, observer: &mut dyn Observer) -> Result<f32> {
         self.of(&run.logits(self.logits_for(), observer)?)?.squeeze(0)?.to_scalar()
     }
 }
 
-/// Natural logarithms of the probabilities on the last axis, from operations that have gradients.
+/// Differentiable log-softmax over the last axis.
 ///
 /// # Errors
-/// When candle cannot compute them for the type.
+/// If candle does not support the dtype.
 pub(crate) fn log_softmax(logits: &Tensor) -> Result<Tensor> {
     let last = candle_core::D::Minus1;
     let shifted = logits.broadcast_sub(&logits.max_keepdim(last)?.detach())?;
     shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(last)?.log()?)
 }
 
-/// The nearest number of f32.
-#[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
+/// Rounds to the nearest `f32`.
+#[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
 pub(crate) fn rounded(value: f64) -> f32 {
     value as f32
 }

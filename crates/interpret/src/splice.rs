@@ -1,14 +1,14 @@
-//! A dictionary spliced into a run: its reconstruction takes the place of what it explains.
+//! A dictionary spliced into a run: its reconstruction replaces the activation that it explains.
 //!
-//! With the error term the reconstruction error is added back as a constant, as in SAELens: the run stays the model's own, and gradients
-//! pass through the latents alone.
+//! With the error term, the reconstruction error is added back as a constant, as in SAELens. The model's
+//! output is then unchanged, and gradients flow only through the latents.
 
 use candle_core::{Result, Tensor, Var, bail};
 use candle_gpt2::{Gpt2LMHeadModel, Observer, Site};
 
-use crate::{Dictionary, Processing, TrainedOn};
+use crate::{ActivationVariant, Dictionary, Processing};
 
-/// Puts the reconstruction of a dictionary in place of the values that it explains.
+/// Replaces an activation with a dictionary's reconstruction of it.
 ///
 /// A transcoder reads one hook point and writes another.
 ///
@@ -29,7 +29,7 @@ use crate::{Dictionary, Processing, TrainedOn};
 ///
 /// let mut splice = Splice::new(&model, &dictionary)?.with_error();
 /// Run::new(&model, &[1, 2, 3, 4])?.logits(LogitsFor::LastToken, &mut splice)?;
-/// assert_eq!(splice.latents.ok_or("not seen")?.dims(), [1, 4, 9]);
+/// assert_eq!(splice.latents.ok_or("the splice was not reached")?.dims(), [1, 4, 9]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -37,21 +37,21 @@ pub struct Splice<'a> {
     dictionary: &'a Dictionary,
     processing: Processing,
     has_error: bool,
-    /// What a transcoder read in this pass.
+    /// Input that a transcoder read in this pass.
     input: Option<Tensor>,
-    /// Variables of zeros that are added to the latents and to the error.
+    /// Zero-initialized variables that are added to the latents and to the error.
     probes: Option<[Var; 2]>,
-    /// The latents of the last pass, `(B, T, F)`.
+    /// Latents of the last pass, `(B, T, F)`.
     pub latents: Option<Tensor>,
-    /// The reconstruction error of the last pass, `(B, T, C)`.
+    /// Reconstruction error of the last pass, `(B, T, C)`.
     pub error: Option<Tensor>,
 }
 
 impl<'a> Splice<'a> {
-    /// A dictionary for this model, without the error term.
+    /// Prepares a dictionary for this model, without the error term.
     ///
     /// # Errors
-    /// If there is no memory for a block's weights in f32.
+    /// If a block's weights cannot be allocated in f32.
     pub fn new(model: &Gpt2LMHeadModel, dictionary: &'a Dictionary) -> Result<Self> {
         let processing = Processing::new(model)?;
         Ok(Self {
@@ -70,7 +70,7 @@ impl<'a> Splice<'a> {
         Self { has_error: true, ..self }
     }
 
-    /// The hook point that it writes.
+    /// Returns the hook point that it writes.
     pub fn site(&self) -> Site {
         self.dictionary.explained_site()
     }
@@ -80,7 +80,9 @@ impl<'a> Splice<'a> {
         self.has_error
     }
 
-    /// Adds variables of zeros to the latents and to the error of later passes, after one has shown their shapes.
+    /// Adds zero-initialized variables to the latents and the error of later passes.
+    ///
+    /// Returns `None` if no earlier pass has determined their shapes.
     pub(crate) fn probe(&mut self) -> Result<Option<[Var; 2]>> {
         let (Some(latents), Some(error)) = (&self.latents, &self.error) else { return Ok(None) };
         let probes = [Var::from_tensor(&latents.zeros_like()?)?, Var::from_tensor(&error.zeros_like()?)?];
@@ -103,9 +105,7 @@ impl Observer for Splice<'_> {
         if site != dictionary.explained_site() {
             return Ok(value);
         }
-        let Some(input) = self.input.take() else {
-            bail!("{reads}: the pass does not reach it before {site}")
-        };
+        let Some(input) = self.input.take() else { bail!("{site}: the pass must reach {reads} first") };
         let target = dictionary.target(&value, processing)?;
         let latents = dictionary.encode(&input)?;
         let mut output = dictionary.decode(&latents, &input)?;
@@ -119,9 +119,9 @@ impl Observer for Splice<'_> {
             output = (output + error)?;
         }
         let output = match dictionary.config().trained_on {
-            TrainedOn::Checkpoint => output.reshape(value.shape())?,
-            // What the processing takes away is no part of the reconstruction.
-            TrainedOn::TransformerLens => {
+            ActivationVariant::Checkpoint => output.reshape(value.shape())?,
+            // The part that the processing removes is not reconstructed, so only the change is added.
+            ActivationVariant::TransformerLens => {
                 let change = (output - target)?.reshape(value.shape())?;
                 (value.to_dtype(change.dtype())? + change)?
             }

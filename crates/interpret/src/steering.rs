@@ -1,16 +1,20 @@
-//! Steering: adding a direction to the residual stream while a text is made.
+//! Activation steering: adds a direction to the residual stream during generation.
 //!
-//! Source: "Steering Language Models With Activation Engineering" (arXiv:2308.10248): the difference of two prompts' residual streams
-//! before a block, times a factor, is added at the first positions of the text.
+//! Source: "Steering Language Models With Activation Engineering" (arXiv:2308.10248). The method takes the
+//! difference of two prompts' residual streams before a block, scales it and adds it at the first positions
+//! of the sequence.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, Observer, Site, SiteKind};
 
 use crate::error::Result;
+use crate::widths::sum_dtype;
 use crate::{InterpretError, Run};
 
-/// Adds vectors to the input of a block, at the first positions of every text or at all of them. The first positions are those of the
-/// pass that begins a text: of a prompt, or of its window if the context slides.
+/// Adds vectors to the input of a block, at every position or only at the first ones of a sequence.
+///
+/// The first positions belong to the pass that starts a sequence. This pass prefills the prompt, or its
+/// window after the context slides.
 ///
 /// ```
 /// use candle_gpt2::LogitsFor;
@@ -21,7 +25,7 @@ use crate::{InterpretError, Run};
 /// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 ///
 /// let mut steering = Steering::new(&model, 1, Tensor::ones((2, 6), DType::F32, &Device::Cpu)?)?.everywhere()?;
-/// assert!(!steering.is_nothing()?);
+/// assert!(!steering.is_zero()?);
 /// let logits = Run::new(&model, &[1, 2, 3, 4])?.logits(LogitsFor::LastToken, &mut steering)?;
 /// assert_eq!(logits.dims(), [1, 1, 11]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -36,13 +40,13 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Adds row `i` of `vectors` at position `i` of each text.
+    /// Adds row `i` of `vectors` at position `i` of each sequence.
     ///
     /// # Shapes
     /// `vectors` `(n, C)`.
     ///
     /// # Errors
-    /// When the model has no such block, or is of another width.
+    /// If `layer` is out of range, or if `vectors` does not match the model's hidden size.
     pub fn new(model: &Gpt2LMHeadModel, layer: usize, vectors: Tensor) -> Result<Self> {
         let config = model.config();
         if layer >= config.n_layer {
@@ -50,7 +54,7 @@ impl Steering {
         }
         if vectors.dims().len() != 2 || vectors.dim(1)? != config.n_embd || vectors.dim(0)? == 0 {
             return Err(InterpretError::Mismatch(format!(
-                "vectors to steer with: expected (n, {}), found {:?}",
+                "steering vectors: expected (n, {}), found {:?}",
                 config.n_embd,
                 vectors.dims()
             )));
@@ -59,10 +63,10 @@ impl Steering {
         Ok(Self { site, vectors, is_everywhere: false, past_lengths: Vec::new() })
     }
 
-    /// `scale` times the difference of two texts of as many tokens.
+    /// Steers with `scale` times the difference of two prompts of equal length.
     ///
     /// # Errors
-    /// When a text does not fit the model, and those of the model.
+    /// If a prompt does not fit the model, or if the model fails.
     pub fn between(
         model: &Gpt2LMHeadModel,
         layer: usize,
@@ -83,24 +87,24 @@ impl Steering {
         Self::new(model, layer, ((of(towards)? - of(away)?)? * scale)?)
     }
 
-    /// The vectors `(n, C)`, one for each of the first positions; `(1, C)` if it is added everywhere.
+    /// Returns the vectors: `(n, C)`, one for each of the first positions, or `(1, C)` for every position.
     pub fn vectors(&self) -> &Tensor {
         &self.vectors
     }
 
-    /// Whether it adds nothing but zeros.
+    /// Whether all vectors are zero.
     ///
     /// # Errors
-    /// When the device fails.
-    pub fn is_nothing(&self) -> Result<bool> {
+    /// If the device fails.
+    pub fn is_zero(&self) -> Result<bool> {
         let largest = self.vectors.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
         Ok(largest == 0.0)
     }
 
-    /// The same at every position: the mean of the vectors.
+    /// Applies the mean of the vectors at every position.
     ///
     /// # Errors
-    /// When the device has no memory left.
+    /// If allocation on the device fails.
     pub fn everywhere(self) -> Result<Self> {
         Ok(Self { vectors: self.vectors.mean_keepdim(0)?, is_everywhere: true, ..self })
     }
@@ -125,11 +129,11 @@ impl Observer for Steering {
         if self.past_lengths.iter().all(|past| *past > 0) {
             return Ok(value);
         }
-        // Row `count` is the nothing that all other positions get.
+        // Row `count` is the zero vector for all other positions.
         let nothing = Tensor::zeros((1, width), value.dtype(), value.device())?;
         let table = Tensor::cat(&[&vectors, &nothing], 0)?;
         let place = |row: usize, token: usize| {
-            // Of what comes after a text's first tokens, nothing: they are not the prompt's.
+            // A row with past tokens gets nothing, because its tokens are not the prompt's first ones.
             let has_begun = self.past_lengths.get(row).is_some_and(|past| *past > 0);
             if has_begun { count as i64 } else { token.min(count) as i64 }
         };
@@ -137,6 +141,7 @@ impl Observer for Steering {
             (0..rows).flat_map(|row| (0..tokens).map(move |token| place(row, token))).collect();
         let places = Tensor::from_vec(places, rows * tokens, value.device())?;
         let added = table.index_select(&places, 0)?.reshape((rows, tokens, width))?;
-        value.to_dtype(DType::F32)?.add(&added.to_dtype(DType::F32)?)?.to_dtype(value.dtype())
+        let dtype = sum_dtype(value.dtype());
+        value.to_dtype(dtype)?.add(&added.to_dtype(dtype)?)?.to_dtype(value.dtype())
     }
 }

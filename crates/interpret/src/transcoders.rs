@@ -1,13 +1,14 @@
-//! Transcoders of all layers: what every MLP adds, as a sum of few directions out of many.
+//! Transcoders for all layers: every MLP output as a sparse sum of feature directions.
 //!
-//! With `x_l` what is read in layer `l` and `a_l = act(x_l · W_enc_l + b_enc_l)`: in a set of one for each layer
-//! `ŷ_l = a_l · W_dec_l + b_dec_l`; in a cross-layer transcoder features write to their own layer and to all after it,
-//! `ŷ_k = Σ_{l ≤ k} a_l · W_dec_{l→k} + b_dec_k`. A skip connection adds `x_l · W_skip`.
+//! Let `x_l` be the input in layer `l` and `a_l = act(x_l · W_enc_l + b_enc_l)`. With one transcoder per
+//! layer, `ŷ_l = a_l · W_dec_l + b_dec_l`. In a cross-layer transcoder, features write to their own layer and
+//! all later ones: `ŷ_k = Σ_{l ≤ k} a_l · W_dec_{l→k} + b_dec_k`. A skip connection adds `x_l · W_skip`.
 //!
-//! Files are those of SAELens, a folder for each layer (see [`Dictionary`]), and of circuit-tracer: `layer_{l}.safetensors`, or
-//! `W_enc_{l}.safetensors` and `W_dec_{l}.safetensors`, with a `config.yaml` beside them. They are read elsewhere: here come their
-//! tensors and texts. Source: decoderesearch/circuit-tracer, `circuit_tracer/transcoder/single_layer_transcoder.py` at 9813971 and
-//! `cross_layer_transcoder.py` at 05774bb, which turns the matrix of the skip connection in the first alone.
+//! Files are in SAELens' format, a folder for each layer (see [`Dictionary`]), or in circuit-tracer's. The
+//! latter are `layer_{l}.safetensors`, or `W_enc_{l}.safetensors` and `W_dec_{l}.safetensors`, next to a
+//! `config.yaml`. Callers read the files and pass their tensors and configuration. Source:
+//! decoderesearch/circuit-tracer, `circuit_tracer/transcoder/single_layer_transcoder.py` at 9813971 and
+//! `cross_layer_transcoder.py` at 05774bb. Only the former transposes the skip matrix.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +16,27 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Site, SiteKind};
 use serde_json::Value;
 
-use crate::dictionary_config::{Keys, unexpected};
+use crate::dictionary_config::{ConfigKeys, unexpected};
 use crate::encoder::Encoder;
 use crate::file_tensors::{Shape, tensor};
 use crate::{Dictionary, FileError, LatentActivation, named_site};
 
-/// What transcoders read, in each layer. Part of [`Transcoders`].
+/// Input of the transcoders in each layer. Part of [`Transcoders`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TranscoderInput {
     /// The residual stream between attention and MLP (`hook_resid_mid`).
     ResidMid,
-    /// The same after the second norm without its weight and bias (`ln2.hook_normalized`).
+    /// The residual stream after the second norm, without its weight and bias (`ln2.hook_normalized`).
     Ln2Normalized,
-    /// The same after the whole norm: the input of the MLP (`mlp.hook_in`; in the files of circuit-tracer, which runs on unprocessed
-    /// models of TransformerLens 2, also `ln2.hook_normalized`).
+    /// The residual stream after the full second norm: the MLP input (`mlp.hook_in`).
+    ///
+    /// In circuit-tracer's files, `ln2.hook_normalized` also names this input, because circuit-tracer runs on
+    /// unprocessed models of TransformerLens 2.
     MlpIn,
 }
 
 impl TranscoderInput {
-    /// TransformerLens' name, below `blocks.N.`.
+    /// Returns TransformerLens' name, relative to `blocks.N.`.
     pub fn hook(self) -> &'static str {
         match self {
             Self::ResidMid => SiteKind::ResidMid.hook(),
@@ -42,7 +45,7 @@ impl TranscoderInput {
         }
     }
 
-    /// What is read at places of this kind, if transcoders read there.
+    /// Returns the input at hook points of this kind, if transcoders can read there.
     ///
     /// ```
     /// use candle_gpt2::SiteKind;
@@ -55,7 +58,7 @@ impl TranscoderInput {
         [Self::ResidMid, Self::Ln2Normalized].into_iter().find(|input| input.hook() == kind.hook())
     }
 
-    /// What a hook of every block names.
+    /// Parses a hook name that is relative to a block.
     fn of_hook(hook: &str) -> Option<Self> {
         match named_site(&format!("blocks.0.{hook}")) {
             Ok(site) => Self::of_kind(site.kind),
@@ -64,7 +67,7 @@ impl TranscoderInput {
     }
 }
 
-/// The configuration of circuit-tracer's transcoders.
+/// Configuration of circuit-tracer's transcoders.
 ///
 /// ```
 /// use candle_gpt2_interpret::{TranscoderInput, TranscodersConfig};
@@ -77,23 +80,25 @@ impl TranscoderInput {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranscodersConfig {
-    /// Whether features write to later layers too (`model_kind` is `cross_layer_transcoder`).
+    /// Whether features also write to later layers (`model_kind` is `cross_layer_transcoder`).
     pub is_cross_layer: bool,
-    /// What they read (`feature_input_hook`).
+    /// Input of the transcoders (`feature_input_hook`).
     pub input: TranscoderInput,
-    /// How many latents are kept (`k`), if that is what makes them; else a threshold among the tensors does, or ReLU.
+    /// Number of latents to keep (`k`) for TopK.
+    ///
+    /// If `None`, the activation is JumpReLU if the tensors contain a threshold, and ReLU otherwise.
     pub k: Option<usize>,
 }
 
 impl TranscodersConfig {
-    /// Reads `config.json`, or a `config.yaml` that was turned into JSON.
+    /// Parses `config.json`, or a `config.yaml` converted to JSON.
     ///
     /// # Errors
-    /// When it is no JSON, lacks a key, or asks for what is not supported.
+    /// If the text is not JSON, if a key is missing, or if a value is unsupported.
     pub fn from_json(text: &str) -> Result<Self, FileError> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| FileError::NotJson { error: error.to_string() })?;
-        let keys = Keys(&value);
+        let keys = ConfigKeys(&value);
         let kinds = "\"transcoder_set\" or \"cross_layer_transcoder\"";
         let is_cross_layer = match keys.text(&["model_kind"])? {
             Some((_, "transcoder_set")) => false,
@@ -109,7 +114,8 @@ impl TranscodersConfig {
         let expected = "\"hook_resid_mid\", \"ln2.hook_normalized\" or \"mlp.hook_in\"";
         let read = hook("feature_input_hook", SiteKind::ResidMid, expected)?;
         let input = match TranscoderInput::of_hook(read) {
-            // Its models are those of TransformerLens 2 as they are, where this hook is behind the weight and the bias.
+            // circuit-tracer uses unprocessed models of TransformerLens 2, where this hook follows the weight
+            // and bias.
             Some(TranscoderInput::Ln2Normalized) => TranscoderInput::MlpIn,
             Some(input) => input,
             None => return Err(unexpected("feature_input_hook", expected, &read.into())),
@@ -130,7 +136,7 @@ impl TranscodersConfig {
         Ok(Self { is_cross_layer, input, k })
     }
 
-    /// What makes the latents of a layer, by its threshold.
+    /// Returns the activation function of a layer, given the name of its threshold tensor.
     fn activation(&self, tensors: &BTreeMap<String, Tensor>, threshold: &str) -> LatentActivation {
         match self.k {
             Some(k) => LatentActivation::TopK { k },
@@ -140,25 +146,25 @@ impl TranscodersConfig {
     }
 }
 
-/// The transcoder of one layer.
+/// Transcoder of one layer.
 ///
 /// See [`Transcoders`] for an example.
 #[derive(Debug, Clone)]
 pub struct TranscoderLayer {
     pub(crate) encoder: Encoder,
-    /// What features write to this layer, and of a cross-layer transcoder to each one after it; `(F, C)` each.
+    /// Decoders `(F, C)` for this layer and, in a cross-layer transcoder, for each later one.
     pub(crate) decoders: Vec<Tensor>,
     /// `(C)`.
     pub(crate) decoder_bias: Tensor,
-    /// `(C, C)`, of `x · skip`.
+    /// `(C, C)`, applied as `x · skip`.
     pub(crate) skip: Option<Tensor>,
 }
 
 impl TranscoderLayer {
-    /// Of the tensors of `layer_{l}.safetensors`.
+    /// Creates a layer from the tensors of `layer_{l}.safetensors`.
     ///
     /// # Errors
-    /// When one is missing or damaged, or has another shape than the others tell.
+    /// If a tensor is missing or damaged, or if its shape does not match the others.
     pub fn per_layer(
         tensors: &BTreeMap<String, Tensor>,
         config: &TranscodersConfig,
@@ -176,10 +182,12 @@ impl TranscoderLayer {
         })
     }
 
-    /// Of the tensors of `W_enc_{l}.safetensors` and `W_dec_{l}.safetensors` together, for one of `n_layer` layers.
+    /// Creates one of `n_layer` layers from the tensors of both cross-layer files.
+    ///
+    /// The files are `W_enc_{l}.safetensors` and `W_dec_{l}.safetensors`.
     ///
     /// # Errors
-    /// Those of [`Self::per_layer`].
+    /// See [`Self::per_layer`].
     pub fn cross_layer(
         tensors: &BTreeMap<String, Tensor>,
         config: &TranscodersConfig,
@@ -208,10 +216,10 @@ impl TranscoderLayer {
         self.encoder.latents()
     }
 
-    /// Directions that features write to the residual stream, summed over all layers, `(N, C)`.
+    /// Returns the directions that features write to the residual stream, summed over all layers, `(N, C)`.
     ///
     /// # Errors
-    /// If there is no such feature.
+    /// If a feature index is out of range.
     pub fn directions(&self, features: &[usize]) -> candle_core::Result<Tensor> {
         let numbers: Vec<i64> = features.iter().map(|feature| *feature as i64).collect();
         let numbers = Tensor::from_vec(numbers, features.len(), self.decoder_bias.device())?;
@@ -232,7 +240,7 @@ impl TranscoderLayer {
     }
 }
 
-/// Transcoders of every layer of a model.
+/// Transcoders for every layer of a model.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -262,10 +270,11 @@ pub struct Transcoders {
 }
 
 impl Transcoders {
-    /// Of layers that read the same, the first to the last.
+    /// Combines layers with the same input, in order.
     ///
     /// # Errors
-    /// When there are none, or one has another width, or writes to other layers than the others.
+    /// If `layers` is empty, or if a layer differs in width or in the number of layers that it should write
+    /// to.
     pub fn new(input: TranscoderInput, layers: Vec<TranscoderLayer>) -> Result<Self, FileError> {
         let Some(first) = layers.first() else {
             return Err(FileError::OtherDepth { expected: 1, found: 0 });
@@ -273,7 +282,7 @@ impl Transcoders {
         let (width, is_cross_layer) = (first.encoder.width(), first.decoders.len() > 1);
         for (layer, one) in layers.iter().enumerate() {
             let targets = if is_cross_layer { layers.len() - layer } else { 1 };
-            let expected = format!("values of width {width} and decoders for {targets} layers");
+            let expected = format!("width {width} and {targets} decoders");
             let found = (one.encoder.width(), one.decoders.len());
             if found != (width, targets) || one.decoder_bias.dims() != [width] {
                 let found = format!("width {} and {} decoders", found.0, found.1);
@@ -283,17 +292,17 @@ impl Transcoders {
         Ok(Self { input, layers })
     }
 
-    /// Of SAELens' transcoders, one for each layer in any order.
+    /// Combines SAELens transcoders, one for each layer in any order.
     ///
     /// # Errors
-    /// When one is no transcoder from the input of an MLP to its output, or a layer has none or two.
+    /// If one is not a transcoder from an MLP's input to its output, or if a layer does not have exactly one.
     pub fn of_dictionaries(dictionaries: Vec<Dictionary>) -> Result<Self, FileError> {
         let n_layer = dictionaries.len();
         let mut layers = BTreeMap::new();
         for dictionary in dictionaries {
             let (layer, input) = transcoded(&dictionary)?;
-            let encoder = match dictionary.config().needs_centring() {
-                true => dictionary.encoder.of_centred()?,
+            let encoder = match dictionary.config().needs_centering() {
+                true => dictionary.encoder.of_centered()?,
                 false => dictionary.encoder,
             };
             let (decoder_bias, skip) = (dictionary.decoder_bias, dictionary.skip);
@@ -311,7 +320,7 @@ impl Transcoders {
             let found = reads(layers.get(&layer).map(|(input, _)| *input));
             return Err(FileError::Layer {
                 layer,
-                expected: format!("a transcoder of {}", reads(input)),
+                expected: format!("a transcoder that reads {}", reads(input)),
                 found,
             });
         }
@@ -321,11 +330,13 @@ impl Transcoders {
         )
     }
 
-    /// The MLPs of a model as they are: features are the `k` neurons of each layer that read the most at a token, which are taken to
-    /// have ReLU for their activation function. What other neurons and another function add is the error.
+    /// Treats MLP neurons as features: the `k` neurons of each layer with the largest input at a token.
+    ///
+    /// The neurons are assumed to have ReLU activations. The contribution of the other neurons and the
+    /// deviation from ReLU count as error.
     ///
     /// # Errors
-    /// When there is no memory for the weights of the MLPs in f32.
+    /// If the MLP weights cannot be allocated in f32.
     pub fn of_neurons(model: &Gpt2LMHeadModel, k: usize) -> candle_core::Result<Self> {
         let layers = model.transformer().blocks().iter().map(|block| {
             let [expand, contract] = [block.mlp().expand(), block.mlp().contract()];
@@ -345,30 +356,30 @@ impl Transcoders {
         Ok(Self { input: TranscoderInput::MlpIn, layers: layers.collect::<candle_core::Result<_>>()? })
     }
 
-    /// What they read.
+    /// Returns the input that the transcoders read.
     pub fn input(&self) -> TranscoderInput {
         self.input
     }
 
-    /// The transcoder of each layer.
+    /// Returns the transcoder of each layer.
     pub fn layers(&self) -> &[TranscoderLayer] {
         &self.layers
     }
 
-    /// Width of the values, `C`.
+    /// Width of the activations, `C`.
     pub fn width(&self) -> usize {
         self.layers[0].encoder.width()
     }
 
-    /// Whether features write to later layers too.
+    /// Whether features also write to later layers.
     pub fn is_cross_layer(&self) -> bool {
         self.layers[0].decoders.len() > 1
     }
 
-    /// Checks that a model has as many layers, with values of this width.
+    /// Checks that a model has the same number of layers and the same hidden size.
     ///
     /// # Errors
-    /// When it has not.
+    /// If either differs.
     pub fn check_model(&self, model: &Gpt2Config) -> Result<(), FileError> {
         let (expected, found) = (model.n_layer, self.layers.len());
         if found != expected {
@@ -382,10 +393,10 @@ impl Transcoders {
         Ok(())
     }
 
-    /// The same in another type and on another device.
+    /// Converts the transcoders to another dtype and device.
     ///
     /// # Errors
-    /// When the device has no memory for them.
+    /// If allocation on the device fails.
     pub fn cast(&self, dtype: DType, device: &Device) -> candle_core::Result<Self> {
         let change = |tensor: &Tensor| tensor.to_device(device)?.to_dtype(dtype);
         let layers = self.layers.iter().map(|layer| layer.mapped(&change));
@@ -393,15 +404,14 @@ impl Transcoders {
     }
 }
 
-/// The layer of a transcoder of SAELens, and what it reads there.
+/// Returns the layer of a SAELens transcoder and its input there.
 fn transcoded(dictionary: &Dictionary) -> Result<(usize, TranscoderInput), FileError> {
     let config = dictionary.config();
-    let expected = "a transcoder: the architecture \"transcoder\", \"skip_transcoder\" or one of these with \"jumprelu_\"";
+    let expected = "\"transcoder\" or \"skip_transcoder\", optionally prefixed with \"jumprelu_\"";
     let output =
         config.output.ok_or_else(|| unexpected("architecture", expected, &"an autoencoder".into()))?;
     if config.normalizes_input {
-        let expected =
-            "\"none\": a graph is of what each layer reads as it is, not of what is normalized once more";
+        let expected = "\"none\" (graphs do not support further normalization of the input)";
         return Err(unexpected("normalize_activations", expected, &"layer_norm".into()));
     }
     let expected = "\"hook_resid_mid\" or \"ln2.hook_normalized\" of a block";
@@ -416,7 +426,7 @@ fn transcoded(dictionary: &Dictionary) -> Result<(usize, TranscoderInput), FileE
     Ok((layer, input))
 }
 
-/// Number of latents and width, by an encoder `(F, C)`.
+/// Returns the number of latents and the width from an encoder `(F, C)`.
 fn sizes(tensors: &BTreeMap<String, Tensor>, name: &str) -> Result<(usize, usize), FileError> {
     let axes = "(latents, width)";
     let found = tensors.get(name).ok_or_else(|| FileError::missing(tensors, name, axes))?;

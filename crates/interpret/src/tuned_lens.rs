@@ -1,8 +1,9 @@
-//! Tuned lens: what a residual stream would have become, by a linear map of each layer.
+//! Tuned lens: a linear map per layer from the residual stream to the final one.
 //!
-//! `h' = h + A_l · h + b_l` for the input `h` of block `l`; final norm and output head follow as in the logit lens. Source:
-//! arXiv:2303.08112 and AlignmentResearch/tuned-lens, `tuned_lens/nn/lenses.py` at 00dc043: `params.pt` holds `{l}.weight` `(C, C)` and
-//! `{l}.bias` `(C)` of layers `0..L`, `config.json` the sizes. Files are read elsewhere: here come their tensors and texts.
+//! The map is `h' = h + A_l · h + b_l` for the input `h` of block `l`. The final norm and output head follow,
+//! as in the logit lens. Source: arXiv:2303.08112 and AlignmentResearch/tuned-lens, `tuned_lens/nn/lenses.py`
+//! at 00dc043. There, `params.pt` holds `{l}.weight` `(C, C)` and `{l}.bias` `(C)` of layers `0..L`, and
+//! `config.json` the sizes. Callers read the files and pass their tensors and JSON text.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +13,10 @@ use serde_json::Value;
 use crate::FileError;
 use crate::file_tensors::tensor;
 
-/// The only kind of lens that is known.
+/// The only supported lens type.
 const LENS_TYPE: &str = "linear_tuned_lens";
 
-/// A linear map of each layer's residual stream.
+/// A linear map for each layer's residual stream.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -34,16 +35,18 @@ const LENS_TYPE: &str = "linear_tuned_lens";
 /// ```
 #[derive(Debug, Clone)]
 pub struct TunedLens {
-    /// Of each layer `A_l` transposed, `(C, C)`, and `b_l`, `(C)`.
+    /// `A_l` transposed, `(C, C)`, and `b_l`, `(C)`, for each layer.
     layers: Vec<(Tensor, Tensor)>,
 }
 
 impl TunedLens {
-    /// The lens of a model of `n_layer` blocks and this width, of tensors on one device. A common beginning of the names
-    /// (`layer_translators.0.weight`) is found; tensors outside it are ignored.
+    /// Creates the lens for a model with `n_layer` blocks and this width, from tensors on one device.
+    ///
+    /// A common prefix of the names (`layer_translators.0.weight`) is detected, and tensors without it are
+    /// ignored.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape, or the lens has more layers.
+    /// If a tensor is missing or has the wrong shape, or if the lens has too many layers.
     pub fn from_tensors(
         tensors: &BTreeMap<String, Tensor>,
         n_layer: usize,
@@ -63,18 +66,18 @@ impl TunedLens {
             return Err(FileError::Key {
                 key: surplus,
                 expected: format!(
-                    "no more than the {n_layer} layers of the model; use the lens that was made for it"
+                    "at most {n_layer} layers, as in the model; use the lens that was trained on it"
                 ),
-                found: "one".into(),
+                found: "another layer".into(),
             });
         }
         Ok(Self { layers })
     }
 
-    /// Checks that the text of a lens' `config.json` is of a model of these sizes.
+    /// Checks that the text of a lens `config.json` matches a model of this size.
     ///
     /// # Errors
-    /// When it is of another, of another kind of lens, or not JSON.
+    /// If the sizes or the lens type differ, or if the text is not JSON.
     pub fn check_config(text: &str, n_layer: usize, width: usize) -> Result<(), FileError> {
         let config: Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
             .map_err(|error| FileError::NotJson { error: error.to_string() })?;
@@ -92,30 +95,33 @@ impl TunedLens {
         Ok(())
     }
 
-    /// The same on another device.
+    /// Copies the lens to a device.
     ///
     /// # Errors
-    /// When the device has no memory for it.
+    /// If allocation on the device fails.
     pub fn to_device(&self, device: &Device) -> candle_core::Result<Self> {
         let moved =
             |(weight, bias): &(Tensor, Tensor)| Ok((weight.to_device(device)?, bias.to_device(device)?));
         Ok(Self { layers: self.layers.iter().map(moved).collect::<candle_core::Result<_>>()? })
     }
 
-    /// What the input of block `layer` would have become: `h + A_l · h + b_l`, in the type of `h`.
+    /// Maps the input of block `layer` to `h + A_l · h + b_l`, in the dtype of `h`.
     ///
     /// # Shapes
-    /// `h (…, C)`, result the same.
+    /// `h` is `(…, C)`, and so is the result.
     ///
     /// # Errors
-    /// When there is no such layer, or the last axis is not `C`.
+    /// If `layer` is out of range, or if the last axis is not `C`.
     pub fn translate(&self, layer: usize, h: &Tensor) -> candle_core::Result<Tensor> {
         let Some((weight, bias)) = self.layers.get(layer) else {
-            bail!("the tuned lens has no layer {layer}; its {} are counted from 0", self.layers.len());
+            bail!(
+                "layer {layer} is out of range; the tuned lens has {} layers, counted from 0",
+                self.layers.len()
+            );
         };
         let width = bias.elem_count();
         if h.dims().last() != Some(&width) {
-            bail!("the tuned lens takes values of width {width}; found {:?}", h.dims());
+            bail!("the tuned lens expects width {width}, found shape {:?}", h.dims());
         }
         let rows = h.reshape(((), width))?.to_dtype(DType::F32)?; // (N, C)
         let change = rows.matmul(weight)?.broadcast_add(bias)?; // (N, C)

@@ -1,10 +1,12 @@
-//! Values of hook points as rows, one for each token: what dictionaries are trained on, and what files of activations hold.
+//! Activations as one row per token, the form of dictionary inputs and activation files.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
 
-/// Width of the vector that a place has for each token, heads side by side; `None` of places that have none: scores, patterns, results
-/// of heads, scales of norms, logits.
+/// Returns the width of a hook point's per-token vector, with heads concatenated.
+///
+/// Returns `None` for hook points without one: scores, patterns, results of heads, scales of norms, and
+/// logits.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
@@ -29,8 +31,9 @@ pub fn site_width(site: Site, config: &Gpt2Config) -> Option<usize> {
     }
 }
 
-/// The shape of what is at a place for one token, whose rows see so many keys: `[C]` of the residual stream, `[H, D]` of queries,
-/// `[H, S]` of scores and patterns.
+/// Returns the shape of one token's activation at a hook point, with `keys` visible keys.
+///
+/// Examples are `[C]` for the residual stream, `[H, D]` for queries, and `[H, S]` for scores and patterns.
 ///
 /// ```
 /// use candle_gpt2::{Gpt2Config, SiteKind};
@@ -63,13 +66,13 @@ pub fn token_shape(model: &Gpt2Config, kind: SiteKind, keys: usize) -> Vec<usize
     }
 }
 
-/// What a place has for each token, with heads side by side.
+/// Reshapes an activation to one row per token, with heads concatenated.
 ///
 /// # Shapes
-/// `value` `(B, T, …)` of a place that has a [width](site_width); returns `(B · T, width)`.
+/// `value` is `(B, T, …)` of a hook point that has a [width](site_width); returns `(B · T, width)`.
 ///
 /// # Errors
-/// When the value has another number of axes.
+/// If `value` has the wrong number of axes.
 pub fn token_rows(site: Site, value: &Tensor) -> Result<Tensor> {
     let value = match site.kind.head_axis() {
         Some(_) => value.flatten_from(D::Minus2)?,
@@ -77,4 +80,9 @@ pub fn token_rows(site: Site, value: &Tensor) -> Result<Tensor> {
     };
     let (batch, tokens, width) = value.dims3()?;
     value.reshape((batch * tokens, width))
+}
+
+/// Returns the dtype for sums over activations of `dtype`: f64 for f64, f32 for all others.
+pub(crate) fn sum_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

@@ -1,4 +1,4 @@
-//! The manifest of a folder of activations: their model, prompts and hook points, and how far the job is.
+//! Manifest of a folder of activations: the model, prompts and hook points, and the job's progress.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,68 +10,72 @@ use serde_json::json;
 
 use crate::TrainingError;
 
-/// Name of the file.
+/// File name of the manifest.
 pub(crate) const FILE_NAME: &str = "activations.json";
-/// Names the layout of the folder and its version.
+/// Name and version of the folder's layout.
 pub(crate) const SCHEMA: &str = "gpt2.activations/1";
-/// Largest one that is read: a million shards.
+/// Maximum size of a manifest, enough for a million shards.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The contents of a folder of activations, as its `activations.json` has them.
+/// Contents of a folder of activations, stored as `activations.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ActivationManifest {
     pub(crate) schema: String,
-    /// Whether all prompts are written.
+    /// Whether all prompts have been written.
     pub(crate) complete: bool,
-    /// What the model was called.
+    /// Name of the model.
     pub(crate) model: String,
-    /// What its logits are, see [`fingerprint`](candle_gpt2_engine::fingerprint).
+    /// Fingerprint of the model's logits, see [`fingerprint`](candle_gpt2_engine::fingerprint).
     pub(crate) fingerprint: String,
-    /// Type of the model's weights.
+    /// Dtype of the model's weights.
     pub(crate) weights: String,
     pub(crate) prompts: Prompts,
     pub(crate) sites: Vec<SiteWidth>,
-    /// Type of the activations, in safetensors' words.
+    /// Dtype of the activations, in safetensors' notation.
     pub(crate) dtype: String,
-    /// The token that every sequence begins with besides its own.
+    /// Extra token at the start of every sequence.
     pub(crate) bos: Option<u32>,
-    /// Tokens of the longest sequence that there may be.
+    /// Maximum length of a sequence in tokens.
     pub(crate) context: usize,
-    /// Tokens that a shard has at most, unless a single sequence has more.
+    /// Maximum number of tokens in a shard, unless a single sequence is longer.
     pub(crate) shard_size: usize,
-    /// Of all shards.
+    /// Number of tokens in all shards.
     pub(crate) tokens: usize,
-    /// Of all shards.
+    /// Number of sequences in all shards.
     pub(crate) sequences: usize,
     pub(crate) shards: Vec<ActivationShard>,
 }
 
-/// The file of prompts.
+/// File of prompts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Prompts {
     pub(crate) file: PathBuf,
     pub(crate) bytes: u64,
     pub(crate) crc32: u32,
-    /// What the sequences are made of: the CRC-32 of the lengths and ids of all. Another format or tokenizer gives other ids.
+    /// CRC-32 of the lengths and ids of all sequences.
+    ///
+    /// Another file format or tokenizer produces other ids from the same bytes.
     pub(crate) ids_crc32: u32,
 }
 
-/// A hook point that activations are of. Part of the report of an [`ActivationsJob`](crate::ActivationsJob).
+/// Hook point of stored activations.
+///
+/// Part of the report of an [`ActivationsJob`](crate::ActivationsJob).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteWidth {
-    /// TransformerLens' name, which is that of the tensor.
+    /// Name in TransformerLens, which is also the name of the tensor.
     pub name: String,
-    /// Numbers for each token.
+    /// Number of values per token.
     pub width: usize,
 }
 
-/// A shard that is whole.
+/// A complete shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ActivationShard {
     pub(crate) file: String,
     pub(crate) tokens: usize,
     pub(crate) sequences: usize,
-    /// Of the file.
+    /// Size of the file.
     pub(crate) bytes: u64,
     /// CRC-32 of the file; absent from folders of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,19 +83,17 @@ pub(crate) struct ActivationShard {
 }
 
 impl ActivationManifest {
-    /// Where the manifest of a folder is.
+    /// Returns the path of a folder's manifest.
     pub(crate) fn path(folder: &Path) -> PathBuf {
         folder.join(FILE_NAME)
     }
 
-    /// The manifest of a folder that has one.
+    /// Reads the manifest of a folder; `None` if it has none.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, TrainingError> {
         let path = Self::path(folder);
         let damaged = |what: String| TrainingError::Data {
             path: path.clone(),
-            what: format!(
-                "not the list of a folder of activations: {what}; remove the folder and make it again"
-            ),
+            what: format!("not a manifest of activations: {what}; remove the folder and create it again"),
         };
         let text = match read_bounded(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -101,21 +103,21 @@ impl ActivationManifest {
         if manifest.schema != SCHEMA {
             return Err(damaged(format!("`schema`: expected {SCHEMA}, found {}", manifest.schema)));
         }
-        // The names are joined to the folder's, and must not lead out of it.
+        // The names are joined to the folder's path, and must not lead out of it.
         let is_named = |(index, shard): (usize, &ActivationShard)| shard.file == shard_name(index);
         match manifest.shards.iter().enumerate().all(is_named) {
             true => Ok(Some(manifest)),
-            false => Err(damaged(format!("its shards are not {}, …", shard_name(0)))),
+            false => Err(damaged(format!("expected shards named {}, …", shard_name(0)))),
         }
     }
 
-    /// Writes it to a folder, in place of the one that is there.
+    /// Writes the manifest to a folder, and replaces an existing one.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), TrainingError> {
         let write = |partial: &Path| Ok(fs::write(partial, serde_json::to_string_pretty(self)? + "\n")?);
         Ok(replace_file(&Self::path(folder), write)?)
     }
 
-    /// Refuses to continue with another model, other prompts or other options than those of the folder.
+    /// Rejects a job whose model, prompts or options differ from those of the folder.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
         let names = |manifest: &Self| json!(manifest.sites.iter().map(|site| &site.name).collect::<Vec<_>>());
         let model = |manifest: &Self| {
@@ -138,7 +140,7 @@ impl ActivationManifest {
         if numbers.iter().all(|(_, there, here)| there == here)
             && self.prompts.ids_crc32 != wanted.prompts.ids_crc32
         {
-            // The same bytes, read by another tokenizer or as another format.
+            // The same bytes, read with another tokenizer or as another format.
             numbers.push(("token ids of the prompts", ids(self), ids(wanted)));
         }
         numbers.retain(|(_, there, here)| there != here);
@@ -146,11 +148,11 @@ impl ActivationManifest {
             return Ok(());
         }
         let differing = numbers.into_iter().map(|(name, there, here)| (name.to_owned(), there, here));
-        let difference = StateDifference::Numbers(differing.collect());
+        let difference = StateDifference::Hyperparameters(differing.collect());
         Err(TrainingError::OtherState { path: Self::path(folder), difference })
     }
 
-    /// Rejects shards with another length or checksum than when they were written.
+    /// Rejects shards whose length or checksum has changed since they were written.
     pub(crate) fn check_shards(&self, folder: &Path) -> Result<(), TrainingError> {
         for shard in &self.shards {
             let path = folder.join(&shard.file);
@@ -159,18 +161,20 @@ impl ActivationManifest {
             let what = if found != expected {
                 format!("expected {expected} bytes, found {found}")
             } else if shard.crc32.is_some_and(|crc32| crc32 != file_crc32(&file)) {
-                "its checksum does not match".to_owned()
+                "the checksum does not match".to_owned()
             } else {
                 continue;
             };
-            let what = format!("{what}: it is damaged; remove the folder and make it again");
+            let what = format!("{what}; the shard is damaged: remove the folder and create it again");
             return Err(TrainingError::Data { path, what });
         }
         Ok(())
     }
 }
 
-/// CRC-32 of a shard. Releases memory as it reads, because folders can be larger than the machine's memory.
+/// CRC-32 of a shard.
+///
+/// It releases memory while reading, because folders can be larger than the machine's memory.
 pub(crate) fn file_crc32(file: &MappedFile) -> u32 {
     const BLOCK_BYTES: usize = 64 << 20;
     let mut hasher = crc32fast::Hasher::new();
@@ -182,7 +186,7 @@ pub(crate) fn file_crc32(file: &MappedFile) -> u32 {
     hasher.finalize()
 }
 
-/// The file name of a shard.
+/// File name of a shard.
 pub(crate) fn shard_name(index: usize) -> String {
     format!("activations_{index:06}.safetensors")
 }

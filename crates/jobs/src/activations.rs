@@ -1,7 +1,8 @@
-//! Prompts to shards of activations: what a model has at some hook points for every token of a file of prompts.
+//! Job that stores a model's activations at some hook points for every token of a file of prompts.
 //!
-//! A shard gets its name when it is whole, and `activations.json` lists the whole ones, so an interruption of any kind costs the shard
-//! in the making. Sequences are computed together without padding; their numbers do not depend on what they are computed with.
+//! A shard gets its final name when it is complete, and `activations.json` lists the complete shards. An
+//! interruption therefore loses only the shard that is being computed. Sequences are computed in batches
+//! without padding, and the values of a sequence do not depend on its batch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -21,21 +22,23 @@ use crate::activation_manifest::{
 use crate::job_folder::{JobFolder, Resume};
 use crate::{JobError, TrainingError};
 
-/// Tokens that are computed at once: enough to keep all threads at work.
+/// Number of tokens in a batch, enough to keep all threads busy.
 const BATCH_TOKENS: usize = 2048;
-/// The tokens of a shard.
+/// Name of the tensor with a shard's token ids.
 pub(crate) const TOKENS: &str = "tokens";
-/// Where each sequence of a shard begins among its tokens.
+/// Name of the tensor with the index of each sequence's first token.
 pub(crate) const STARTS: &str = "starts";
-/// The line of the file of prompts that each sequence is of, counted from 1.
+/// Name of the tensor with each sequence's line in the file of prompts, counted from 1.
 pub(crate) const LINES: &str = "lines";
 
-/// A file of prompts whose activations become a folder of shards.
+/// Job that turns a file of prompts into a folder of activation shards.
 ///
-/// A shard is a safetensors file with a tensor `(tokens, width)` in f32 for each hook point, by TransformerLens' name; the ids `tokens`;
-/// and, for each sequence, the row of its first token in `starts` and its line in `lines`. A prompt is one sequence; a prompt that is
-/// longer than the context is cut into several. `activations.json` says what the shards are of. The same job gives the same files,
-/// interrupted or not.
+/// A shard is a safetensors file. It has an f32 tensor `(tokens, width)` for each hook point, named as in
+/// TransformerLens, and the token ids in `tokens`. For each sequence, `starts` has the row of its first
+/// token and `lines` has its line.
+///
+/// A prompt is one sequence, but a prompt longer than the context is split into several.
+/// `activations.json` describes the shards. The same job writes the same files, interrupted or not.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, RowFile, Silent};
@@ -56,34 +59,37 @@ pub(crate) const LINES: &str = "lines";
 /// let report = job.run(&model, &Silent)?;
 /// assert_eq!(report.sequences, 2);
 /// let shard = candle_core::safetensors::load(job.out.join(&report.shards[0]), &candle_core::Device::Cpu)?;
-/// assert_eq!(shard["blocks.2.hook_resid_pre"].dims(), [report.tokens, 192]);
+/// assert_eq!(shard["blocks.2.hook_resid_pre"].dims(), [report.tokens, 256]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct ActivationsJob {
     /// Name of the file of prompts.
     pub prompts: PathBuf,
-    /// The prompts.
+    /// Prompts.
     pub rows: RowFile,
-    /// What the model is called.
+    /// Name of the model.
     pub model: String,
-    /// The hook points, at least one, each with a vector for every token, see [`site_width`].
+    /// Hook points, at least one, each with a vector for every token, see [`site_width`].
     pub sites: Vec<Site>,
-    /// A token that is put in front of every sequence.
+    /// Token to put in front of every sequence.
     pub bos: Option<u32>,
-    /// The folder that is written; it must be new or empty, but to resume.
+    /// Output folder; it must be new or empty, unless the job resumes.
     pub out: PathBuf,
-    /// The other options.
+    /// Other options.
     pub options: ActivationsOptions,
 }
 
-/// How activations are written. As JSON it is an object with the names of the fields, of which any may be left out.
-/// Part of an [`ActivationsJob`].
+/// Options for writing activations.
+///
+/// In JSON, they form an object with the names of the fields, all of them optional. Part of an
+/// [`ActivationsJob`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ActivationsOptions {
-    /// Tokens in a shard; a shard in the making is held in memory: for each hook point 4 bytes times its width times the tokens
+    /// Tokens in a shard; the current shard is kept in memory, which takes 4 bytes times the tokens times
+    /// the widths of all hook points
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", default_value_t = ActivationsOptions::default().shard_size, allow_negative_numbers = true, requires = "prompts_file"))]
     pub shard_size: usize,
     /// Resume an interrupted run in --out; the other options must be the same
@@ -97,50 +103,51 @@ impl Default for ActivationsOptions {
     }
 }
 
-/// What became of the prompts. [`ActivationsJob::run`] returns it.
+/// Result of a job; [`ActivationsJob::run`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ActivationsReport {
-    /// Names the layout of the folder and its version.
+    /// Name and version of the folder's layout.
     pub schema: &'static str,
-    /// The folder.
+    /// Output folder.
     pub out: PathBuf,
-    /// The hook points.
+    /// Hook points.
     pub sites: Vec<SiteWidth>,
-    /// The token in front of every sequence.
+    /// Token in front of every sequence.
     pub bos: Option<u32>,
-    /// Tokens of all shards.
+    /// Number of tokens in all shards.
     pub tokens: usize,
-    /// Sequences of all shards.
+    /// Number of sequences in all shards.
     pub sequences: usize,
-    /// The shards' files.
+    /// File names of the shards.
     pub shards: Vec<String>,
-    /// Bytes of the shards.
+    /// Size of all shards in bytes.
     pub bytes: u64,
-    /// Tokens that this run computed.
+    /// Number of tokens that this run computed.
     pub computed_tokens: usize,
-    /// Seconds of this run.
+    /// Duration of this run in seconds.
     pub elapsed_s: f64,
 }
 
-/// Some tokens that the model reads together.
+/// A sequence of tokens, and its line in the file of prompts.
 struct Sequence {
     line: usize,
     ids: Vec<u32>,
 }
 
-/// All sequences of a job.
+/// Counts over all sequences of a job.
 #[derive(Clone, Copy)]
 struct Counted {
     tokens: usize,
-    /// Of their lengths and ids.
+    /// CRC-32 of the lengths and ids of all sequences.
     crc32: u32,
 }
 
 impl ActivationsJob {
-    /// Checks what can be without the weights of the model.
+    /// Checks everything that does not require the weights of the model.
     ///
     /// # Errors
-    /// When there is no hook point, one has no vector for every token, or the shard size is 0.
+    /// Fails if there is no hook point, a hook point has no vector for every token, or the shard size is
+    /// 0.
     pub fn check(&self, config: &Gpt2Config) -> Result<(), JobError> {
         if self.sites.is_empty() {
             return Err(call("`sites`: expected at least one hook point").into());
@@ -154,11 +161,14 @@ impl ActivationsJob {
         Ok(())
     }
 
-    /// Writes the shards that are missing.
+    /// Writes the missing shards.
     ///
     /// # Errors
-    /// When an option is out of range, the folder is taken, or of another model, other prompts or other options, a line is no prompt, or
-    /// a file cannot be written; [`TrainingError::Interrupted`] when the reporter interrupts it, what is whole being kept.
+    /// Fails if an option is out of range, the folder is in use or belongs to another job, a line is
+    /// not a valid prompt, or a file cannot be written.
+    ///
+    /// Returns [`TrainingError::Interrupted`] if the reporter interrupts the job. Complete shards are
+    /// kept.
     pub fn run(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ActivationsReport, JobError> {
         self.write(model, reporter).map_err(|error| match error.is_interrupted() {
             true => {
@@ -175,11 +185,11 @@ impl ActivationsJob {
         JobFolder::expect_unused(&self.out)?;
         let counted = self.count(model, reporter)?;
         let wanted = self.manifest(counted, model, reporter)?;
-        // What a killed run may have left besides whole shards: the next one in the making.
-        let next = shard_name(self.found()?.map_or(0, |found| found.shards.len()));
+        // A killed run may leave complete shards and an incomplete next one.
+        let next = shard_name(self.existing_manifest()?.map_or(0, |found| found.shards.len()));
         let folder = JobFolder::take(&self.out, &[FILE_NAME, &next])?;
-        // Another process may have used it since it was looked at.
-        let found = self.found()?;
+        // Another process may have used the folder since the first check.
+        let found = self.existing_manifest()?;
         let is_begun = found.is_some();
         if let Some(found) = &found {
             found.check_same(&self.out, &wanted)?;
@@ -210,11 +220,13 @@ impl ActivationsJob {
         })
     }
 
-    /// What an earlier run left in the folder; refused if it holds something else, or is not to be resumed.
-    fn found(&self) -> Result<Option<ActivationManifest>, TrainingError> {
+    /// Returns the manifest of an earlier run.
+    ///
+    /// Rejects a folder with other contents, or with a manifest that is not to be resumed.
+    fn existing_manifest(&self) -> Result<Option<ActivationManifest>, TrainingError> {
         let found = if self.out.is_dir() { ActivationManifest::read(&self.out)? } else { None };
-        let can_go_on = found.is_some();
-        let resume = Resume { goes_on: can_go_on && self.options.resume, can_go_on };
+        let can_resume = found.is_some();
+        let resume = Resume { resumes: can_resume && self.options.resume, can_resume };
         JobFolder::check(&self.out, &[FILE_NAME], None, resume)?;
         Ok(found)
     }
@@ -223,8 +235,8 @@ impl ActivationsJob {
         let width = |site: &Site| {
             let width = site_width(*site, config).ok_or_else(|| {
                 call(&format!(
-                    "`sites`: {site} has no vector for each token; take residual streams, normalized inputs, queries, keys, values, z, \
-                     or outputs and neurons of an MLP"
+                    "`sites`: {site} has no vector for each token; choose residual streams, normalized inputs, queries, keys, values, \
+                     z, MLP outputs or MLP neurons"
                 ))
             })?;
             Ok(SiteWidth { name: site.to_string(), width })
@@ -232,7 +244,7 @@ impl ActivationsJob {
         self.sites.iter().map(width).collect()
     }
 
-    /// The contents of the folder before anything is computed.
+    /// Creates the manifest of a folder before anything is computed.
     fn manifest(
         &self,
         counted: Counted,
@@ -262,7 +274,7 @@ impl ActivationsJob {
         })
     }
 
-    /// Reads every prompt once, so that a line that is none is found before the long part.
+    /// Reads every prompt once, to find invalid lines before the long computation.
     fn count(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<Counted, JobError> {
         let bar = reporter.start("reading", self.rows.len() as u64, Unit::Items("prompts"));
         let (mut tokens, mut hasher) = (0, crc32fast::Hasher::new());
@@ -279,14 +291,14 @@ impl ActivationsJob {
         }
         match tokens {
             0 => {
-                let what = "the file has no prompt with a token".to_owned();
+                let what = "the file contains no tokens".to_owned();
                 Err(TrainingError::Data { path: self.prompts.clone(), what }.into())
             }
             _ => Ok(Counted { tokens, crc32: hasher.finalize() }),
         }
     }
 
-    /// The sequences of a row.
+    /// Splits a row into sequences.
     fn sequences(&self, index: usize, model: &LoadedModel) -> Result<Vec<Sequence>, TrainingError> {
         let row = self.rows.sequences(index, model.vocabulary(), self.bos);
         let refuse = |error| {
@@ -330,7 +342,7 @@ impl ActivationsJob {
         Ok(manifest.write(&self.out)?)
     }
 
-    /// Computes some sequences, writes them as the next shard, and notes it in the manifest.
+    /// Computes sequences, writes them as the next shard, and adds it to the manifest.
     fn write_shard(
         &self,
         manifest: &mut ActivationManifest,
@@ -404,7 +416,7 @@ fn interrupted() -> TrainingError {
     TrainingError::Interrupted { state: None }
 }
 
-/// Sequences were checked before: what can still fail is the computation.
+/// Converts an error of a checked sequence; only the computation itself can still fail.
 fn compute(error: InterpretError) -> TrainingError {
     match error {
         InterpretError::Compute(error) => error.into(),

@@ -1,9 +1,9 @@
-//! The table of confusion as a picture.
+//! Confusion matrix as a picture.
 
 use candle_gpt2_pictures::{Axis, Report, Scale};
 use candle_gpt2_training::ClassificationReport;
 
-/// The table of confusion, to be drawn by [`candle_gpt2_pictures`]: labels downwards, what was said across.
+/// Converts a confusion matrix for [`candle_gpt2_pictures`]: labels as rows, predictions as columns.
 ///
 /// ```
 /// use candle_gpt2_jobs::confusion_picture;
@@ -11,8 +11,8 @@ use candle_gpt2_training::ClassificationReport;
 /// use candle_gpt2_training::Confusion;
 ///
 /// let mut confusion = Confusion::new(2);
-/// for (label, said) in [(0, 0), (0, 0), (0, 1), (1, 1)] {
-///     confusion.add(label, said);
+/// for (label, predicted) in [(0, 0), (0, 0), (0, 1), (1, 1)] {
+///     confusion.add(label, predicted);
 /// }
 /// let report = confusion.report(&["ham".into(), "spam".into()]);
 /// let picture = svg(&confusion_picture(&report), Width::OneColumn)?;
@@ -28,11 +28,11 @@ pub fn confusion_picture(report: &ClassificationReport) -> Report {
         report.accuracy,
         report.macro_f1
     );
-    // Colours; the numbers themselves are in the texts.
+    // The values determine the colors. The texts show the counts.
     let values = counts().map(|count| Some(*count as f32)).collect();
     Report {
         schema: "gpt2.train.confusion/1".into(),
-        axes: vec![Axis::new("label", names()), Axis::new("said", names())],
+        axes: vec![Axis::new("label", names()), Axis::new("predicted", names())],
         values,
         texts: counts().map(u64::to_string).collect(),
         scale: Scale::Amount,

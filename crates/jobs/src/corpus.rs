@@ -1,8 +1,11 @@
-//! Texts to train on: plain text files, and JSONL files with a `text`, or the `ids` of tokens, in each line; the last part is held out.
+//! Texts for training, from plain text files and JSONL files; the last part is held out.
 //!
-//! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. Ids are taken
-//! as they are: rows of tokens that no text is encoded to, such as random ones. A document ends with the end-of-text token, if the
-//! model's vocabulary has one. Files are read piece by piece, and lines of JSON are limited, so that memory does not grow with them.
+//! Each line of a JSONL file has a `text`, or the `ids` of tokens. A plain file is one document and is
+//! split at a line break. Every line of a JSONL file is a document, and belongs to one part as a whole.
+//!
+//! Ids are used unchanged. They allow rows of tokens that no text encodes to, such as random ones. A
+//! document ends with the end-of-text token if the model's vocabulary has one. Files are read in pieces
+//! and JSON lines have a maximum length, so memory use does not grow with the files.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -15,21 +18,21 @@ use serde_json::Value;
 
 use crate::TrainingError;
 
-/// Fewest bytes that a tokenizer in training gets at once.
+/// Minimum size of the pieces for training a tokenizer, in bytes.
 const PIECE_BYTES: usize = 1 << 16;
-/// Longest line of JSON.
+/// Maximum length of a JSON line in bytes.
 const MAX_LINE_BYTES: usize = 64 << 20;
-/// Bytes that are read at once while a place to cut is looked for.
+/// Number of bytes read at a time in the search for a split point.
 const READ_BYTES: usize = 1 << 16;
-/// What a place to cut may need to know of the bytes before a piece's end: a character.
+/// Bytes that a split rule may need before the end of a piece: the longest character in UTF-8.
 const CHARACTER_BYTES: usize = 4;
 
-/// A part of the data. A [`Corpus`] has both.
+/// Part of the data; a [`Corpus`] has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// To train on.
+    /// Part to train on.
     Training,
-    /// To measure the loss on.
+    /// Part for measuring the loss.
     HeldOut,
 }
 
@@ -56,51 +59,54 @@ pub struct Corpus {
 pub(crate) struct TextFile {
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
-    /// Where the held-out part begins.
+    /// Byte offset at which the held-out part begins.
     pub(crate) held_out_from: u64,
-    /// Share that was to be held out.
+    /// Requested fraction to hold out.
     share: f64,
     is_json_lines: bool,
 }
 
-/// How a text is cut: bytes of a piece, at least, and the first place from there on where it may end.
-pub(crate) struct Cuts<'a> {
+/// Rules for splitting a text: the minimum piece size, and a function that finds the first split point.
+pub(crate) struct SplitRule<'a> {
     pub(crate) piece_bytes: usize,
     pub(crate) first: &'a (dyn Fn(&[u8], usize) -> Option<usize> + Sync),
 }
 
-/// A piece of a file: whole lines of JSON, or a part of a text.
+/// A piece of a file: whole JSON lines, or a part of a text.
 pub(crate) struct Piece {
     bytes: Vec<u8>,
-    /// Where it begins in the file.
+    /// Byte offset in the file.
     start: u64,
-    /// Whether it is the last one of its part of a file.
+    /// Whether this is the last piece of a part of a file.
     is_last: bool,
 }
 
-/// A document, or the piece of one.
+/// A document, or a piece of one.
 pub(crate) struct Text<'a> {
     pub(crate) content: Content<'a>,
-    /// Whether its document ends with it.
+    /// Whether the document ends with this piece.
     pub(crate) is_end: bool,
 }
 
-/// What a document holds.
+/// Contents of a document.
 pub(crate) enum Content<'a> {
     Text(Cow<'a, str>),
-    /// Tokens, as their ids.
+    /// Token ids.
     Ids(Vec<u32>),
 }
 
 impl Corpus {
-    /// Opens the files; the last `held_out` share of each is held out. Files are JSONL if their names end in `.jsonl`
-    /// or `.ndjson`. What they hold is checked when it is read.
+    /// Opens the files and holds out the last fraction `held_out` of each.
+    ///
+    /// Files whose names end in `.jsonl` or `.ndjson` are JSONL. Contents are validated when they are
+    /// read.
     ///
     /// # Errors
-    /// When a file is empty or none, or when the share is not from 0 to below 1.
+    /// Fails if a file is empty or not a regular file, or if `held_out` is not in the range from 0 to
+    /// below 1.
     pub fn open(paths: &[PathBuf], held_out: f64) -> Result<Self, TrainingError> {
         if !(0.0..1.0).contains(&held_out) {
-            let expected = "a share from 0 to below 1".to_owned();
+            let expected = "a fraction of at least 0 and below 1".to_owned();
             let found = held_out.to_string();
             return Err(TrainingError::OptionOutOfRange { option: "held_out", expected, found });
         }
@@ -108,11 +114,12 @@ impl Corpus {
         Ok(Self { files })
     }
 
-    /// The texts of a part, in the order of the files; long ones in pieces. Documents that are ids have none.
+    /// Iterates over the texts of a part in file order; long texts are split, documents of ids are
+    /// skipped.
     pub fn documents(&self, split: Split) -> impl Iterator<Item = Result<String, TrainingError>> + Send {
-        const CUTS: Cuts<'static> = Cuts { piece_bytes: PIECE_BYTES, first: &before_line_or_word };
+        const RULE: SplitRule<'static> = SplitRule { piece_bytes: PIECE_BYTES, first: &before_line_or_word };
         self.files.iter().flat_map(move |file| {
-            file.pieces(file.range(split), CUTS).flat_map(move |piece| {
+            file.pieces(file.range(split), RULE).flat_map(move |piece| {
                 let texts_of = |text: Text| match text.content {
                     Content::Text(text) => short_pieces(&text).map(|piece| Ok(piece.to_owned())).collect(),
                     Content::Ids(_) => Vec::new(),
@@ -123,16 +130,19 @@ impl Corpus {
         })
     }
 
-    /// Bytes of a part, as the files hold it.
+    /// Returns the size of a part in bytes.
     pub fn bytes(&self, split: Split) -> u64 {
         self.files.iter().map(|file| file.range(split)).map(|range| range.end - range.start).sum()
     }
 
-    /// Notes on files of which nothing is held out though a share was asked for.
+    /// Returns notes on files of which nothing is held out although a fraction was requested.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
         let is_whole = |file: &&TextFile| file.share > 0.0 && file.held_out_from == file.bytes;
         self.files.iter().filter(is_whole).map(|file| {
-            format!("{}: nothing is held out, because no line begins near its end", file.path.display())
+            format!(
+                "{}: nothing is held out, because no line begins near the end of the file",
+                file.path.display()
+            )
         })
     }
 
@@ -157,7 +167,7 @@ impl TextFile {
         Ok(Self { path: path.to_owned(), bytes, held_out_from, share: held_out, is_json_lines })
     }
 
-    /// Where a part is.
+    /// Returns the byte range of a part.
     pub(crate) fn range(&self, split: Split) -> Range<u64> {
         match split {
             Split::Training => 0..self.held_out_from,
@@ -165,15 +175,15 @@ impl TextFile {
         }
     }
 
-    /// The pieces of a part, or of the rest of one.
+    /// Iterates over the pieces of a part, or of the remainder of one.
     pub(crate) fn pieces<'a>(
         &'a self,
         range: Range<u64>,
-        cuts: Cuts<'a>,
+        rule: SplitRule<'a>,
     ) -> impl Iterator<Item = Result<Piece, TrainingError>> + Send + 'a {
         let mut reader = PieceReader { file: None, rest: Vec::new(), range };
         std::iter::from_fn(move || {
-            let piece = reader.next(self, &cuts).transpose()?;
+            let piece = reader.next(self, &rule).transpose()?;
             if piece.is_err() {
                 reader.range.start = reader.range.end;
             }
@@ -184,23 +194,23 @@ impl TextFile {
         })
     }
 
-    /// The texts of a piece.
+    /// Iterates over the texts of a piece.
     ///
     /// # Errors
-    /// When it is binary, not UTF-8, or a line that should be JSON is not.
+    /// Fails if the piece is binary or not UTF-8, or if a line is not valid JSON.
     pub(crate) fn texts<'a>(
         &'a self,
         piece: &'a Piece,
     ) -> Result<impl Iterator<Item = Text<'a>> + 'a, TrainingError> {
         let refuse = |what: String| TrainingError::Data { path: self.path.clone(), what };
         if piece.bytes.contains(&0) {
-            return Err(refuse("a binary file (it holds zero bytes); give text or JSONL files".into()));
+            return Err(refuse("a binary file (it contains zero bytes); use text or JSONL files".into()));
         }
         let text = str::from_utf8(&piece.bytes).map_err(|error| {
             let valid = piece.start + error.valid_up_to() as u64;
             refuse(format!("not valid UTF-8 at byte {valid}; convert the text to UTF-8"))
         })?;
-        // Some editors put a byte order mark in front of a file.
+        // Some editors write a byte order mark at the start of a file.
         let text = if piece.start == 0 { text.trim_start_matches('\u{feff}') } else { text };
         if !self.is_json_lines {
             let text = Text { content: Content::Text(Cow::Borrowed(text)), is_end: piece.is_last };
@@ -220,13 +230,13 @@ impl TextFile {
         Ok(texts.into_iter())
     }
 
-    /// Error for a line of JSON behind this place.
+    /// Error for a JSON line at or after this offset that exceeds the limit.
     fn line_too_long(&self, start: u64) -> TrainingError {
         match self.lines_before(start) {
             Ok(before) => TrainingError::Data {
                 path: self.path.clone(),
                 what: format!(
-                    "line {} or one after it: expected at most {MAX_LINE_BYTES} bytes of JSON, found more; split it",
+                    "line {} or a later one: expected at most {MAX_LINE_BYTES} bytes of JSON, found more; split it",
                     before + 1
                 ),
             },
@@ -234,7 +244,7 @@ impl TextFile {
         }
     }
 
-    /// Line breaks before a place.
+    /// Number of line breaks before an offset.
     fn lines_before(&self, place: u64) -> io::Result<usize> {
         let mut reader = BufReader::new(open_regular(&self.path)?).take(place);
         let (mut block, mut lines) = (vec![0; READ_BYTES], 0);
@@ -249,28 +259,28 @@ impl TextFile {
 }
 
 impl Piece {
-    /// Its bytes, as the file holds them.
+    /// Returns the bytes, as in the file.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Its first byte in the file.
+    /// Returns the byte offset in the file.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 }
 
-/// Reads a part of a file piece by piece.
+/// Reader of a file part in pieces.
 struct PieceReader {
     file: Option<File>,
-    /// What was read behind the last piece.
+    /// Bytes that were read past the end of the last piece.
     rest: Vec<u8>,
-    /// What is left, the rest included.
+    /// Remaining byte range, including `rest`.
     range: Range<u64>,
 }
 
 impl PieceReader {
-    fn next(&mut self, text: &TextFile, cuts: &Cuts) -> io::Result<Option<Piece>> {
+    fn next(&mut self, text: &TextFile, rule: &SplitRule) -> io::Result<Option<Piece>> {
         if self.range.is_empty() {
             return Ok(None);
         }
@@ -284,16 +294,16 @@ impl PieceReader {
         };
         let mut bytes = std::mem::take(&mut self.rest);
         let left = self.range.end - self.range.start;
-        let mut searched = cuts.piece_bytes;
+        let mut searched = rule.piece_bytes;
         let end = loop {
             let found = if bytes.len() <= searched {
                 None
             } else if text.is_json_lines {
-                // The byte before is looked at, too: a line may end with it.
+                // The search includes the byte before, because a line may end with it.
                 let from = searched - 1;
                 bytes[from..].iter().position(|byte| *byte == b'\n').map(|place| from + place + 1)
             } else {
-                (cuts.first)(&bytes, searched)
+                (rule.first)(&bytes, searched)
             };
             if let Some(end) = found {
                 break end;
@@ -310,7 +320,7 @@ impl PieceReader {
             if file.take(wanted.min(missing)).read_to_end(&mut bytes)? == 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "it became shorter while it was read",
+                    "the file was truncated while it was read",
                 ));
             }
         };
@@ -321,16 +331,18 @@ impl PieceReader {
     }
 }
 
-/// The first place from `from` on before a line break with something visible after it. GPT-2's tokenizer ends a word there
-/// whatever precedes it.
+/// First index from `from` on of a line break that a visible character follows.
+///
+/// GPT-2's tokenizer always ends a word there, regardless of the text before it.
 fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
     let is_cut =
         |place: &usize| bytes[*place] == b'\n' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
     (from.max(1)..bytes.len()).find(is_cut)
 }
 
-/// The same, or before a space in a text with few lines, or between characters in a text with few spaces, so that a piece stays
-/// short.
+/// Like [`before_line`], with fallbacks that keep pieces short.
+///
+/// It splits before a space in a text with few lines, or between characters in a text with few spaces.
 fn before_line_or_word(bytes: &[u8], from: usize) -> Option<usize> {
     let is_word =
         |place: &usize| bytes[*place] == b' ' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
@@ -343,7 +355,7 @@ fn before_line_or_word(bytes: &[u8], from: usize) -> Option<usize> {
         .or_else(|| found_after(4 * PIECE_BYTES, &is_character))
 }
 
-/// A text in pieces that are short enough for a tokenizer in training.
+/// Splits a text into pieces that are short enough for training a tokenizer.
 fn short_pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -363,13 +375,15 @@ fn start_of_share(length: u64, share: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a share of the length lies within it"
+        reason = "a fraction of the length fits into u64"
     )]
     let start = ((length as f64) * (1.0 - share)) as u64;
     start
 }
 
-/// Start of the last `share` of a file of `length` bytes: the next line, or where `fallback` finds a place if no line begins there.
+/// Start of the last `share` of a file of `length` bytes, moved to the start of the next line.
+///
+/// If no line begins there, `fallback` determines the start.
 fn cut(
     file: &mut File,
     length: u64,
@@ -386,7 +400,7 @@ fn cut(
     }
 }
 
-/// The first character from `wanted` on.
+/// Offset of the first character at or after `wanted`.
 fn character_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
     text.seek(SeekFrom::Start(wanted))?;
     let mut bytes = Vec::new();
@@ -395,7 +409,9 @@ fn character_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64>
     Ok(boundary.map_or(length, |boundary| wanted + boundary as u64))
 }
 
-/// The last line before `wanted`, unless it begins farther away than the end of the file.
+/// Start of the last line before `wanted`, or `length` if that line begins too far back.
+///
+/// Too far means farther from `wanted` than the end of the file is.
 fn near_line_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
     let Some(visible) = last_byte(text, length, &|byte| !byte.is_ascii_whitespace())? else {
         return Ok(length);
@@ -405,7 +421,7 @@ fn near_line_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64>
     Ok(start.filter(|start| wanted.saturating_sub(*start) <= length - wanted).unwrap_or(length))
 }
 
-/// Place of the last such byte before `end`.
+/// Offset of the last matching byte before `end`.
 fn last_byte(text: &mut File, mut end: u64, is_wanted: &dyn Fn(&u8) -> bool) -> io::Result<Option<u64>> {
     while end > 0 {
         let start = end.saturating_sub(READ_BYTES as u64);
@@ -420,7 +436,7 @@ fn last_byte(text: &mut File, mut end: u64, is_wanted: &dyn Fn(&u8) -> bool) -> 
     Ok(None)
 }
 
-/// First place of a part of a text that follows a line break, and something visible follows.
+/// First offset in a part that follows a line break and precedes a visible character.
 fn line_start(text: &mut File, part: Range<u64>) -> io::Result<Option<u64>> {
     text.seek(SeekFrom::Start(part.start))?;
     let mut reader = BufReader::new(text).take(part.end - part.start);
@@ -484,16 +500,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_holds_a_text_or_the_ids_of_tokens() {
-        let of = |line: &str| content_of_line(line).map(string);
-        assert_eq!(of("{\"text\": \"a b\", \"labels\": []}"), Ok("a b".into()));
-        assert_eq!(of("{\"ids\": [3, 0, 2047]}"), Ok("[3, 0, 2047]".into()));
-        assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is not a list of token ids".into()));
+    fn line_contains_text_or_token_ids() {
+        let content = |line: &str| content_of_line(line).map(string);
+        assert_eq!(content("{\"text\": \"a b\", \"labels\": []}"), Ok("a b".into()));
+        assert_eq!(content("{\"ids\": [3, 0, 2047]}"), Ok("[3, 0, 2047]".into()));
+        assert_eq!(content("{\"ids\": [3, -1]}"), Err("`ids` is not a list of token ids".into()));
         assert_eq!(
-            of("{\"ids\": [3], \"text\": \"a\"}"),
+            content("{\"ids\": [3], \"text\": \"a\"}"),
             Err("the object has both `text` and `ids`; keep one".into())
         );
-        // A tokenizer is trained on the texts alone.
+        // A tokenizer is trained only on texts.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.jsonl");
         std::fs::write(&path, "{\"text\": \"one\"}\n{\"ids\": [1, 2]}\n{\"text\": \"two\"}\n").unwrap();
@@ -503,12 +519,12 @@ mod tests {
     }
 
     fn pieces(file: &TextFile, range: Range<u64>, piece_bytes: usize) -> Vec<Piece> {
-        let cuts = Cuts { piece_bytes, first: &before_line };
-        file.pieces(range, cuts).collect::<Result<_, _>>().unwrap()
+        let rule = SplitRule { piece_bytes, first: &before_line };
+        file.pieces(range, rule).collect::<Result<_, _>>().unwrap()
     }
 
     #[test]
-    fn pieces_are_cut_before_line_breaks_and_lose_nothing() {
+    fn pieces_split_before_line_breaks_without_loss() {
         let folder = tempfile::tempdir().unwrap();
         let text = "word \n\n line\nend. ".repeat(20_000);
         let file = file(folder.path(), "text.txt", &text);
@@ -520,16 +536,16 @@ mod tests {
         assert!(found[1..].iter().all(|piece| piece.bytes.starts_with(b"\nend")));
         let ends: Vec<bool> = found.iter().map(|piece| piece.is_last).collect();
         assert_eq!((ends.iter().filter(|end| **end).count(), ends.last()), (1, Some(&true)));
-        // From a piece's begin on they are the same ones.
+        // Starting at the beginning of a piece yields the same pieces.
         let again = pieces(&file, found[2].start..file.bytes, PIECE_BYTES);
         assert_eq!(again.len(), found.len() - 2);
         assert_eq!(bytes(&again), bytes(&found[2..]));
         let one = self::file(folder.path(), "one.txt", &"x".repeat(200_000));
-        assert_eq!(pieces(&one, 0..one.bytes, PIECE_BYTES).len(), 1, "no place to cut");
+        assert_eq!(pieces(&one, 0..one.bytes, PIECE_BYTES).len(), 1, "no split point");
     }
 
     #[test]
-    fn pieces_of_lines_are_whole_lines() {
+    fn json_pieces_contain_whole_lines() {
         let folder = tempfile::tempdir().unwrap();
         let lines: Vec<String> =
             (0..50).map(|line| format!("{{\"text\": \"{}\"}}", "a".repeat(line))).collect();
@@ -545,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named_with_its_place() {
+    fn invalid_text_is_reported_with_its_position() {
         let folder = tempfile::tempdir().unwrap();
         let refused = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);
@@ -562,9 +578,10 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_stands_after_a_line_or_between_characters() {
-        let cut =
-            |text: &str, share| cut(&mut file_of(text), text.len() as u64, share, character_start).unwrap();
+    fn text_is_cut_after_a_line_or_between_characters() {
+        let cut = |text: &str, held_out| {
+            cut(&mut file_of(text), text.len() as u64, held_out, character_start).unwrap()
+        };
         assert_eq!(cut("aaaa\nbbbb\ncccc", 0.5), 10);
         assert_eq!(cut("aaaa\nbbbb\ncccc", 0.0), 14);
         assert_eq!(cut("ää", 0.6), 2);
@@ -579,43 +596,44 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_of_lines_cuts_none() {
-        let cut =
-            |text: &str, share| cut(&mut file_of(text), text.len() as u64, share, near_line_start).unwrap();
+    fn held_out_split_keeps_lines_whole() {
+        let cut = |text: &str, held_out| {
+            cut(&mut file_of(text), text.len() as u64, held_out, near_line_start).unwrap()
+        };
         let lines = "aaaa\nbbbb\ncccc\n";
         assert_eq!(
-            [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.99].map(|share| cut(lines, share)),
+            [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.99].map(|held_out| cut(lines, held_out)),
             [15, 15, 15, 10, 10, 5, 5]
         );
         assert_eq!(
-            [0.2, 0.05].map(|share| cut("aaaa\nbbbb\ncccc\n\n \n", share)),
+            [0.2, 0.05].map(|held_out| cut("aaaa\nbbbb\ncccc\n\n \n", held_out)),
             [10, 18],
-            "blank lines are no data"
+            "blank lines do not count"
         );
         assert_eq!(cut("aaaa", 0.5), 4);
         let long = format!("a\nb\n{}", "c".repeat(200_000));
         assert_eq!((cut(&long, 0.4), cut(&long, 0.6)), (200_004, 4));
-        // Whatever the share, each line is in one part whole.
+        // For any fraction, each line belongs to one part as a whole.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.jsonl");
         for lines in 1..30 {
             let texts: Vec<String> = (0..lines).map(|line| "the cat ".repeat(1 + line * 7 % 11)).collect();
             let rows: Vec<String> = texts.iter().map(|text| json!({ "text": text }).to_string()).collect();
             std::fs::write(&path, rows.join("\n")).unwrap();
-            for share in [0.01, 0.1, 0.5, 0.95] {
-                let corpus = Corpus::open(std::slice::from_ref(&path), share).unwrap();
+            for held_out in [0.01, 0.1, 0.5, 0.95] {
+                let corpus = Corpus::open(std::slice::from_ref(&path), held_out).unwrap();
                 let parts = [Split::Training, Split::HeldOut].map(|split| corpus.documents(split));
                 let found: Vec<String> = parts.into_iter().flatten().map(Result::unwrap).collect();
-                assert_eq!(found, texts, "{lines} lines, {share}");
+                assert_eq!(found, texts, "{lines} lines, {held_out}");
                 let is_noted = corpus.notes().next().is_some();
-                assert_eq!(is_noted, corpus.bytes(Split::HeldOut) == 0, "{lines} lines, {share}");
+                assert_eq!(is_noted, corpus.bytes(Split::HeldOut) == 0, "{lines} lines, {held_out}");
             }
         }
     }
 
-    /// Pieces of a file without line breaks, and of one long line of JSON, are short; together they are the text.
+    /// Pieces are short even without line breaks or in a single JSON line, and add up to the text.
     #[test]
-    fn a_long_line_is_shown_in_short_pieces() {
+    fn long_line_is_read_in_short_pieces() {
         let folder = tempfile::tempdir().unwrap();
         for text in ["the cat sat ".repeat(100_000), "ä語🤗".repeat(120_000), "x".repeat(600_000)] {
             for (name, contents) in
@@ -632,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_json_beyond_the_limit_is_refused() {
+    fn json_line_beyond_the_limit_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.jsonl");
         let long =
@@ -644,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_text() {
+    fn byte_order_mark_is_skipped() {
         let folder = tempfile::tempdir().unwrap();
         for (name, contents) in [("a.txt", "\u{feff}one two"), ("a.jsonl", "\u{feff}\"one two\"\n")] {
             let path = folder.path().join(name);

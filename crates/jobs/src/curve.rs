@@ -1,4 +1,4 @@
-//! The loss curve as an SVG picture: training loss of every step, held-out loss of every evaluation.
+//! Loss curve as an SVG picture: training loss of every step, held-out loss of every evaluation.
 
 use std::fs;
 use std::path::Path;
@@ -8,13 +8,14 @@ use plotters::prelude::*;
 
 use crate::{Entry, JobError};
 
-/// Width and height of the picture, in pixels.
+/// Width and height of the picture in pixels.
 const SIZE: (u32, u32) = (800, 450);
-const TRAINING_COLOUR: RGBColor = RGBColor(70, 130, 180);
-const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
+const TRAINING_COLOR: RGBColor = RGBColor(70, 130, 180);
+const HELD_OUT_COLOR: RGBColor = RGBColor(200, 80, 40);
 
-/// Draws the losses of a log into the file `path`, in place of what is there; `unit` is what they are measured in, such as `nats per
-/// token`.
+/// Draws the losses of a log into the file `path`, and replaces an existing file.
+///
+/// `unit` is the unit of the losses, such as `nats per token`.
 ///
 /// ```
 /// use candle_gpt2_jobs::{Entry, loss_curve};
@@ -28,7 +29,7 @@ const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 /// ```
 ///
 /// # Errors
-/// When there is no loss to draw, or the file cannot be written.
+/// Fails if there is no loss to draw, or the file cannot be written.
 pub fn loss_curve(entries: &[Entry], unit: &str, path: &Path) -> Result<(), JobError> {
     let failed = |what: String| JobError::Curve { path: path.to_owned(), what };
     let losses = |loss: fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
@@ -41,7 +42,7 @@ pub fn loss_curve(entries: &[Entry], unit: &str, path: &Path) -> Result<(), JobE
     let lowest = all().map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min);
     let highest = all().map(|(_, loss)| *loss).fold(f64::NEG_INFINITY, f64::max);
     if lowest > highest {
-        return Err(failed("the log has no loss".into()));
+        return Err(failed("the log contains no losses".into()));
     }
     let margin = ((highest - lowest) * 0.05).max(0.05);
     let draw = |picture: &mut String| -> Result<(), Box<dyn std::error::Error>> {
@@ -58,16 +59,16 @@ pub fn loss_curve(entries: &[Entry], unit: &str, path: &Path) -> Result<(), JobE
             .y_desc(format!("loss, {unit}"))
             .light_line_style(WHITE)
             .draw()?;
-        for (points, colour, name) in
-            [(training, TRAINING_COLOUR, "training"), (held_out, HELD_OUT_COLOUR, "held out")]
+        for (points, color, name) in
+            [(training, TRAINING_COLOR, "training"), (held_out, HELD_OUT_COLOR, "held out")]
         {
             if points.is_empty() {
                 continue;
             }
             chart
-                .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+                .draw_series(LineSeries::new(points, color.stroke_width(2)))?
                 .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2)));
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color.stroke_width(2)));
         }
         chart
             .configure_series_labels()

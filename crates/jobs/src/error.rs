@@ -1,4 +1,4 @@
-//! Why a job cannot start or continue.
+//! Errors of jobs.
 
 use std::path::PathBuf;
 
@@ -10,31 +10,33 @@ use candle_gpt2_training::TrainingError;
 use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
-/// A job that cannot start or continue. [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
+/// Reason that a job cannot start or continue.
+///
+/// [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The training, its options, its data or its files.
+    /// Error in the training, its options, its data or its files.
     #[error(transparent)]
     Training(#[from] TrainingError),
-    /// The loss curve cannot be drawn.
+    /// Loss curve that cannot be drawn.
     #[error("{path}: the loss curve cannot be drawn: {what}")]
     Curve {
-        /// The file.
+        /// Path of the picture.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         what: String,
     },
-    /// The checkpoint to start from cannot be opened.
+    /// Initial checkpoint that cannot be opened.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A sample cannot be made.
+    /// Sample that cannot be generated.
     #[error(transparent)]
     Generation(#[from] GenerationError),
 }
 
 impl JobError {
-    /// Whether the job was interrupted, wherever it was.
+    /// Whether the job was interrupted, in any phase.
     pub fn is_interrupted(&self) -> bool {
         match self {
             Self::Training(error) => error.is_interrupted(),
@@ -43,7 +45,7 @@ impl JobError {
         }
     }
 
-    /// Whether it is a usage error, as opposed to a failed job.
+    /// Whether this is a usage error rather than a failed job.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Training(error) => error.is_usage(),

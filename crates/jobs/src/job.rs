@@ -1,5 +1,6 @@
-//! A whole training from files to a folder, as every front end runs it: data, tokenizer, start, adapters, steps, evaluations,
-//! samples and the report.
+//! Complete training from data files to an output folder, shared by all front ends.
+//!
+//! It covers the data, tokenizer, initial weights, adapters, steps, evaluations, samples and the report.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_engine::{BUILT_IN, HubOptions, LoadedModel, ModelOptions, Reporter, Watched, free_memory};
+use candle_gpt2_engine::{BUILT_IN, HubOptions, LoadedModel, ModelOptions, ReadJob, Reporter, free_memory};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_weights::{
     Checkpoint, Companions, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, read_bounded_text,
@@ -26,16 +27,16 @@ use crate::{
     confusion_picture, estimated_bytes,
 };
 
-/// Largest configuration that is read.
+/// Maximum size of a configuration file in bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Tokens of a sample: enough to see what the model has learnt, at little cost.
+/// Length of a sample in tokens, long enough to show what the model has learned at little cost.
 const SAMPLE_TOKENS: usize = 60;
 
-/// A training: its data, its folder and its options.
+/// Training job: its data, its folder and its options.
 ///
-/// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones if nothing is held
-/// out), next to `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights, interrupted or
-/// not.
+/// The folder becomes a Hugging Face checkpoint with the weights of the lowest held-out loss, or with the
+/// last weights if nothing is held out. It also contains `log.jsonl`, `loss.svg` and the state for
+/// resuming. The same job produces the same weights, interrupted or not.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -64,87 +65,93 @@ const SAMPLE_TOKENS: usize = 60;
 /// ```
 #[derive(Debug, Clone)]
 pub struct TrainJob {
-    /// Texts: plain UTF-8 files, or JSONL files with a `text`, or `ids` of tokens, in each line; or one folder of token files, see
-    /// [`TokenFolder`](crate::TokenFolder), whose held-out part is `val`. For [`Task::Classify`](crate::Task::Classify) JSONL files with
-    /// `text` and `label`, for [`Task::Answer`](crate::Task::Answer) with `prompt` and `completion`, or TSV files of both.
+    /// Data files, depending on the task.
+    ///
+    /// For texts, these are plain UTF-8 files, or JSONL files with a `text` or the `ids` of tokens in
+    /// each line. A single folder of token files is also accepted, see
+    /// [`TokenFolder`](crate::TokenFolder); its held-out part is `val`.
+    /// [`Task::Classify`](crate::Task::Classify) needs JSONL files with `text` and `label`, and
+    /// [`Task::Answer`](crate::Task::Answer) needs `prompt` and `completion`. TSV files work for both.
     pub data: Vec<PathBuf>,
-    /// What is trained.
+    /// Initial model.
     pub start: Start,
-    /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the checkpoint's, and for a new
-    /// model one that is trained from the data.
+    /// Tokenizer: a `tokenizer.json`, or a folder with one or with a vocabulary and merges.
+    ///
+    /// Defaults to the tokenizer of the checkpoint. For a new model, the default is a tokenizer trained
+    /// on the data.
     pub tokenizer: Option<PathBuf>,
-    /// The folder that is written; it must be new or empty, but to resume.
+    /// Output folder; it must be new or empty, unless the job resumes.
     pub out: PathBuf,
-    /// The other options.
+    /// Other options.
     pub options: TrainOptions,
-    /// Where the Hub's checkpoints come from.
+    /// Options for checkpoints on the Hub.
     pub hub: HubOptions,
 }
 
-/// What happens in a training. [`TrainJob::run`] tells them.
+/// Event of a training; [`TrainJob::run`] reports it.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum TrainEvent<'a> {
-    /// The steps begin, or are resumed.
+    /// The training begins or resumes.
     Start {
-        /// Steps of the whole training.
+        /// Number of steps of the whole training.
         steps: u64,
-        /// Those of them that are done.
+        /// Number of steps that are already done.
         steps_done: u64,
     },
-    /// A step was taken, or the held-out loss measured: a line of the log.
+    /// New log entry: a step was taken, or the held-out loss was measured.
     Entry(&'a Entry),
-    /// A text was continued, after an evaluation.
+    /// Sample generated after an evaluation.
     Sample {
-        /// Steps so far.
+        /// Number of steps so far.
         step: u64,
-        /// The loss that was measured, in nats for each token.
+        /// Held-out loss, in nats per token.
         held_out_loss: f64,
-        /// The text with what the model made of it, or why it made nothing.
+        /// Prompt with the generated text, or the error that prevented it.
         text: &'a str,
     },
 }
 
-/// How a training ended, and on what. [`TrainJob::run`] returns it.
+/// Outcome of a training; [`TrainJob::run`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainReport {
-    /// The folder.
+    /// Output folder.
     pub out: PathBuf,
-    /// Parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: usize,
-    /// Tokens that were trained on.
+    /// Number of training tokens.
     pub training_tokens: usize,
-    /// Tokens that were held out.
+    /// Number of held-out tokens.
     pub held_out_tokens: usize,
-    /// Rows that were trained on, if the data has rows.
+    /// Number of training rows, if the data has rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub training_rows: Option<usize>,
-    /// Rows that were held out, if the data has rows.
+    /// Number of held-out rows, if the data has rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_rows: Option<usize>,
-    /// Steps taken in all.
+    /// Total number of steps taken.
     pub steps: u64,
-    /// Whether it ended before all steps were taken, for want of improvement.
+    /// Whether the training stopped early because the held-out loss no longer improved.
     pub stopped_early: bool,
-    /// Loss of the last step, in nats for each token.
+    /// Loss of the last step, in nats per token.
     pub loss: Option<f64>,
-    /// The evaluation with the lowest loss, whose weights the folder holds.
+    /// Step of the evaluation with the lowest loss, whose weights the folder holds.
     pub best_step: Option<u64>,
-    /// Its loss, in nats for each token.
+    /// Held-out loss at `best_step`, in nats per token.
     pub held_out_loss: Option<f64>,
-    /// The same for each character.
+    /// Held-out loss at `best_step`, in nats per character.
     pub held_out_loss_per_character: Option<f64>,
-    /// What the best one says of held-out rows with labels.
+    /// Classification report at `best_step`, if the held-out rows have labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationReport>,
-    /// How good the best dictionary is on the held-out texts.
+    /// Metrics of the best dictionary on the held-out texts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dictionary: Option<DictionaryMetrics>,
-    /// Seconds of this run.
+    /// Duration of this run in seconds.
     pub elapsed_s: f64,
 }
 
-/// What there is before the first step.
+/// Everything that is prepared before the first step.
 struct Prepared {
     config: Gpt2Config,
     tokenizer: Arc<Tokenizer>,
@@ -154,13 +161,18 @@ struct Prepared {
 }
 
 impl TrainJob {
-    /// Trains. `reporter` receives the progress of loading and encoding, and may interrupt the job, which then ends within an
-    /// operation, the state of the last step saved; `on_event` is called with every step.
+    /// Runs the training.
+    ///
+    /// `reporter` receives the progress of loading and encoding. It may interrupt the job, which then
+    /// stops within one operation and saves the state of the last step. `on_event` is called with every
+    /// event.
     ///
     /// # Errors
-    /// When options are out of range or do not go together, the folder is taken, data or start cannot be read or do not fit
-    /// each other, the memory does not suffice, a loss is not a number, or a file cannot be written;
-    /// [`TrainingError::Interrupted`] when the reporter interrupts it.
+    /// Fails if options are out of range or conflict, or if the folder is in use. Fails if the data or
+    /// the initial model cannot be read or do not match. Fails if memory is insufficient, a loss is not
+    /// finite, or a file cannot be written.
+    ///
+    /// Returns [`TrainingError::Interrupted`] if the reporter interrupts the job.
     pub fn run(
         &self,
         reporter: &Arc<dyn Reporter>,
@@ -184,7 +196,7 @@ impl TrainJob {
         let mut report = |entry: &Entry, trainer: &Trainer| {
             on_event(TrainEvent::Entry(entry));
             if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &self.options.sample) {
-                // A sample that fails is shown as such; the training continues.
+                // A failed sample is reported in place of its text. The training continues.
                 let text = sample(trainer, &tokenizer, prompt);
                 let text = text.unwrap_or_else(|error| error.to_string());
                 on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
@@ -221,54 +233,57 @@ impl TrainJob {
         })
     }
 
-    /// Draws the table of confusion into the folder.
+    /// Draws the confusion matrix into the folder.
     fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), JobError> {
         let path = self.out.join("confusion.svg");
         match candle_gpt2_pictures::svg(&confusion_picture(report), candle_gpt2_pictures::Width::OneColumn) {
             Ok(picture) => Ok(replace_file(&path, |partial| Ok(fs::write(partial, picture)?))?),
-            // Of very many labels there is no picture; the numbers are there all the same.
+            // With very many labels there is no picture. The numbers are still reported.
             Err(error) => {
-                reporter.note(&format!("no {}: {error}", path.display()));
+                reporter.note(&format!("{} was not drawn: {error}", path.display()));
                 Ok(())
             }
         }
     }
 
-    /// Everything up to the first step, or to the step that the training resumes from.
+    /// Performs everything up to the first step, or up to the step that the training resumes from.
     ///
     /// # Errors
-    /// As [`TrainJob::run`], but for what a step may fail with.
+    /// Fails for the same reasons as [`TrainJob::run`], except for errors within a step.
     pub fn open(&self, reporter: &Arc<dyn Reporter>) -> Result<Run, JobError> {
         self.open_share(reporter, Share::WHOLE)
     }
 
-    /// The same for one of several processes, each of which computes a share of every batch, see [`Run::share_of_step`]. The
-    /// first one writes the folder, and the others nothing that stays; all of them see the state in it, if they resume and it
-    /// can be read, and else are to be given it, see [`Run::set_state`].
+    /// Opens the training for one of several processes that each compute a share of every batch.
+    ///
+    /// See [`Run::share_of_step`]. The first process writes the folder, and the others keep nothing. All
+    /// processes load the state in the folder if they resume and can read it. Otherwise they need it from
+    /// [`Run::set_state`].
     ///
     /// # Errors
-    /// As [`TrainJob::open`], and when there is no such share.
+    /// Fails for the same reasons as [`TrainJob::open`], and if the share is invalid.
     pub fn open_share(&self, reporter: &Arc<dyn Reporter>, share: Share) -> Result<Run, JobError> {
         share.check()?;
         let options = &self.options;
         options.check(&self.start)?;
-        let apart = match share.index {
+        let temp_folder = match share.index {
             0 => None,
-            _ => Some(apart()?),
+            _ => Some(temp_folder()?),
         };
-        let workplace = apart.as_ref().map_or(self.out.as_path(), TempDir::path);
-        if apart.is_none() {
+        let workplace = temp_folder.as_ref().map_or(self.out.as_path(), TempDir::path);
+        if temp_folder.is_none() {
             JobFolder::expect_unused(&self.out)?;
             self.check_folder()?;
         }
         let source = Source::open(&self.data, options)?;
         let prepared = self.prepare(&source, &**reporter)?;
-        let mut numbers = options.numbers(&self.start, &prepared.config);
-        options.put_dictionary(&prepared.config, &mut numbers)?;
-        numbers.check(&prepared.config)?;
+        let mut hyperparameters = options.hyperparameters(&self.start, &prepared.config);
+        options.put_dictionary(&prepared.config, &mut hyperparameters)?;
+        hyperparameters.check(&prepared.config)?;
         let assignment = source.assignment(&prepared.config)?;
         let assignment = assignment.as_ref();
-        numbers.class_weights = class_weights(options.class_weights.as_ref(), assignment, &prepared.config)?;
+        hyperparameters.class_weights =
+            class_weights(options.class_weights.as_ref(), assignment, &prepared.config)?;
         if let Some(lora) = options.lora() {
             lora.check(&prepared.config)?;
         }
@@ -276,39 +291,39 @@ impl TrainJob {
             reporter.note(&note);
         }
         let device = options.device.open(&**reporter)?;
-        if device.is_cpu() && numbers.compute_dtype != ComputeDType::F32 {
-            reporter.note("on the CPU bf16 is computed in f32 and is slower than plain f32");
+        if device.is_cpu() && hyperparameters.compute_dtype != ComputeDType::F32 {
+            reporter.note("on the CPU, bf16 is computed in f32, which is slower than plain f32");
         }
-        let (batch_size, context) = numbers.largest_batch();
+        let (batch_size, context) = hyperparameters.largest_batch();
         let (batch_size, context) = (share.of(batch_size).len(), source.longest(context));
-        let largest = Hyperparameters { batch_size, context, ..numbers.clone() };
+        let largest = Hyperparameters { batch_size, context, ..hyperparameters.clone() };
         if !options.ignore_memory {
             self.check_memory(&prepared.config, &largest, &device)?;
         }
-        if let Some(dictionary) = &numbers.dictionary
+        if let Some(dictionary) = &hyperparameters.dictionary
             && dictionary.kind == DictionaryKind::CrossLayerTranscoder
         {
             // Its decoders grow with the square of the number of layers.
             reporter.note(&format!(
-                "a cross-layer transcoder of {} parameters; training it takes about {} MiB",
+                "a cross-layer transcoder with {} parameters; training it needs about {} MiB",
                 grouped(dictionary.parameter_count(&prepared.config)?),
                 estimated_bytes(&prepared.config, &largest, false, &device) >> 20
             ));
         }
-        let explained = self.explained(&source, (share, &device), &**reporter)?;
-        let job_folder = match apart {
+        let explained = self.explained_model(&source, (share, &device), &**reporter)?;
+        let job_folder = match temp_folder {
             None => Some(JobFolder::take(&self.out, &results(&self.out))?),
             Some(_) => None,
         };
-        if apart.is_none() {
-            // Another process may have used it since it was looked at.
+        if temp_folder.is_none() {
+            // Another process may have used the folder since the first check.
             self.check_folder()?;
         }
         let encoder = (&*prepared.tokenizer, &prepared.config);
-        let data = source.encode(assignment, encoder, &numbers, workplace, &**reporter)?;
+        let data = source.encode(assignment, encoder, &hyperparameters, workplace, &**reporter)?;
         let trainer = match explained {
-            Some((model, has_bos)) => self.dictionary_trainer(&model, has_bos, numbers, reporter)?,
-            None => self.trainer(&prepared, numbers, &device, reporter)?,
+            Some((model, has_bos)) => self.dictionary_trainer(&model, has_bos, hyperparameters, reporter)?,
+            None => self.trainer(&prepared, hyperparameters, &device, reporter)?,
         };
         let run_options = RunOptions {
             base_model: self.base_model(),
@@ -319,7 +334,7 @@ impl TrainJob {
             patience: options.patience,
             dtype: options.dtype,
             share,
-            apart,
+            temp_folder,
         };
         let run =
             Run::open(job_folder, trainer, data, (prepared.tokenizer, prepared.companions), run_options)?;
@@ -329,15 +344,15 @@ impl TrainJob {
         Ok(run)
     }
 
-    /// A folder that holds something is only used to resume.
+    /// Checks that a non-empty folder is only used to resume.
     fn check_folder(&self) -> Result<(), TrainingError> {
-        // The log of a training that failed before it saved a state is begun anew.
+        // If a training failed before it saved a state, its log is started over.
         let begun = is_log(&self.out.join(LOG)).then_some(LOG);
-        let resume = Resume { goes_on: self.options.resume, can_go_on: has_state(&self.out) };
+        let resume = Resume { resumes: self.options.resume, can_resume: has_state(&self.out) };
         JobFolder::check(&self.out, &results(&self.out), begun, resume)
     }
 
-    /// The checkpoint that the training starts from: the absolute path of one on this machine, or its name.
+    /// Returns the initial checkpoint: its absolute path on this machine, or its name.
     fn base_model(&self) -> Option<String> {
         let Start::Checkpoint(model) = &self.start else { return None };
         let is_local = model != Path::new(BUILT_IN) && model.exists();
@@ -345,7 +360,7 @@ impl TrainJob {
         absolute.as_ref().unwrap_or(model).to_str().map(str::to_owned)
     }
 
-    /// The configuration, the tokenizer and, if there is one, the checkpoint.
+    /// Loads the configuration, the tokenizer and the optional checkpoint.
     fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, JobError> {
         let (config, name) = match &self.start {
             Start::Checkpoint(model) => {
@@ -375,7 +390,7 @@ impl TrainJob {
             Some(path) => load_tokenizer(path)?,
             None => source.tokenizer((&config, name), reporter)?,
         };
-        // The ids of the end of a text are the tokenizer's, whatever the configuration says.
+        // The BOS and EOS ids come from the tokenizer, and override the configuration.
         if let Some(end) = tokenizer.token_to_id(END_OF_TEXT) {
             config.bos_token_id = Some(end);
             config.eos_token_id = vec![end];
@@ -385,8 +400,10 @@ impl TrainJob {
         Ok(Prepared { config, tokenizer: tokenizer.into(), companions, checkpoint: None })
     }
 
-    /// The model whose values a dictionary learns, and whether the texts of the data begin with its BOS token; `None` of the other tasks.
-    fn explained(
+    /// Loads the model that a dictionary explains; `None` for other tasks.
+    ///
+    /// The flag is true if the sequences of the data begin with the BOS token.
+    fn explained_model(
         &self,
         source: &Source,
         (share, device): (Share, &Device),
@@ -396,11 +413,11 @@ impl TrainJob {
             return Ok(None);
         };
         if share.count > 1 {
-            let what = "`task` dictionary is trained by one process: which latents are kept depends on the whole batch";
+            let what = "`task` dictionary needs a single process, because the selection of latents depends on the whole batch";
             return Err(TrainingError::Call { what: what.into() }.into());
         }
         if !device.is_cpu() {
-            let what = "`device`: dictionaries are trained on the CPU; give cpu";
+            let what = "`device`: dictionaries are trained on the CPU; use cpu";
             return Err(TrainingError::Call { what: what.into() }.into());
         }
         let options = ModelOptions {
@@ -425,14 +442,14 @@ impl TrainJob {
         &self,
         model: &LoadedModel,
         has_bos: bool,
-        numbers: Hyperparameters,
+        hyperparameters: Hyperparameters,
         reporter: &Arc<dyn Reporter>,
     ) -> Result<Trainer, JobError> {
         let name = match &self.start {
             Start::Checkpoint(name) => name.display().to_string(),
             _ => String::new(),
         };
-        let trainer = Trainer::with_dictionary((model.model().clone(), name), has_bos, numbers)?;
+        let trainer = Trainer::with_dictionary((model.model().clone(), name), has_bos, hyperparameters)?;
         let interrupt = Arc::clone(reporter);
         Ok(trainer.interrupted_by(Arc::new(move || interrupt.is_interrupted())))
     }
@@ -440,14 +457,14 @@ impl TrainJob {
     fn trainer(
         &self,
         prepared: &Prepared,
-        numbers: Hyperparameters,
+        hyperparameters: Hyperparameters,
         device: &Device,
         reporter: &Arc<dyn Reporter>,
     ) -> Result<Trainer, JobError> {
-        let (config, seed) = (&prepared.config, numbers.seed);
+        let (config, seed) = (&prepared.config, hyperparameters.seed);
         let parameters = match &prepared.checkpoint {
             Some(checkpoint) => {
-                let progress = Watched::new(&**reporter, "loading", checkpoint.parameter_bytes());
+                let progress = ReadJob::new(&**reporter, "loading", checkpoint.parameter_bytes());
                 let parameters = Parameters::from_checkpoint(checkpoint, device, &progress)?;
                 parameters.with_fresh_head(config, seed)?
             }
@@ -456,11 +473,11 @@ impl TrainJob {
         let trainer = match self.options.lora() {
             Some(lora) => {
                 let (lora, adapters) = Lora::new(config, lora, &parameters, seed)?;
-                Trainer::with_adapters(config, lora, adapters, numbers)?
+                Trainer::with_adapters(config, lora, adapters, hyperparameters)?
             }
             None => {
-                let (parameters, fixed) = parameters.split(config, numbers.train_blocks);
-                Trainer::with_fixed(config, parameters, fixed, numbers)?
+                let (parameters, fixed) = parameters.split(config, hyperparameters.train_blocks);
+                Trainer::with_fixed(config, parameters, fixed, hyperparameters)?
             }
         };
         let interrupt = Arc::clone(reporter);
@@ -469,36 +486,36 @@ impl TrainJob {
             .interrupted_by(Arc::new(move || interrupt.is_interrupted())))
     }
 
-    /// Refuses a training that the machine's memory cannot hold.
+    /// Rejects a training that exceeds the machine's memory.
     fn check_memory(
         &self,
         config: &Gpt2Config,
-        numbers: &Hyperparameters,
+        hyperparameters: &Hyperparameters,
         device: &Device,
     ) -> Result<(), TrainingError> {
         let recomputes = self.options.recompute;
-        let mut needed = estimated_bytes(config, numbers, recomputes, device);
-        if numbers.dictionary.is_some() {
-            // The model that it explains is loaded later, in f32.
+        let mut needed = estimated_bytes(config, hyperparameters, recomputes, device);
+        if hyperparameters.dictionary.is_some() {
+            // The explained model is loaded later, in f32.
             needed += 4 * ParameterCounts::new(config).unique as u64;
         }
         let free = free_memory(device).map(|free| free as u64);
         let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
-        let more = match (&numbers.dictionary, recomputes) {
+        let more = match (&hyperparameters.dictionary, recomputes) {
             (Some(_), _) => ", or `latents`",
             (None, false) => ", or add `recompute`",
             (None, true) => "",
         };
         let advice = format!(
-            "lower `batch_size` (and raise `accumulate`) or `context`{more}; `ignore_memory` trains all the same"
+            "lower `batch_size` (and raise `accumulate`) or `context`{more}; `ignore_memory` skips this check"
         );
         Err(TrainingError::NoRoom {
-            parameters: match &numbers.dictionary {
+            parameters: match &hyperparameters.dictionary {
                 Some(dictionary) => dictionary.parameter_count(config)?,
                 None => ParameterCounts::new(config).unique,
             },
-            windows: numbers.batch_size,
-            tokens: numbers.context,
+            windows: hyperparameters.batch_size,
+            tokens: hyperparameters.context,
             needed,
             free,
             advice,
@@ -506,8 +523,8 @@ impl TrainJob {
     }
 }
 
-/// A folder that goes with the run that uses it.
-fn apart() -> Result<TempDir, TrainingError> {
+/// Creates a temporary folder that is deleted with its run.
+fn temp_folder() -> Result<TempDir, TrainingError> {
     TempDir::new().map_err(|error| TrainingError::File { path: std::env::temp_dir(), error })
 }
 
@@ -517,7 +534,7 @@ fn read_config(path: &Path) -> Result<Gpt2Config, TrainingError> {
     Gpt2Config::from_json(&text).map_err(|error| TrainingError::ConfigFile { path: path.to_owned(), error })
 }
 
-/// What the model makes of a prompt.
+/// Generates a continuation of a prompt.
 fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<String, JobError> {
     let model = trainer.model()?;
     let ids = encode(tokenizer, prompt)?;

@@ -1,5 +1,6 @@
-//! The folder that a job writes: one process at a time, and unfinished files of a killed process are distinguished from the files
-//! of users.
+//! Output folder of a job, locked so that only one process at a time writes it.
+//!
+//! Files that a killed process left unfinished are distinguished from the user's files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -9,34 +10,38 @@ use candle_gpt2_weights::{create_locked, expect_own_file, open_locked, partials}
 
 use crate::TrainingError;
 
-/// Locked while a process writes the folder. Only a process that was killed leaves it behind, unlocked.
+/// Lock file, locked while a process writes the folder; a killed process leaves it behind unlocked.
 const LOCK: &str = ".lock";
 
-/// A folder that no other process writes until this is dropped. It is removed again if it was made for nothing.
+/// A folder that is locked against other processes until this is dropped.
+///
+/// Dropping it removes the folder again if it is new and empty.
 #[derive(Debug)]
 pub(crate) struct JobFolder {
     path: PathBuf,
-    /// Held until this is dropped.
+    /// Lock, held until this is dropped.
     lock: Option<File>,
     is_new: bool,
-    /// What killed processes left, at the time that it was locked.
+    /// Leftovers of killed processes when the folder was locked.
     leftovers: Vec<PathBuf>,
 }
 
-/// What is in the folder of a job, and what becomes of it.
+/// State of a job's folder with respect to resuming.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resume {
-    /// Whether the job resumes it.
-    pub(crate) goes_on: bool,
-    /// Whether a job could.
-    pub(crate) can_go_on: bool,
+    /// Whether the job resumes the folder.
+    pub(crate) resumes: bool,
+    /// Whether the folder could be resumed.
+    pub(crate) can_resume: bool,
 }
 
 impl JobFolder {
-    /// Locks a folder, which is made if there is none. `results` are the files that the job replaces as a whole.
+    /// Creates the folder if necessary, and locks it.
+    ///
+    /// `results` are the files that the job replaces as a whole.
     ///
     /// # Errors
-    /// When another process writes it, or it cannot be written.
+    /// Fails if another process is writing the folder, or if it is not writable.
     pub(crate) fn take(path: &Path, results: &[impl AsRef<Path>]) -> Result<Self, TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let is_new = !path.exists();
@@ -51,25 +56,27 @@ impl JobFolder {
         Ok(Self { path: path.to_owned(), lock: Some(lock), is_new, leftovers })
     }
 
-    /// Refuses a folder that another process writes, and touches nothing.
+    /// Checks that no other process is writing a folder, without changing anything.
     ///
     /// # Errors
-    /// When another process writes it.
+    /// Fails if another process is writing it.
     pub(crate) fn expect_unused(path: &Path) -> Result<(), TrainingError> {
         let name = path.join(LOCK);
         let locked = expect_own_file(&name).and_then(|()| open_locked(&name, OpenOptions::new().write(true)));
         match locked {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use(path)),
-            // Whatever else is wrong with it is told when it is taken.
+            // Other problems are reported by [`JobFolder::take`].
             _ => Ok(()),
         }
     }
 
-    /// Whether a job may begin in a folder: there is none, or it has nothing but what one that failed or was killed at its
-    /// beginning leaves, which may include a file called `begun`.
+    /// Whether a job may begin in a folder.
+    ///
+    /// The folder may be missing, or contain only leftovers of a job that failed or was killed early.
+    /// The leftovers may include a file with the name `begun`.
     ///
     /// # Errors
-    /// When it cannot be listed.
+    /// Fails if the folder cannot be listed.
     fn is_free(
         path: &Path,
         results: &[impl AsRef<Path>],
@@ -90,33 +97,35 @@ impl JobFolder {
         Ok(true)
     }
 
-    /// Refuses a folder in which a job may neither begin nor resume. `begun` is as for [`JobFolder::is_free`]; `goes_on` says whether
-    /// the job resumes what is there, and `can_go_on` whether `resume` would do that.
+    /// Rejects a folder in which a job may neither begin nor resume.
+    ///
+    /// `begun` is the same as in [`JobFolder::is_free`]. `resumes` is true if the job resumes the folder,
+    /// and `can_resume` is true if the option `resume` would do so.
     ///
     /// # Errors
-    /// When it is not a folder, or has something in it.
+    /// Fails if the path is not a folder, or if the folder has other contents.
     pub(crate) fn check(
         path: &Path,
         results: &[impl AsRef<Path>],
         begun: Option<&str>,
-        Resume { goes_on, can_go_on }: Resume,
+        Resume { resumes, can_resume }: Resume,
     ) -> Result<(), TrainingError> {
         let what = if path.exists() && !path.is_dir() {
-            "it is not a folder; choose another name"
-        } else if goes_on || Self::is_free(path, results, begun)? {
+            "not a folder; choose another name"
+        } else if resumes || Self::is_free(path, results, begun)? {
             return Ok(());
-        } else if can_go_on {
-            "the folder is not empty; add `resume` to continue what is in it, or choose another name"
+        } else if can_resume {
+            "the folder is not empty; add `resume` to continue the job in it, or choose another name"
         } else {
             "the folder is not empty; choose another name"
         };
         Err(TrainingError::Call { what: format!("`out` {}: {what}", path.display()) })
     }
 
-    /// Removes what killed processes left.
+    /// Removes what killed processes left behind.
     pub(crate) fn remove_leftovers(&self) {
         for leftover in &self.leftovers {
-            // Nothing depends on it: what cannot be removed stays.
+            // Best effort: nothing depends on the removal.
             let _ = fs::remove_dir_all(leftover);
         }
     }
@@ -124,9 +133,9 @@ impl JobFolder {
 
 impl Drop for JobFolder {
     fn drop(&mut self) {
-        // Nothing more can be done than try. A folder with something in it is not removed.
+        // Best effort. `remove_dir` does not remove a folder that is not empty.
         let _ = fs::remove_file(self.path.join(LOCK));
-        // Some file systems of Windows keep the name of a file until it is closed.
+        // Some Windows file systems keep the name of a file until it is closed.
         drop(self.lock.take());
         if self.is_new {
             let _ = fs::remove_dir(&self.path);

@@ -1,4 +1,4 @@
-//! The log of a training: one JSON object a line, for every step and every evaluation.
+//! Log of a training: one JSON object per line, for every step and every evaluation.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,56 +11,56 @@ use serde_json::Value;
 
 use crate::TrainingError;
 
-/// Largest log: more than ten million steps.
+/// Maximum size of a log in bytes, enough for more than ten million steps.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// A line of the log. A [`Journal`] holds them.
+/// A line of the log; a [`Journal`] holds them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Entry {
-    /// The step, counted from 1.
+    /// Step, counted from 1.
     pub step: u64,
-    /// Mean loss of the step's tokens, in nats.
+    /// Mean loss over the step's tokens, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
     /// Learning rate of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// Norm of the gradient before clipping.
+    /// Gradient norm before clipping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient_norm: Option<f64>,
-    /// Tokens per second of the step.
+    /// Tokens per second in the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
-    /// Loss on what is held out, in nats for each token, or each row with a label.
+    /// Held-out loss in nats, per token, or per row if the rows have labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
-    /// The same for each character.
+    /// Held-out loss in nats per character.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss_per_character: Option<f64>,
-    /// Share of the held-out rows whose label was said.
+    /// Fraction of held-out rows whose label is predicted correctly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// Mean F1 of the labels, on the held-out rows.
+    /// F1 score on the held-out rows, averaged over the labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
-    /// Active latents of a dictionary for each held-out token.
+    /// Mean number of active latents of a dictionary per held-out token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub l0: Option<f64>,
-    /// Share of the variance that a dictionary explains, on the held-out tokens.
+    /// Fraction of the variance that a dictionary explains on the held-out tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained_variance: Option<f64>,
-    /// The rise of the model's loss when the dictionary replaces the activations, in nats per token.
+    /// Increase of the model's loss if the dictionary replaces the activations, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_cross_entropy: Option<f64>,
-    /// Latents that were never active on the held-out tokens.
+    /// Number of latents that were never active on the held-out tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_latents: Option<usize>,
     /// Seconds since this process began to train.
     pub elapsed_s: f64,
 }
 
-/// The log file and its entries.
+/// Log file with its entries.
 ///
 /// ```
 /// use candle_gpt2_jobs::{Entry, Journal};
@@ -78,22 +78,22 @@ pub struct Journal {
     entries: Vec<Entry>,
     /// Checksum of the entries.
     checksum: LogChecksum,
-    /// All entries of the file when it was opened.
+    /// All entries that the file had when it was opened.
     found: Vec<Entry>,
 }
 
 impl Journal {
-    /// Opens the log at `path`, and forgets the entries that are not known any more.
+    /// Opens the log at `path` and removes the entries for which `is_known` is false.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// Fails if the file cannot be read or written.
     pub fn open(path: &Path, is_known: &dyn Fn(&Entry) -> bool) -> Result<Self, TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let text = match read_bounded_text(path, MAX_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             read => read.map_err(failed)?,
         };
-        // A killed process may leave half a line.
+        // A killed process may leave an incomplete line.
         let found = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
         let found: Vec<Entry> = found.collect();
         let entries: Vec<Entry> = found.iter().filter(|entry| is_known(entry)).cloned().collect();
@@ -104,17 +104,19 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, entries, checksum, found })
     }
 
-    /// Checksum of the entries, to be saved with a state.
+    /// Returns the checksum of the entries, which is saved with a state.
     pub(crate) fn checksum(&self) -> LogChecksum {
         self.checksum
     }
 
-    /// Continues the checksum of another process's log, so that the states of all shares are equal.
+    /// Continues the checksum of another process's log, so that all processes have equal states.
     pub(crate) fn continue_checksum(&mut self, log: LogChecksum) {
         self.checksum = log;
     }
 
-    /// Whether the file was cut or edited between saving a state and opening. Frees its old entries.
+    /// Whether the log was truncated or edited after a state was saved.
+    ///
+    /// Frees the entries that the file had when it was opened.
     pub(crate) fn was_changed_since(&mut self, saved: Option<LogChecksum>) -> bool {
         let found = std::mem::take(&mut self.found);
         saved.is_some_and(|saved| {
@@ -123,10 +125,10 @@ impl Journal {
         })
     }
 
-    /// Writes an entry.
+    /// Appends an entry.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn add(&mut self, entry: Entry) -> Result<(), TrainingError> {
         let failed = |error| TrainingError::File { path: self.path.clone(), error };
         self.file.write_all(line(&entry).as_bytes()).map_err(failed)?;
@@ -135,25 +137,25 @@ impl Journal {
         Ok(())
     }
 
-    /// Every entry so far.
+    /// Returns all entries so far.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 }
 
-/// Whether a file is a log of a training, of which a process that was killed may have left half a line.
+/// Whether a file is a log of a training, possibly with an incomplete last line from a killed process.
 pub(crate) fn is_log(path: &Path) -> bool {
     let Ok(text) = read_bounded_text(path, MAX_BYTES) else { return false };
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    // Every entry has a step and a time; to read one, neither must be there.
+    // Every entry has a step and a time. Deserialization alone would accept lines without them.
     let is_entry = |value: &Value| ["step", "elapsed_s"].iter().all(|key| value[key].is_number());
     whole.lines().all(|line| serde_json::from_str(line).is_ok_and(|value| is_entry(&value)))
 }
 
-/// The checksum of some entries and one more.
+/// Checksum of the previous entries and one more.
 fn with_entry(before: LogChecksum, entry: &Entry) -> LogChecksum {
     let written = line(&Entry { tokens_per_s: None, elapsed_s: 0.0, ..entry.clone() });
-    // A number that is not finite becomes null, and a null is left out when it is written again.
+    // A number that is not finite becomes null, and the null is omitted when the entry is written again.
     let rewritten = serde_json::from_str(&written).map_or(written, |entry| line(&entry));
     let mut hasher = crc32fast::Hasher::new_with_initial(before.crc32);
     hasher.update(rewritten.as_bytes());
@@ -161,6 +163,6 @@ fn with_entry(before: LogChecksum, entry: &Entry) -> LogChecksum {
 }
 
 fn line(entry: &Entry) -> String {
-    // Numbers that are not finite become null; no entry fails to be written.
+    // Numbers that are not finite become null, so every entry can be written.
     serde_json::to_string(entry).map_or(String::new(), |line| line + "\n")
 }

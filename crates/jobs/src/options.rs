@@ -1,9 +1,11 @@
-//! The options of a training in every front end, with their names, their defaults and the rules between them.
+//! Training options of all front ends: their names, defaults and constraints.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{DeviceChoice, UnknownName};
+use candle_gpt2_arithmetic::{NumberType, UnknownNumberType, uses};
+use candle_gpt2_engine::DeviceChoice;
 use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -12,24 +14,26 @@ use crate::{
     LoraConfig, OptimizerKind, Ramp, Schedule, Task, TrainingError,
 };
 
-/// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
+/// Bounds of the default warm-up steps, which are a twentieth of all steps between these bounds.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
-/// Types of the written weights: those that safetensors holds.
-const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
 
-/// The start of a training. Part of a [`TrainJob`](crate::TrainJob).
+/// Initial model of a training; part of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
-    /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model on the Hub, or
+    /// Checkpoint to train further.
+    ///
+    /// It is a folder, a weights file in any supported format, a model on the Hub, or
     /// [`BUILT_IN`](candle_gpt2_engine::BUILT_IN).
     Checkpoint(PathBuf),
-    /// A `config.json`, whose model is made anew.
+    /// Path of a `config.json` for a new model.
     ConfigFile(PathBuf),
-    /// A configuration, whose model is made anew.
+    /// Configuration for a new model.
     Config(Box<Gpt2Config>),
 }
 
-/// How to train. As JSON it is an object with the names of the fields, of which any may be left out.
+/// Training options.
+///
+/// In JSON, they form an object with the names of the fields, all of them optional.
 ///
 /// ```
 /// use candle_gpt2_jobs::TrainOptions;
@@ -42,7 +46,8 @@ pub enum Start {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TrainOptions {
-    /// What to train: text (language modeling), classify (labels of texts), answer (completions of prompts) or dictionary (SAE features of a hook point)
+    /// Training task: text (language modeling), classify (labels of texts), answer (completions of prompts)
+    /// or dictionary (SAE features of a hook point)
     #[cfg_attr(feature = "clap", arg(long, value_name = "TASK", default_value = "text"))]
     pub task: Task,
     /// Resume the training in --out; the other options must be the same
@@ -60,53 +65,65 @@ pub struct TrainOptions {
     /// Tokens in a window, or in the longest row [default: the model's context]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Schedule of the window length: STEP:T pairs, such as 0:64,4000:128 for 64 tokens at first and 128 from step 4000 on
+    /// Schedule of the window length: STEP:T pairs, such as 0:64,4000:128 for 64 tokens at first and 128
+    /// from step 4000 on
     #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "context"))]
     pub context_ramp: Option<Ramp>,
     /// Schedule of the batch size: STEP:B pairs, such as 0:8,4000:16
     #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "batch_size"))]
     pub batch_ramp: Option<Ramp>,
-    /// Start windows shorter than the model's context at a random position, so that all positions are trained
+    /// Start windows shorter than the model's context at a random position, so that all positions are
+    /// trained
     #[cfg_attr(feature = "clap", arg(long))]
     pub random_positions: bool,
-    /// Share of windows to move to the start of a document, among those in which one begins
+    /// Fraction of windows to move to the start of a document, among those in which one begins
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
     pub document_starts: f64,
-    /// Initial weights with --config: gpt2 (random), or mimetic (sinusoidal position embeddings and copying heads)
+    /// Initial weights with --config: gpt2 (random), or mimetic (sinusoidal position embeddings and copying
+    /// heads)
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "gpt2"))]
     pub initialization: Initialization,
-    /// Gradient checkpointing: keep only the inputs of the blocks and recompute the rest; same result, less memory, a third more time
+    /// Gradient checkpointing: keep only the inputs of the blocks and recompute the rest; same result, less
+    /// memory, a third more time
     #[cfg_attr(feature = "clap", arg(long))]
     pub recompute: bool,
-    /// Train only the last N blocks, the final norm and the head; a head tied to the token embedding stays frozen
+    /// Train only the last N blocks, the final norm and the head; a head tied to the token embedding stays
+    /// frozen
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub train_blocks: Option<usize>,
-    /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default: 1 for every label]
+    /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default:
+    /// 1 for every label]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
-    /// Hook point to explain with --task dictionary, such as blocks.3.hook_resid_post; of a transcoder its input, as blocks.3.ln2.hook_normalized, and of a cross-layer transcoder that of every block, as hook_resid_mid
+    /// Hook point to explain with --task dictionary, such as blocks.3.hook_resid_post; for a transcoder,
+    /// its input, such as blocks.3.ln2.hook_normalized; for a cross-layer transcoder, the input in every
+    /// block, such as hook_resid_mid
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
     /// Hook point that a transcoder writes [default: the output of the MLP in the block of --site]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub output_site: Option<String>,
-    /// Kind of dictionary: top-k, batch-top-k, matryoshka, standard, jump-relu, gated, transcoder, skip-transcoder or cross-layer-transcoder [default: top-k]
+    /// Kind of dictionary: top-k, batch-top-k, matryoshka, standard, jump-relu, gated, transcoder,
+    /// skip-transcoder or cross-layer-transcoder [default: top-k]
     #[cfg_attr(feature = "clap", arg(long, value_name = "KIND"))]
     pub kind: Option<DictionaryKind>,
-    /// Number of latents (features) of a dictionary, of each layer of a cross-layer transcoder [default: 8 times the width of its output]
+    /// Number of latents (features) of a dictionary, or of each layer of a cross-layer transcoder [default:
+    /// 8 times the width of its output]
     #[cfg_attr(feature = "clap", arg(long, value_name = "F", allow_negative_numbers = true))]
     pub latents: Option<usize>,
-    /// Active latents per token, in all layers together: exactly K for top-k, K on average otherwise; gated dictionaries use --sparsity instead [default: 32; 16 per layer of a cross-layer transcoder]
+    /// Active latents per token, in all layers together: exactly K for top-k, K on average otherwise; gated
+    /// dictionaries use --sparsity instead [default: 32; 16 per layer of a cross-layer transcoder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
     pub k: Option<usize>,
     /// Weight of the sparsity loss of jump-relu and gated dictionaries [default: 1 and 0.1]
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", allow_negative_numbers = true))]
     pub sparsity: Option<f64>,
-    /// Tokens without activity after which a latent counts as dead and gets an auxiliary loss [default: a twentieth of all, at most 10000000]
+    /// Tokens without activity after which a latent counts as dead and gets an auxiliary loss [default: a
+    /// twentieth of all, at most 10000000]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
     pub dead_after: Option<u64>,
-    /// Train LoRA adapters of rank R and freeze the weights, except a classifier's head; the result has the adapters merged, and its
-    /// subfolder `adapter` has them separately, in PEFT's format
+    /// Train LoRA adapters of rank R and freeze the weights, except a classifier's head; the result has the
+    /// adapters merged, and its subfolder `adapter` has them separately, in PEFT's format
     #[cfg_attr(feature = "clap", arg(long, value_name = "R", allow_negative_numbers = true))]
     pub lora_rank: Option<usize>,
     /// Each adapter is multiplied by ALPHA / R [default: twice the rank]
@@ -121,13 +138,14 @@ pub struct TrainOptions {
     /// Optimizer: adamw, or muon for the matrices of the blocks and AdamW for the rest
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "adamw"))]
     pub optimizer: OptimizerKind,
-    /// Peak learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters; 0.0002 / sqrt(F / 16384) for dictionaries]
+    /// Peak learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters; 0.0002 /
+    /// sqrt(F / 16384) for dictionaries]
     #[cfg_attr(feature = "clap", arg(long, value_name = "LR", allow_negative_numbers = true))]
     pub lr: Option<f64>,
     /// Learning rate schedule after the warm-up: cosine, linear or constant
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "cosine"))]
     pub schedule: Schedule,
-    /// Learning rate of the last step, as a share of the peak
+    /// Learning rate of the last step, as a fraction of the peak
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().final_share, allow_negative_numbers = true))]
     pub final_share: f64,
     /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
@@ -136,16 +154,18 @@ pub struct TrainOptions {
     /// Weight decay of matrices; biases and norms do not decay
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().weight_decay, allow_negative_numbers = true))]
     pub weight_decay: f64,
-    /// Half-life in tokens of AdamW's mean of squared gradients (beta 2), for small batches [default: beta 2 of 0.95 per step]
+    /// Half-life in tokens of AdamW's mean of squared gradients (beta 2), for small batches [default: beta
+    /// 2 of 0.95 per step]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
     pub beta_2_half_life: Option<f64>,
     /// Maximum gradient norm; 0 disables clipping
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().grad_clip, allow_negative_numbers = true))]
     pub grad_clip: f64,
-    /// Dropout rate, in place of the configuration's three
+    /// Dropout rate that replaces the configuration's three rates
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", allow_negative_numbers = true))]
     pub dropout: Option<f64>,
-    /// Share of the data, at the end of each file or of each label's rows, that is held out to decide when to stop; 0 for none
+    /// Fraction of the data, at the end of each file or of each label's rows, that is held out to decide
+    /// when to stop; 0 for none
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().held_out, allow_negative_numbers = true))]
     pub held_out: f64,
     /// Steps between evaluations on the held-out data
@@ -154,7 +174,8 @@ pub struct TrainOptions {
     /// Steps between saved states
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().save_every, allow_negative_numbers = true))]
     pub save_every: u64,
-    /// Keep a copy of the model after these steps, such as 0,1,2,4,8: each in a subfolder of --out, such as step-4
+    /// Keep a copy of the model after these steps, such as 0,1,2,4,8: each in a subfolder of --out, such as
+    /// step-4
     #[cfg_attr(feature = "clap", arg(long, value_name = "STEPS", value_delimiter = ','))]
     pub keep_steps: Option<Vec<u64>>,
     /// Continue this text at every evaluation, and show it on standard error
@@ -167,30 +188,32 @@ pub struct TrainOptions {
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed, allow_negative_numbers = true))]
     pub seed: u64,
     /// Type of the written weights: f32, f16 or bf16
-    #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
+    #[serde(serialize_with = "name", deserialize_with = "dtype_of_name")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype))]
     pub dtype: WrittenDType,
-    /// Device to compute on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda if this program was built with it and a GPU is available, else cpu
-    #[serde(serialize_with = "device_name", deserialize_with = "device_of_name")]
+    /// Device to compute on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda if this program was
+    /// built with it and a GPU is available, else cpu
+    #[serde(serialize_with = "name", deserialize_with = "device_of_name")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
-    /// Type to compute in: f32, or bf16, which takes less memory and is faster on GPUs; weights, gradients and the optimizer stay in f32
+    /// Type to compute in: f32, or bf16, which takes less memory and is faster on GPUs; weights, gradients
+    /// and the optimizer stay in f32
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", default_value = "f32"))]
     pub compute_dtype: ComputeDType,
-    /// Number of attention heads, for checkpoints that do not say.
+    /// Number of attention heads, for checkpoints that do not specify it.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub n_head: Option<usize>,
 }
 
 impl Default for TrainOptions {
     fn default() -> Self {
-        let numbers = Hyperparameters::default();
+        let hyperparameters = Hyperparameters::default();
         Self {
             task: Task::default(),
             resume: false,
-            steps: numbers.steps,
-            batch_size: numbers.batch_size,
-            accumulate: numbers.accumulate,
+            steps: hyperparameters.steps,
+            batch_size: hyperparameters.batch_size,
+            accumulate: hyperparameters.accumulate,
             context: None,
             context_ramp: None,
             batch_ramp: None,
@@ -211,12 +234,12 @@ impl Default for TrainOptions {
             lora_alpha: None,
             lora_targets: None,
             ignore_memory: false,
-            optimizer: numbers.optimizer,
+            optimizer: hyperparameters.optimizer,
             lr: None,
-            schedule: numbers.schedule,
-            final_share: numbers.final_share,
+            schedule: hyperparameters.schedule,
+            final_share: hyperparameters.final_share,
             warmup_steps: None,
-            weight_decay: numbers.weight_decay,
+            weight_decay: hyperparameters.weight_decay,
             beta_2_half_life: None,
             grad_clip: 1.0,
             dropout: None,
@@ -226,7 +249,7 @@ impl Default for TrainOptions {
             keep_steps: None,
             sample: None,
             patience: None,
-            seed: numbers.seed,
+            seed: hyperparameters.seed,
             dtype: WrittenDType::F32,
             device: DeviceChoice::default(),
             compute_dtype: ComputeDType::default(),
@@ -236,19 +259,19 @@ impl Default for TrainOptions {
 }
 
 impl TrainOptions {
-    /// Checks what can be checked before anything is opened.
+    /// Validates everything that can be validated before any file is opened.
     ///
     /// # Errors
-    /// When a number is out of its range, or options do not go together.
+    /// Fails if a number is out of range or options conflict.
     pub(crate) fn check(&self, start: &Start) -> Result<(), TrainingError> {
         let refuse = |option, expected: &str, found: String| {
             Err(TrainingError::OptionOutOfRange { option, expected: expected.into(), found })
         };
         if !(0.0..1.0).contains(&self.held_out) {
-            return refuse("held_out", "a share from 0 to below 1", self.held_out.to_string());
+            return refuse("held_out", "a fraction of at least 0 and below 1", self.held_out.to_string());
         }
         if let Some(rate) = self.dropout.filter(|rate| !(0.0..1.0).contains(rate)) {
-            return refuse("dropout", "a rate from 0 to below 1", rate.to_string());
+            return refuse("dropout", "a rate of at least 0 and below 1", rate.to_string());
         }
         let counts = [
             ("eval_every", Some(self.eval_every)),
@@ -263,7 +286,7 @@ impl TrainOptions {
         if self.lora_rank.is_none()
             && let Some((option, _)) = of_adapters.into_iter().find(|(_, is_given)| *is_given)
         {
-            let what = format!("`{option}` is of adapters; give `lora_rank`");
+            let what = format!("`{option}` applies only to adapters; set `lora_rank`");
             return Err(TrainingError::Call { what });
         }
         let not_with = |option: &str, reason: String| {
@@ -273,22 +296,22 @@ impl TrainOptions {
         if self.train_blocks.is_some() && self.lora_rank.is_some() {
             return not_with(
                 "train_blocks",
-                "does not go with `lora_rank`: adapters are in all blocks".into(),
+                "cannot be combined with `lora_rank`, whose adapters are in all blocks".into(),
             );
         }
         let of_checkpoints = [
-            ("train_blocks", self.train_blocks, "the other blocks of a new model would know nothing"),
-            ("n_head", self.n_head, "here the configuration says it"),
+            ("train_blocks", self.train_blocks, "the other blocks of a new model would stay untrained"),
+            ("n_head", self.n_head, "the configuration defines the number of heads"),
         ];
         if !matches!(start, Start::Checkpoint(_))
             && let Some((option, _, reason)) = of_checkpoints.iter().find(|(_, given, _)| given.is_some())
         {
-            return not_with(option, format!("is for checkpoints: {reason}"));
+            return not_with(option, format!("applies only to checkpoints: {reason}"));
         }
         if matches!(start, Start::Checkpoint(_)) && self.initialization != Initialization::default() {
             return not_with(
                 "initialization",
-                "is for models trained from scratch: a checkpoint already has weights".into(),
+                "applies only to models trained from scratch: a checkpoint already has weights".into(),
             );
         }
         self.check_dictionary(start)?;
@@ -296,12 +319,15 @@ impl TrainOptions {
             return not_with("class_weights", "needs `task` classify".into());
         }
         if self.sample.is_some() && matches!(self.task, Task::Classify | Task::Dictionary) {
-            return not_with("sample", "needs `task` text or answer: the others generate nothing".into());
+            return not_with(
+                "sample",
+                "needs `task` text or answer: the other tasks generate no text".into(),
+            );
         }
         Ok(())
     }
 
-    /// Checks what is of dictionaries, and what is not.
+    /// Checks that dictionary options are used only for dictionaries, and are consistent.
     fn check_dictionary(&self, start: &Start) -> Result<(), TrainingError> {
         let call = |what: String| Err(TrainingError::Call { what });
         let of_dictionaries = [
@@ -323,10 +349,13 @@ impl TrainOptions {
             };
         }
         if !matches!(start, Start::Checkpoint(_)) {
-            return call("`task` dictionary needs a trained model: give a checkpoint".into());
+            return call("`task` dictionary needs a trained model: start from a checkpoint".into());
         }
         if self.site.is_none() {
-            return call("`task` dictionary needs `site`, the hook point that is explained, as blocks.3.hook_resid_post".into());
+            return call(
+                "`task` dictionary needs `site`, the hook point to explain, such as blocks.3.hook_resid_post"
+                    .into(),
+            );
         }
         let defaults = Self::default();
         let of_models = [
@@ -346,7 +375,9 @@ impl TrainOptions {
             return call(format!("`sparsity` needs `kind` jump-relu, standard or gated; for {kind} use `k`"));
         }
         if self.dead_after.is_some() && has_sparsity {
-            return call(format!("`dead_after` is not for `kind` {kind}, whose latents need no revival"));
+            return call(format!(
+                "`dead_after` cannot be used with `kind` {kind}, whose latents need no revival"
+            ));
         }
         if self.k.is_some() && kind.is_penalized() {
             return call(format!("`k` cannot be used with `kind` {kind}; use `sparsity`"));
@@ -354,7 +385,7 @@ impl TrainOptions {
         Ok(())
     }
 
-    /// Refuses what windows of text alone have.
+    /// Rejects options that apply only to windows of text.
     pub(crate) fn check_of_activations(&self) -> Result<(), TrainingError> {
         let of_windows = [
             ("context_ramp", self.context_ramp.is_some()),
@@ -363,35 +394,40 @@ impl TrainOptions {
         ];
         match of_windows.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(TrainingError::Call {
-                what: format!("`{option}` is for texts, not for shards of activations"),
+                what: format!("`{option}` applies only to texts, not to shards of activations"),
             }),
             None => Ok(()),
         }
     }
 
-    /// Puts the dictionary into the numbers, if one is trained, and what goes with it: a learning rate by the number of latents, no
-    /// weight decay, and Adam's numbers of openai/sparse_autoencoder.
+    /// Sets the hyperparameters of a dictionary, if one is trained.
+    ///
+    /// The learning rate depends on the number of latents. There is no weight decay, and Adam's
+    /// hyperparameters are those of openai/sparse_autoencoder.
     ///
     /// # Errors
-    /// When the hook points are not those of the model.
+    /// Fails if the model lacks the hook points.
     pub(crate) fn put_dictionary(
         &self,
         config: &Gpt2Config,
-        numbers: &mut Hyperparameters,
+        hyperparameters: &mut Hyperparameters,
     ) -> Result<(), TrainingError> {
-        /// Learning rate of a dictionary with [`RATE_LATENTS`] latents; others have it by the root of their number.
+        /// Learning rate of a dictionary with [`RATE_LATENTS`] latents.
+        ///
+        /// It is inversely proportional to the square root of the number of latents.
         const RATE: f64 = 2e-4;
         const RATE_LATENTS: f64 = 16_384.0;
-        /// Latents for each number of what is written.
+        /// Number of latents per dimension of the output.
         const USUAL_EXPANSION: usize = 8;
         const USUAL_K: usize = 32;
-        /// Of a cross-layer transcoder, for each layer: near 200 for gpt2.
+        /// Default `k` per layer of a cross-layer transcoder, which gives a total near 200 for gpt2.
         const USUAL_K_OF_LAYER: usize = 16;
-        const MOST_DEAD_AFTER: u64 = 10_000_000;
+        const MAX_DEAD_AFTER: u64 = 10_000_000;
         let (Task::Dictionary, Some(site)) = (self.task, &self.site) else { return Ok(()) };
         let kind = self.kind.unwrap_or_default();
         let usual_sparsity = if kind.is_penalized() { 0.1 } else { 1.0 };
-        let tokens = numbers.examples_before(self.steps).saturating_mul(numbers.context as u64);
+        let tokens =
+            hyperparameters.examples_before(self.steps).saturating_mul(hyperparameters.context as u64);
         let dictionary = DictionaryNumbers {
             kind,
             site: site.clone(),
@@ -399,24 +435,26 @@ impl TrainOptions {
             latents: 1,
             k: 1,
             sparsity: self.sparsity.unwrap_or(usual_sparsity),
-            dead_after: self.dead_after.unwrap_or((tokens / 20).clamp(1, MOST_DEAD_AFTER)),
+            dead_after: self.dead_after.unwrap_or((tokens / 20).clamp(1, MAX_DEAD_AFTER)),
         };
         let sites = dictionary.sites(config)?;
-        let (blocks, [_, (_, width)]) = (sites.len(), sites[0]); // A dictionary has a block.
+        let (blocks, [_, (_, width)]) = (sites.len(), sites[0]); // Every dictionary has at least one block.
         let latents = self.latents.unwrap_or(USUAL_EXPANSION * width);
         let usual_k = match kind {
             DictionaryKind::CrossLayerTranscoder => USUAL_K_OF_LAYER * blocks,
             _ => USUAL_K,
         };
         let k = self.k.unwrap_or_else(|| usual_k.min(blocks.saturating_mul(latents)));
-        numbers.learning_rate = self.lr.unwrap_or(RATE / (latents.max(1) as f64 / RATE_LATENTS).sqrt());
-        (numbers.weight_decay, numbers.beta_2, numbers.epsilon) = (0.0, 0.999, 6.25e-10);
-        numbers.dictionary = Some(DictionaryNumbers { latents, k, ..dictionary });
+        hyperparameters.learning_rate =
+            self.lr.unwrap_or(RATE / (latents.max(1) as f64 / RATE_LATENTS).sqrt());
+        (hyperparameters.weight_decay, hyperparameters.beta_2, hyperparameters.epsilon) =
+            (0.0, 0.999, 6.25e-10);
+        hyperparameters.dictionary = Some(DictionaryNumbers { latents, k, ..dictionary });
         Ok(())
     }
 
-    /// The numbers of the training of this model.
-    pub(crate) fn numbers(&self, start: &Start, config: &Gpt2Config) -> Hyperparameters {
+    /// Returns the hyperparameters for training this model.
+    pub(crate) fn hyperparameters(&self, start: &Start, config: &Gpt2Config) -> Hyperparameters {
         let usual_rate = match (start, self.lora_rank) {
             (Start::Checkpoint(_), None) => 5e-5,
             (Start::Checkpoint(_), Some(_)) => 3e-4,
@@ -452,7 +490,7 @@ impl TrainOptions {
         }
     }
 
-    /// The adapters, if there are to be any.
+    /// Returns the configuration of the adapters, if requested.
     pub(crate) fn lora(&self) -> Option<LoraConfig> {
         self.lora_rank.map(|rank| LoraConfig {
             rank,
@@ -461,7 +499,7 @@ impl TrainOptions {
         })
     }
 
-    /// The configuration with the dropout rate that is asked for.
+    /// Applies the requested dropout rate to a configuration.
     pub(crate) fn with_dropout(&self, config: Gpt2Config) -> Gpt2Config {
         match self.dropout {
             Some(rate) => Gpt2Config { embd_pdrop: rate, attn_pdrop: rate, resid_pdrop: rate, ..config },
@@ -470,7 +508,7 @@ impl TrainOptions {
     }
 }
 
-/// The type of this name that a training may write: `f32`, `f16` or `bf16`.
+/// Parses the dtype of written weights: `f32`, `f16` or `bf16`.
 ///
 /// ```
 /// use candle_gpt2_jobs::written_dtype;
@@ -481,22 +519,17 @@ impl TrainOptions {
 /// ```
 ///
 /// # Errors
-/// When it is another name.
-pub fn written_dtype(name: &str) -> Result<WrittenDType, UnknownName> {
-    UnknownName::find(&WRITTEN_DTYPES.map(|dtype| (dtype.name(), dtype)), name)
+/// Fails on any other name.
+pub fn written_dtype(name: &str) -> Result<WrittenDType, UnknownNumberType> {
+    NumberType::parse(name, uses::SAFETENSORS).and_then(|_| name.parse())
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn dtype_name<S: Serializer>(dtype: &WrittenDType, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(dtype.name())
+fn name<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }
 
 fn dtype_of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WrittenDType, D::Error> {
     written_dtype(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
-}
-
-fn device_name<S: Serializer>(device: &DeviceChoice, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(device)
 }
 
 fn device_of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DeviceChoice, D::Error> {

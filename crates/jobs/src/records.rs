@@ -1,7 +1,8 @@
-//! Data files of two texts a row: JSON objects, one a line, or columns between tabs.
+//! Data files with two texts per row: JSONL files, or TSV files.
 //!
-//! A `.tsv` file may begin with a line that names its columns, of which the others are left out; without it there are two, and
-//! the second goes to the end of the line. Nothing is quoted there: a text with tabs or line breaks needs JSON.
+//! A `.tsv` file may begin with a header line; columns other than the two required ones are ignored.
+//! Without a header there are two columns, and the second one extends to the end of the line. TSV has no
+//! quoting, so a text with tabs or line breaks needs JSON.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,28 +12,28 @@ use serde_json::Value;
 
 use crate::TrainingError;
 
-/// Longest line that is read.
+/// Maximum length of a line in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 26;
 
-/// What the texts of a row are called.
+/// Names and positions of the two columns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Columns {
-    /// Their names.
+    /// Names of the columns.
     pub(crate) names: [&'static str; 2],
-    /// Their places in a TSV file that does not name its columns: 0 and 1, or 1 and 0.
+    /// Positions in a TSV file without a header: 0 and 1, or 1 and 0.
     pub(crate) places: [usize; 2],
 }
 
 /// A row of a data file.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// Its texts, in the order of [`Columns::names`].
+    /// Texts, in the order of [`Columns::names`].
     pub(crate) texts: [String; 2],
     file: usize,
     line: usize,
 }
 
-/// The rows of some files, in their order.
+/// Rows of several files, in order.
 #[derive(Debug)]
 pub(crate) struct Records {
     paths: Vec<PathBuf>,
@@ -43,7 +44,7 @@ impl Records {
     /// Reads the files.
     ///
     /// # Errors
-    /// When a file cannot be read or has another ending, a line is no row, or there is no row at all.
+    /// Fails if a file cannot be read, has an unknown extension, contains an invalid line or has no rows.
     pub(crate) fn read(paths: &[PathBuf], columns: Columns) -> Result<Self, TrainingError> {
         let mut records = Self { paths: paths.to_vec(), rows: Vec::new() };
         for (file, path) in paths.iter().enumerate() {
@@ -63,32 +64,32 @@ impl Records {
         Ok(records)
     }
 
-    /// The rows.
+    /// Returns the rows.
     pub(crate) fn rows(&self) -> &[Record] {
         &self.rows
     }
 
-    /// How many rows there are before the one at `index` in its own file, and how many that file has.
+    /// Returns the index of a row within its own file, and the number of rows in that file.
     pub(crate) fn place_in_file(&self, index: usize) -> (usize, usize) {
         let file = self.rows.get(index).map_or(0, |row| row.file);
         let first = self.rows.partition_point(|row| row.file < file);
         (index - first, self.rows.partition_point(|row| row.file <= file) - first)
     }
 
-    /// The error for a row.
+    /// Creates an error about a row.
     pub(crate) fn refuse(&self, row: &Record, what: &str) -> TrainingError {
         let path = self.paths.get(row.file).cloned().unwrap_or_default();
         TrainingError::Data { path, what: format!("line {}: {what}", row.line) }
     }
 }
 
-/// How the lines of a file are read.
+/// Parser for the lines of a file.
 enum LineReader {
     JsonLines {
         names: [&'static str; 2],
     },
     Tabs(Columns),
-    /// After a line with the names: where both are.
+    /// TSV after a header line, with the positions of both columns.
     NamedTabs([usize; 2]),
 }
 
@@ -107,7 +108,7 @@ impl LineReader {
         }
     }
 
-    /// The texts of a line; of one that names the columns none.
+    /// Parses the texts of a line; `None` for a header line.
     fn texts(&mut self, line: &str, is_first: bool) -> Result<Option<[String; 2]>, String> {
         match self {
             Self::JsonLines { names } => texts_of_object(line, *names).map(Some),
@@ -127,14 +128,14 @@ impl LineReader {
                 let cells: Vec<&str> = line.split('\t').collect();
                 let [first, second] = places.map(|place| cells.get(place).map(|cell| (*cell).to_owned()));
                 let both = first.zip(second).map(|(first, second)| [first, second]);
-                let missing = || format!("{} columns, fewer than the first line names", cells.len());
+                let missing = || format!("{} columns, fewer than in the first line", cells.len());
                 both.map(Some).ok_or_else(missing)
             }
         }
     }
 }
 
-/// The texts of a JSON object: strings, whole numbers as they are written, true and false.
+/// Parses the texts of a JSON object: strings, integers as written, `true` and `false`.
 fn texts_of_object(line: &str, names: [&'static str; 2]) -> Result<[String; 2], String> {
     let mut keys = match serde_json::from_str(line) {
         Ok(Value::Object(keys)) => keys,
@@ -146,12 +147,14 @@ fn texts_of_object(line: &str, names: [&'static str; 2]) -> Result<[String; 2], 
         Some(Value::String(text)) => Ok(text),
         Some(Value::Number(number)) if !number.is_f64() => Ok(number.to_string()),
         Some(Value::Bool(is_so)) => Ok(is_so.to_string()),
-        Some(_) => Err(format!("`{name}` is not a text")),
+        Some(_) => Err(format!("`{name}` is not a string")),
     };
     Ok([text(names[0])?, text(names[1])?])
 }
 
-/// Gives every line that is not blank with its number, counted from 1, to `each`, whose message gets the line's number.
+/// Calls `each` with every non-blank line and its number, counted from 1.
+///
+/// Errors of `each` are reported with the line number.
 fn each_line(
     path: &Path,
     mut each: impl FnMut(usize, &str) -> Result<(), String>,
@@ -168,14 +171,14 @@ fn each_line(
         }
         let of_line = |what: &str| refuse(format!("line {number}: {what}"));
         if count as u64 == MAX_LINE_BYTES {
-            return Err(of_line(&format!("it is longer than {} MiB", MAX_LINE_BYTES >> 20)));
+            return Err(of_line(&format!("longer than {} MiB; split it", MAX_LINE_BYTES >> 20)));
         }
         if bytes.contains(&0) {
-            return Err(of_line("a binary file (it holds zero bytes)"));
+            return Err(of_line("a binary file (it contains zero bytes)"));
         }
         let line =
             str::from_utf8(&bytes).map_err(|_| of_line("not valid UTF-8; convert the file to UTF-8"))?;
-        // Some editors put a byte order mark in front.
+        // Some editors write a byte order mark at the start of a file.
         let line = if number == 1 { line.trim_start_matches('\u{feff}') } else { line };
         let line = line.trim_end_matches(['\r', '\n']);
         if !line.trim().is_empty() {
@@ -209,19 +212,19 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_json_and_of_columns_are_read() {
+    fn json_lines_and_tsv_rows_are_read() {
         let lines = "\u{feff}{\"text\": \"a\\tb\", \"label\": \"x\"}\r\n\n{\"label\": 7, \"text\": \"c\", \"more\": []}\n{\"text\": \"\", \"label\": true}";
         assert_eq!(read("rows.jsonl", lines), rows(&[["a\tb", "x"], ["c", "7"], ["", "true"]]));
         assert_eq!(
             read("rows.tsv", "ham\tGo until\tjurong\r\nspam\tFree"),
             rows(&[["Go until\tjurong", "ham"], ["Free", "spam"]])
         );
-        let named = "id\tlabel\ttext\n1\tham\tGo until\n2\tspam\tFree\tand more\n";
-        assert_eq!(read("rows.tsv", named), rows(&[["Go until", "ham"], ["Free", "spam"]]));
+        let with_header = "id\tlabel\ttext\n1\tham\tGo until\n2\tspam\tFree\tand more\n";
+        assert_eq!(read("rows.tsv", with_header), rows(&[["Go until", "ham"], ["Free", "spam"]]));
     }
 
     #[test]
-    fn what_is_no_row_is_told_with_its_line() {
+    fn invalid_row_is_reported_with_its_line() {
         for (name, content, expected) in [
             (
                 "rows.jsonl",
@@ -229,12 +232,12 @@ mod tests {
                 "line 3: the object has no `label`",
             ),
             ("rows.jsonl", "{\"text\": \"a\", \"label\": null}", "line 1: the object has no `label`"),
-            ("rows.jsonl", "{\"text\": \"a\", \"label\": 0.5}", "line 1: `label` is not a text"),
-            ("rows.jsonl", "{\"text\": [\"a\"], \"label\": 1}", "line 1: `text` is not a text"),
+            ("rows.jsonl", "{\"text\": \"a\", \"label\": 0.5}", "line 1: `label` is not a string"),
+            ("rows.jsonl", "{\"text\": [\"a\"], \"label\": 1}", "line 1: `text` is not a string"),
             ("rows.jsonl", "\"a\"", "line 1: expected an object with `text` and `label`"),
             ("rows.ndjson", "{", "line 1: not valid JSON"),
             ("rows.tsv", "ham\ta\nspam", "line 2: no tab: expected `label`, a tab and `text`"),
-            ("rows.tsv", "text\tid\tlabel\na\t1\n", "line 2: 2 columns, fewer than the first line names"),
+            ("rows.tsv", "text\tid\tlabel\na\t1\n", "line 2: 2 columns, fewer than in the first line"),
             ("rows.tsv", "text\tlabel\n", "the file has no rows"),
             ("rows.jsonl", "", "the file has no rows"),
             (
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_text_are_refused() {
+    fn non_text_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.tsv");
         fs::write(&path, b"ham\ta\nspam\t\xe9").unwrap();
@@ -258,7 +261,7 @@ mod tests {
         let path = folder.path().join("zeros.tsv");
         fs::write(&path, b"ham\ta\0").unwrap();
         let error = Records::read(&[path], COLUMNS).unwrap_err().to_string();
-        assert!(error.ends_with("line 1: a binary file (it holds zero bytes)"), "{error}");
+        assert!(error.ends_with("line 1: a binary file (it contains zero bytes)"), "{error}");
         let error = Records::read(&[folder.path().join("rows.tsv").join("x.tsv")], COLUMNS).unwrap_err();
         assert!(matches!(error, TrainingError::File { .. }), "{error}");
     }

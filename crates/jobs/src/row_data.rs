@@ -1,8 +1,10 @@
-//! Rows with labels and rows with answers, from data files to what a training learns from.
+//! Training data from rows with labels and rows with answers.
 //!
-//! A label is predicted at the last token of its text; the tokens of a completion, and the end token after them, each from
-//! those before, the prompt's first among them. Prompt and completion are encoded each by itself, so that the prompt's tokens
-//! are those that it has when it is continued. What is longer than the context loses its first tokens.
+//! A label is predicted at the last token of its text. For answers, each token of the completion and the
+//! final end token are predicted from the tokens before them, starting with the prompt.
+//!
+//! Prompt and completion are encoded separately, so the prompt has the same tokens as during generation.
+//! Rows longer than the context lose their first tokens.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -16,12 +18,12 @@ use crate::{
     ClassWeights, DataSize, HeldOut, Hyperparameters, Row, RowSet, Task, TrainingData, TrainingError,
 };
 
-const LABELLED: Columns = Columns { names: ["text", "label"], places: [1, 0] };
+const LABELED: Columns = Columns { names: ["text", "label"], places: [1, 0] };
 const ANSWERS: Columns = Columns { names: ["prompt", "completion"], places: [0, 1] };
-/// Most labels of a classifier: the table of confusion has a place for each pair of them.
+/// Maximum number of labels; the confusion matrix has an entry for each pair of labels.
 const MAX_LABELS: usize = 1000;
 
-/// The rows of some files for a task.
+/// Rows of several files for a task.
 #[derive(Debug)]
 pub(crate) struct RowFiles {
     records: Records,
@@ -29,21 +31,23 @@ pub(crate) struct RowFiles {
     held_out: f64,
 }
 
-/// Which label each row has, and which rows are held out.
+/// Label of each row, and whether the row is held out.
 #[derive(Debug)]
 pub(crate) struct Assignment {
-    /// Empty for answers.
+    /// Labels by row; empty for answers.
     labels: Vec<u32>,
     is_held_out: Vec<bool>,
 }
 
 impl RowFiles {
-    /// Reads the rows of a task; the last share `held_out` of each label's rows is held out, or of each file's answers.
+    /// Reads the rows of a task and holds out a fraction `held_out` of them.
+    ///
+    /// These are the last rows of each label, or the last answers of each file.
     ///
     /// # Errors
-    /// When a file cannot be read, a line is no row, or a row lacks what is to be learnt.
+    /// Fails if a file cannot be read, a line is invalid, or a row lacks its label or completion.
     pub(crate) fn read(paths: &[PathBuf], task: Task, held_out: f64) -> Result<Self, TrainingError> {
-        let columns = if task == Task::Answer { ANSWERS } else { LABELLED };
+        let columns = if task == Task::Answer { ANSWERS } else { LABELED };
         let records = Records::read(paths, columns)?;
         let is_empty = |row: &&Record| row.texts[1].is_empty();
         match records.rows().iter().find(is_empty) {
@@ -52,27 +56,29 @@ impl RowFiles {
         }
     }
 
-    /// What the rows are for.
+    /// Returns the task of the rows.
     pub(crate) fn task(&self) -> Task {
         self.task
     }
 
-    /// The texts of all rows.
+    /// Iterates over the texts of all rows.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> + Send {
         let texts = if self.task == Task::Answer { 2 } else { 1 };
         self.records.rows().iter().flat_map(move |row| row.texts.iter().take(texts).map(String::as_str))
     }
 
-    /// Most tokens that a row may have: none is shorter than a byte, but for the one at the beginning and the one at the end.
+    /// Upper bound on the tokens of a row.
+    ///
+    /// A token has at least one byte, except for the tokens added at the start and the end.
     pub(crate) fn longest(&self) -> usize {
         let bytes = |row: &Record| row.texts[0].len() + row.texts[1].len() + 2;
         self.records.rows().iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// The configuration with a head for the labels of the rows, if there is none yet; for answers it is as it was.
+    /// Adds a head for the labels of the rows, unless there is one already; unchanged for answers.
     ///
     /// # Errors
-    /// When the labels are fewer than two, or too many.
+    /// Fails if there are fewer than two labels, or too many.
     pub(crate) fn with_head(&self, config: Gpt2Config) -> Result<Gpt2Config, TrainingError> {
         if self.task == Task::Answer {
             return Ok(config);
@@ -83,7 +89,7 @@ impl RowFiles {
             && !(2..=MAX_LABELS).contains(&names.len())
         {
             let what = format!(
-                "the rows up to here have {} labels ({}); a classifier has from 2 to {MAX_LABELS}",
+                "the rows up to this one have {} labels ({}); a classifier needs 2 to {MAX_LABELS}",
                 names.len(),
                 shortened(&names.into_iter().collect::<Vec<_>>().join(", "))
             );
@@ -93,22 +99,22 @@ impl RowFiles {
             return Ok(config);
         }
         let mut names: Vec<String> = names.into_iter().map(str::to_owned).collect();
-        // Whole numbers come by their size, so that the labels 0, 1, …, 10 are their own numbers.
+        // Whole numbers are sorted by value, so the labels 0, 1, …, 10 keep their own numbers.
         names.sort_by_key(|name| name.parse::<u64>().map_or((true, 0), |number| (false, number)));
         Ok(Gpt2Config {
             head: HeadKind::SequenceClassification,
             id2label: names,
             problem_type: Some(ProblemType::SingleLabelClassification),
-            // transformers computes several texts at once with it only.
+            // transformers requires a padding token for batches of several texts.
             pad_token_id: config.pad_token_id.or_else(|| config.end_tokens().first().copied()),
             ..config
         })
     }
 
-    /// Which of the labels each row has, and which rows are held out.
+    /// Determines the label of each row, and which rows are held out.
     ///
     /// # Errors
-    /// When a row has another label.
+    /// Fails if a row has an unknown label.
     pub(crate) fn assign(&self, labels: &[String]) -> Result<Assignment, TrainingError> {
         let rows = self.records.rows();
         if self.task == Task::Answer {
@@ -121,11 +127,12 @@ impl RowFiles {
         let numbers: HashMap<&str, u32> = (0..).zip(labels).map(|(id, name)| (name.as_str(), id)).collect();
         let number = |row: &Record| {
             let name = row.texts[1].as_str();
-            // Data for transformers has the numbers of labels.
+            // Data sets for transformers contain label numbers.
             let by_number = || name.parse().ok().filter(|id| numbers.len() as u64 > u64::from(*id));
             numbers.get(name).copied().or_else(by_number).ok_or_else(|| {
                 let known = shortened(&labels.join(", "));
-                let what = format!("the label `{}` is none of the model's: {known}", shortened(name));
+                let what =
+                    format!("unknown label `{}`; expected one of the model's: {known}", shortened(name));
                 self.records.refuse(row, &what)
             })
         };
@@ -142,29 +149,29 @@ impl RowFiles {
         Ok(Assignment { is_held_out: is_held_out.collect(), labels })
     }
 
-    /// How many of so many rows are held out: never all.
+    /// Number of rows to hold out of `rows`, never all of them.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a share of the rows lies within their number"
+        reason = "a fraction of the count fits into usize"
     )]
     fn held_out_of(&self, rows: usize) -> usize {
         ((rows as f64 * self.held_out).round() as usize).min(rows.saturating_sub(1))
     }
 
-    /// The rows as tokens. `reporter` receives a note with the number of those that were cut.
+    /// Encodes the rows as tokens; `reporter` receives a note with the number of truncated rows.
     ///
     /// # Errors
-    /// When a text cannot be encoded or has no tokens, a completion does not fit into the context, the vocabulary lacks a token, or
-    /// the reporter interrupts it.
+    /// Fails if a text cannot be encoded or has no tokens, if a completion exceeds the context, or if a
+    /// token is outside the vocabulary. Also fails if the reporter interrupts it.
     pub(crate) fn encode(
         &self,
         assignment: &Assignment,
         (tokenizer, config): (&Tokenizer, &Gpt2Config),
-        numbers: &Hyperparameters,
+        hyperparameters: &Hyperparameters,
         reporter: &dyn Reporter,
     ) -> Result<TrainingData, TrainingError> {
-        let encoder = Encoder { text: TextEncoder::new(tokenizer), config, context: numbers.context };
+        let encoder = Encoder { text: TextEncoder::new(tokenizer), config, context: hyperparameters.context };
         let bar = reporter.start("encoding", self.records.rows().len() as u64, Unit::Items("rows"));
         let (mut training, mut held_out, mut cut) = (Vec::new(), Vec::new(), 0);
         let mut check = CharacterCheck::new(tokenizer);
@@ -177,11 +184,11 @@ impl RowFiles {
                 .and_then(|check| record.texts.iter().find_map(|text| check.first_lost(tokenizer, text)));
             if let Some(lost) = lost {
                 reporter.note(&self.records.refuse(record, &lost.to_string()).to_string());
-                // One note is enough.
+                // Report only the first lost character.
                 check = None;
             }
             let encoded = match assignment.labels.get(index) {
-                Some(label) => encoder.labelled(record, *label)?,
+                Some(label) => encoder.labeled(record, *label)?,
                 None => encoder.answer(record)?,
             };
             let Encoded { row, is_cut } = encoded.map_err(|what| self.records.refuse(record, &what))?;
@@ -191,17 +198,17 @@ impl RowFiles {
             bar.advance(1);
         }
         if cut > 0 {
-            let (rows, context) = (self.records.rows().len(), numbers.context);
+            let (rows, context) = (self.records.rows().len(), hyperparameters.context);
             reporter.note(&format!(
-                "{cut} of {rows} rows are longer than the context of {context} tokens, and lose their first ones"
+                "{cut} of {rows} rows are longer than the context of {context} tokens, and lose their first tokens"
             ));
         }
-        let weights = numbers.class_weights.as_ref();
+        let weights = hyperparameters.class_weights.as_ref();
         #[expect(clippy::cast_possible_truncation, reason = "losses are f32")]
         let weights = weights.map(|weights| weights.iter().map(|weight| *weight as f32).collect::<Vec<_>>());
         let size = (training.len(), held_out.len());
         let fingerprint = fingerprint(training.iter().chain(&held_out));
-        let set = |rows| RowSet::new(rows, weights.clone(), numbers.seed);
+        let set = |rows| RowSet::new(rows, weights.clone(), hyperparameters.seed);
         let (training, held_out) = (set(training), set(held_out));
         let size = DataSize {
             training_tokens: training.token_count(),
@@ -218,10 +225,10 @@ impl RowFiles {
 }
 
 impl Assignment {
-    /// What the rows of each label count.
+    /// Returns the loss weight of each label.
     ///
     /// # Errors
-    /// When a weight is of a label that is not there.
+    /// Fails if a weight is set for an unknown label.
     pub(crate) fn weights(
         &self,
         weights: &ClassWeights,
@@ -237,11 +244,11 @@ impl Assignment {
                 let weight = |label: u32| counts.get(&label).map_or(1.0, |count| share / *count as f64);
                 Ok((0..).take(labels.len()).map(weight).collect())
             }
-            ClassWeights::Given(weights) => {
+            ClassWeights::PerLabel(weights) => {
                 if let Some(unknown) = weights.keys().find(|name| !labels.contains(name)) {
                     return Err(TrainingError::OptionOutOfRange {
                         option: "class_weights",
-                        expected: format!("labels of {}", shortened(&labels.join(", "))),
+                        expected: format!("labels from {}", shortened(&labels.join(", "))),
                         found: shortened(unknown),
                     });
                 }
@@ -251,34 +258,34 @@ impl Assignment {
     }
 }
 
-/// Rows of each label.
+/// Number of rows of each label.
 fn counts_of(labels: &[u32]) -> BTreeMap<u32, usize> {
     let mut counts = BTreeMap::new();
     labels.iter().for_each(|label| *counts.entry(*label).or_default() += 1);
     counts
 }
 
-/// Turns records into rows of tokens.
+/// Encoder of records as rows of tokens.
 struct Encoder<'a> {
     text: TextEncoder<'a>,
     config: &'a Gpt2Config,
     context: usize,
 }
 
-/// A row, and whether it lost its first tokens.
+/// An encoded row, and whether it lost its first tokens.
 struct Encoded {
     row: Row,
     is_cut: bool,
 }
 
 impl Encoder<'_> {
-    /// The inner error is that of the row.
-    fn labelled(&self, record: &Record, label: u32) -> Result<Result<Encoded, String>, TrainingError> {
+    /// Encodes a row with a label; the inner error is about the row itself.
+    fn labeled(&self, record: &Record, label: u32) -> Result<Result<Encoded, String>, TrainingError> {
         let mut ids = self.ids(&record.texts[0])?;
         if ids.is_empty() {
             return Ok(Err("`text` has no tokens".into()));
         }
-        // What follows the token that is looked at changes nothing.
+        // Tokens after the classified one have no effect.
         ids.truncate(self.config.classified_token(&ids) + 1);
         let cut = ids.len().saturating_sub(self.context);
         let row = Row { inputs: ids[cut..].into(), targets: [label].into() };
@@ -292,17 +299,17 @@ impl Encoder<'_> {
         }
         let prompt = ids.len();
         if prompt == 0 {
-            return Ok(Err("`prompt` has no tokens, and the vocabulary no token that begins a text".into()));
+            return Ok(Err("`prompt` has no tokens, and the vocabulary has no start token".into()));
         }
         ids.extend(self.ids(&record.texts[1])?);
         ids.extend(self.config.end_tokens().first());
         let (answer, context) = (ids.len() - prompt, self.context);
         if answer > context {
             return Ok(Err(format!(
-                "`completion` has {answer} tokens with its end, and the context is {context}; shorten it, or leave the row out"
+                "`completion` has {answer} tokens with the end token, but the context has {context}; shorten it, or remove the row"
             )));
         }
-        // The last token is predicted only.
+        // The last token is predicted, but not read.
         let cut = (ids.len() - 1).saturating_sub(context);
         let row = Row { inputs: ids[cut..ids.len() - 1].into(), targets: ids[prompt..].into() };
         Ok(Ok(Encoded { row, is_cut: cut > 0 }))
@@ -317,19 +324,19 @@ impl Encoder<'_> {
     }
 }
 
-/// A number that tells these rows from others (FNV-1a, 64 bits).
+/// Fingerprint of the rows (64-bit FNV-1a).
 fn fingerprint<'a>(rows: impl IntoIterator<Item = &'a Row>) -> u64 {
     let mix = |hash: u64, value: u32| (hash ^ u64::from(value)).wrapping_mul(0x0100_0000_01b3);
     rows.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, row| {
         let tokens = row.inputs.iter().chain(row.targets.iter()).copied().fold(hash, mix);
-        // Where rows end counts, too.
+        // Row boundaries are part of the fingerprint.
         mix(mix(tokens, u32::MAX), u32::try_from(row.targets.len()).unwrap_or(u32::MAX))
     })
 }
 
-/// A text that a message quotes.
+/// A text, shortened for a quotation in an error message.
 fn shortened(text: &str) -> String {
-    /// Longest quotation.
+    /// Maximum length of a quotation in characters.
     const QUOTED: usize = 200;
     match text.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,8 +1,10 @@
-//! A whole training: steps, evaluations, checkpoints, the log and the loss curve, in one folder.
+//! Training loop with evaluations, checkpoints, the log and the loss curve, in one folder.
 //!
-//! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest if nothing is
-//! held out; adapters are merged there, and also saved by themselves in `adapter`), next to the state to resume from, `log.jsonl`
-//! and, at the end, `loss.svg`. Every file is replaced as a whole. Models of steps that are kept are in `step-N`.
+//! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss, or with the
+//! latest weights if nothing is held out. Adapters are merged into it, and also saved separately in
+//! `adapter`. The folder also has the state for resuming, `log.jsonl` and, at the end, `loss.svg`.
+//!
+//! Every file is replaced as a whole. Models of kept steps are in `step-N`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,9 +25,9 @@ use crate::{
     loss_curve,
 };
 
-/// The log of every step.
+/// Log of every step.
 pub(crate) const LOG: &str = "log.jsonl";
-/// The files of a checkpoint, and of its adapters.
+/// Files of a checkpoint and its adapters.
 const CHECKPOINT: [&str; 5] = [
     "model.safetensors",
     "config.json",
@@ -33,14 +35,14 @@ const CHECKPOINT: [&str; 5] = [
     "adapter/adapter_config.json",
     "adapter/adapter_model.safetensors",
 ];
-/// Those of dictionaries, but of layers.
+/// Files of dictionaries, except for the files of each layer.
 const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
-/// Those of all trainings.
+/// Files of all trainings.
 const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
 
-/// Files and folders that a run in this folder replaces as a whole.
+/// Returns the files and folders that a run in this folder replaces as a whole.
 ///
-/// Includes those of each layer and each kept step that it has or has begun to write.
+/// They include the files of each layer and each kept step that exist, complete or not.
 pub(crate) fn results(folder: &Path) -> Vec<String> {
     let names = file_names(folder);
     let mut results: Vec<String> = RECORDS.map(str::to_owned).to_vec();
@@ -74,64 +76,66 @@ fn file_names(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }
 
-/// Name of the folder of a kept step.
+/// Folder name of a kept step.
 fn step_folder(step: u64) -> String {
     format!("step-{step}")
 }
 
-/// Whether a name is that of a kept step's folder.
+/// Whether a name is the folder name of a kept step.
 fn is_step(name: &str) -> bool {
     let step = name.strip_prefix("step-").and_then(|step| step.parse().ok());
     step.is_some_and(|step| name == step_folder(step))
 }
 
-/// When to evaluate, save and stop, and where.
+/// Options for evaluating, saving and stopping.
 #[derive(Debug)]
 pub(crate) struct RunOptions {
-    /// The folder of the run.
+    /// Folder of the run.
     pub(crate) folder: PathBuf,
-    /// Steps between evaluations on what is held out.
+    /// Steps between evaluations on the held-out data.
     pub(crate) eval_every: u64,
     /// Steps between saved states.
     pub(crate) save_every: u64,
-    /// Steps after which the model is kept.
+    /// Steps after which a copy of the model is kept.
     pub(crate) keep_steps: Vec<u64>,
-    /// Evaluations without improvement after which the training ends; `None` takes all steps.
+    /// Evaluations without improvement after which the training stops; `None` never stops early.
     pub(crate) patience: Option<u64>,
-    /// Type of the written weights.
+    /// Dtype of the written weights.
     pub(crate) dtype: WrittenDType,
-    /// The model that adapters are trained on.
+    /// Base model of the adapters.
     pub(crate) base_model: Option<String>,
-    /// The share of every batch that this run computes. The first one writes the folder.
+    /// Share of every batch that this run computes; the run with the first share writes the folder.
     pub(crate) share: Share,
-    /// Where a run that computes another share keeps its log, until it ends.
-    pub(crate) apart: Option<TempDir>,
+    /// Temporary folder for the log of a run that computes another share of the batches.
+    pub(crate) temp_folder: Option<TempDir>,
 }
 
-/// A function that is called with every entry of the log, and the model at that point.
-type Told<'a> = &'a mut dyn FnMut(&Entry, &Trainer);
+/// Callback that receives every log entry and the model at that point.
+type EntryCallback<'a> = &'a mut dyn FnMut(&Entry, &Trainer);
 
 impl RunOptions {
-    /// Whether the folder is this run's to write.
+    /// Whether this run writes the folder.
     fn writes(&self) -> bool {
-        self.apart.is_none()
+        self.temp_folder.is_none()
     }
 }
 
-/// How a training ended. [`Run::train`] returns it; [`TrainJob::run`](crate::TrainJob::run) does all of it.
+/// Outcome of [`Run::train`].
+///
+/// [`TrainJob::run`](crate::TrainJob::run) performs the whole job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Steps taken in all.
+    /// Total number of steps taken.
     pub steps: u64,
-    /// The evaluation with the lowest loss and its step, whose weights the folder holds.
+    /// Step and evaluation with the lowest loss, whose weights the folder holds.
     pub best: Option<(u64, Evaluation)>,
     /// Loss of the last step.
     pub last_loss: Option<f64>,
-    /// Whether it ended before all steps were taken, for want of improvement.
+    /// Whether the training stopped early because the held-out loss no longer improved.
     pub is_stopped_early: bool,
 }
 
-/// A training in its folder. [`TrainJob::open`](crate::TrainJob::open) opens one.
+/// An open training with its folder; [`TrainJob::open`](crate::TrainJob::open) returns it.
 pub struct Run {
     trainer: Trainer,
     data: TrainingData,
@@ -141,26 +145,27 @@ pub struct Run {
     journal: Journal,
     best: Option<Best>,
     evaluations_since: u64,
-    /// Whether the last step is to be followed by an evaluation, which is not made yet.
+    /// Whether the evaluation after the last step is still pending.
     is_evaluation_due: bool,
-    /// Whether the saved state, or that there is none, tells all of it.
+    /// Whether there is nothing to save: the state is saved, or no step was taken.
     is_saved: bool,
-    /// Whether the log was cut or edited after the state that this run resumes from.
+    /// Whether the log was truncated or edited after the state that this run resumes from.
     is_log_changed: bool,
-    /// Runs since the process began to train.
+    /// Time since the process began to train.
     clock: Instant,
-    /// When the step that is being taken began.
+    /// Start of the current step.
     step_start_s: f64,
-    /// Locked to the end; absent if another run writes the folder.
+    /// Lock on the folder; absent if another run writes it.
     _folder: Option<JobFolder>,
 }
 
 impl Run {
-    /// A run of `trainer`, which is fresh, or resumes the state of the same run if the folder holds one; in a folder that is locked
-    /// already, unless another run writes it.
+    /// Opens a run with a new `trainer`, or resumes it from the state in the folder.
+    ///
+    /// The folder is already locked, unless another run writes it.
     ///
     /// # Errors
-    /// When the folder holds the state of another run, or cannot be written.
+    /// Fails if the folder holds the state of another run, or cannot be written.
     pub(crate) fn open(
         job_folder: Option<JobFolder>,
         mut trainer: Trainer,
@@ -174,17 +179,17 @@ impl Run {
             (best, evaluations_since) = (progress.best, progress.evaluations_since);
             (is_evaluation_due, log) = (progress.is_evaluation_due, progress.log);
         }
-        // The folder is that of this training: what is left of it may go.
+        // The folder belongs to this training, so its leftovers can be removed.
         if let Some(folder) = &job_folder {
             folder.remove_leftovers();
         }
-        // Reports of steps that are taken again, or of an evaluation that is made again, are made again.
+        // Drop the entries of steps and evaluations that will be repeated.
         let steps_done = trainer.steps_done();
         let is_known = |entry: &Entry| {
             let is_due = is_evaluation_due && entry.step == steps_done && entry.held_out_loss.is_some();
             entry.step <= steps_done && !is_due
         };
-        let log_folder = options.apart.as_ref().map_or(folder.as_path(), TempDir::path);
+        let log_folder = options.temp_folder.as_ref().map_or(folder.as_path(), TempDir::path);
         let mut journal = Journal::open(&log_folder.join(LOG), &is_known)?;
         let is_log_changed = options.writes() && journal.was_changed_since(log);
         if let Some(log) = log.filter(|_| !options.writes()) {
@@ -212,29 +217,31 @@ impl Run {
         Ok(run)
     }
 
-    /// Warning about a log that was cut or edited after the state that this run resumes from.
+    /// Warning about a log that was truncated or edited after the state that this run resumes from.
     pub(crate) fn log_note(&self) -> Option<String> {
         let path = self.options.folder.join(LOG);
         self.is_log_changed.then(|| {
             format!(
-                "{}: it was changed since the state was saved, so its losses of earlier steps may be missing or wrong",
+                "{}: modified after the state was saved; its losses of earlier steps may be missing or wrong",
                 path.display()
             )
         })
     }
 
-    /// Seconds since this process began to train.
+    /// Returns the seconds since this process began to train.
     pub fn elapsed_s(&self) -> f64 {
         self.clock.elapsed().as_secs_f64()
     }
 
-    /// Trains to the end. `report` is called with every entry of the log, and the model at that point. The trainer is
-    /// [asked](Trainer::interrupted_by) whether to continue.
+    /// Trains to the end.
+    ///
+    /// `report` is called with every log entry and the model at that point. The trainer checks for
+    /// [interruptions](Trainer::interrupted_by).
     ///
     /// # Errors
-    /// When a loss is not a number, or a file cannot be written: the last saved state, if there is one, is still there; and
-    /// [`TrainingError::Interrupted`] once the state of the last step is saved.
-    pub fn train(&mut self, report: Told<'_>) -> Result<Outcome, JobError> {
+    /// Fails if a loss is not finite or a file cannot be written; the last saved state, if any, remains.
+    /// Returns [`TrainingError::Interrupted`] after saving the state of the last step.
+    pub fn train(&mut self, report: EntryCallback<'_>) -> Result<Outcome, JobError> {
         match self.advance(report) {
             Err(TrainingError::Interrupted { .. }) => {
                 if !self.is_saved {
@@ -254,8 +261,8 @@ impl Run {
         })
     }
 
-    /// Takes the steps that are left.
-    fn advance(&mut self, report: Told<'_>) -> Result<(), TrainingError> {
+    /// Takes the remaining steps.
+    fn advance(&mut self, report: EntryCallback<'_>) -> Result<(), TrainingError> {
         if self.is_evaluation_due {
             self.finish_step(report)?;
         }
@@ -266,14 +273,19 @@ impl Run {
             }
             let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
             let done =
-                self.trainer.step(&*self.data.examples).map_err(|error| self.with_checkpoint(error))?;
+                self.trainer.step(&*self.data.examples).map_err(|error| self.with_last_checkpoint(error))?;
             self.after_step(done, tokens, report)?;
         }
         Ok(())
     }
 
-    /// Logs a step over so many tokens, and does what is due after it.
-    fn after_step(&mut self, done: StepReport, tokens: f64, report: Told<'_>) -> Result<(), TrainingError> {
+    /// Logs a step over `tokens` tokens, and performs the work that is due after it.
+    fn after_step(
+        &mut self,
+        done: StepReport,
+        tokens: f64,
+        report: EntryCallback<'_>,
+    ) -> Result<(), TrainingError> {
         self.is_saved = false;
         let now_s = self.elapsed_s();
         let entry = Entry {
@@ -291,35 +303,35 @@ impl Run {
         self.finish_step(report)
     }
 
-    /// What this run's share of the next step adds to the step's loss, and to the gradients of all
-    /// parameters, one after the other in the parameters' order: the sums over all shares are the step's.
+    /// Computes this run's contribution to the next step: its loss and all gradients.
     ///
-    /// An evaluation that is still due after the last step is made first.
+    /// The gradients are concatenated in the order of the parameters. The step's loss and gradients are
+    /// the sums over all shares. If the evaluation after the last step is pending, it is performed first.
     ///
     /// # Errors
-    /// When all steps are taken, the device has no room, or it is interrupted.
-    pub fn share_of_step(&mut self, report: Told<'_>) -> Result<(f64, Vec<f32>), TrainingError> {
+    /// Fails if all steps have been taken, the device is out of memory, or the run is interrupted.
+    pub fn share_of_step(&mut self, report: EntryCallback<'_>) -> Result<(f64, Vec<f32>), TrainingError> {
         if self.is_evaluation_due {
             self.finish_step(report)?;
         }
         self.expect_steps()?;
         self.step_start_s = self.elapsed_s();
         let (loss, gradients) = self.trainer.share_of_step(&*self.data.examples, self.options.share)?;
-        let values = share::flat(&gradients)?;
+        let values = share::flatten(&gradients)?;
         self.trainer.use_memory_of(gradients);
         Ok((loss, values))
     }
 
-    /// Takes the next step with the sums over all shares, and does what is due after it: logs, evaluates and saves.
+    /// Takes the next step with the sums over all shares, then logs, evaluates and saves as due.
     ///
     /// # Errors
-    /// When all steps are taken, there are not as many gradients as parameters, a loss or their norm is not a number, or a
-    /// file cannot be written.
-    pub fn apply(&mut self, gradients: &[f32], loss: f64, report: Told<'_>) -> Result<(), JobError> {
+    /// Fails if all steps have been taken, if the number of gradients is wrong, if a loss or the gradient
+    /// norm is not finite, or if a file cannot be written.
+    pub fn apply(&mut self, gradients: &[f32], loss: f64, report: EntryCallback<'_>) -> Result<(), JobError> {
         self.expect_steps()?;
-        let gradients = share::apart(gradients, self.trainer.parameters())?;
+        let gradients = share::split(gradients, self.trainer.parameters())?;
         let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
-        let done = self.trainer.apply(&gradients, loss).map_err(|error| self.with_checkpoint(error))?;
+        let done = self.trainer.apply(&gradients, loss).map_err(|error| self.with_last_checkpoint(error))?;
         self.after_step(done, tokens, report)?;
         match self.is_done() {
             true => self.finish(),
@@ -329,17 +341,17 @@ impl Run {
 
     fn expect_steps(&self) -> Result<(), TrainingError> {
         match self.is_done() {
-            true => Err(TrainingError::Call { what: "the training is at its end; no step is left".into() }),
+            true => Err(TrainingError::Call { what: "the training is complete; no step is left".into() }),
             false => Ok(()),
         }
     }
 
-    /// Whether no step is left: all are taken, or it has ended early.
+    /// Whether no step is left, because all were taken or the training stopped early.
     pub fn is_done(&self) -> bool {
         self.trainer.steps_done() >= self.trainer.numbers().steps || self.is_stale()
     }
 
-    /// Draws the losses once no step is left.
+    /// Draws the loss curve when no step is left.
     fn finish(&self) -> Result<(), JobError> {
         let (entries, unit) = (self.journal.entries(), self.trainer.numbers().task.loss_unit());
         // A user may have emptied the log.
@@ -349,18 +361,18 @@ impl Run {
         }
     }
 
-    /// The whole state, as the folder's file holds it: for the runs of other shares to start from.
+    /// Returns the whole state in the format of the state file, for the other data-parallel runs.
     ///
     /// # Errors
-    /// When the memory does not suffice.
+    /// Fails if memory is insufficient.
     pub fn state(&self) -> Result<Vec<u8>, TrainingError> {
         state::to_bytes(&self.trainer, &self.progress())
     }
 
-    /// Resumes from the [state](Run::state) of the run of another share.
+    /// Resumes from the [state](Run::state) of another data-parallel run.
     ///
     /// # Errors
-    /// When it is damaged, or that of another training.
+    /// Fails if the state is damaged or belongs to another training.
     pub fn set_state(&mut self, state: &[u8]) -> Result<(), TrainingError> {
         let path = state::path(&self.options.folder);
         let progress = state::from_bytes(state, &path, &mut self.trainer, self.data.fingerprint)?;
@@ -372,9 +384,9 @@ impl Run {
         Ok(())
     }
 
-    /// What follows a step: the evaluation and the saving that are due.
-    fn finish_step(&mut self, report: Told<'_>) -> Result<(), TrainingError> {
-        self.undone_without_state(|run| {
+    /// Performs the evaluation and the saving that are due after a step.
+    fn finish_step(&mut self, report: EntryCallback<'_>) -> Result<(), TrainingError> {
+        self.rollback_without_state(|run| {
             if run.is_evaluation_due {
                 run.evaluate(run.trainer.steps_done(), report)?;
                 (run.is_evaluation_due, run.is_saved) = (false, false);
@@ -386,7 +398,7 @@ impl Run {
         })
     }
 
-    /// Keeps the model, if it is to be kept after the last step.
+    /// Keeps a copy of the model, if requested for the last step.
     fn keep(&self) -> Result<(), TrainingError> {
         let RunOptions { folder, keep_steps, .. } = &self.options;
         let step = self.trainer.steps_done();
@@ -398,9 +410,10 @@ impl Run {
         self.write_model(&folder)
     }
 
-    /// Writes files. If that fails and there is no state to resume from, the files of a checkpoint that it has added go again:
-    /// the same call can then begin anew, which overwrites no weights.
-    fn undone_without_state<T>(
+    /// Writes files, and removes added checkpoint files again if writing fails without a state to resume.
+    ///
+    /// The same call can then start over without overwriting any weights.
+    fn rollback_without_state<T>(
         &mut self,
         write: impl FnOnce(&mut Self) -> Result<T, TrainingError>,
     ) -> Result<T, TrainingError> {
@@ -418,32 +431,32 @@ impl Run {
                 let _ = fs::remove_file(file);
             }
             if !folder.join(CHECKPOINT[0]).exists() {
-                // What is measured next is written.
+                // Forces the next evaluation to write its weights.
                 self.best = None;
             }
-            // Only if it is empty.
+            // Removes the folder only if it is empty.
             let _ = fs::remove_dir(folder.join("adapter"));
         }
         written
     }
 
-    /// Whether what is done at every so many steps is due after the last one.
+    /// Whether work that is due every `every` steps is due after the last step.
     fn is_due(&self, every: u64) -> bool {
         let step = self.trainer.steps_done();
         step.is_multiple_of(every) || step == self.trainer.numbers().steps
     }
 
-    /// The model and how far it is.
+    /// Returns the trainer, with the model and its progress.
     pub fn trainer(&self) -> &Trainer {
         &self.trainer
     }
 
-    /// What it learns from.
+    /// Returns the training data.
     pub fn data(&self) -> &TrainingData {
         &self.data
     }
 
-    /// The tokenizer that is written with the model.
+    /// Returns the tokenizer that is written with the model.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
@@ -452,12 +465,12 @@ impl Run {
         self.options.patience.is_some_and(|patience| self.evaluations_since >= patience)
     }
 
-    fn evaluate(&mut self, step: u64, report: Told<'_>) -> Result<(), TrainingError> {
+    fn evaluate(&mut self, step: u64, report: EntryCallback<'_>) -> Result<(), TrainingError> {
         let Some(held_out) = &self.data.held_out else { return Ok(()) };
         let evaluation = held_out.evaluate(&self.trainer)?;
         if !evaluation.loss.is_finite() {
             let error = TrainingError::NotFinite { step, what: "held-out loss", last_checkpoint: None };
-            return Err(self.with_checkpoint(error));
+            return Err(self.with_last_checkpoint(error));
         }
         let entry = Entry {
             step,
@@ -484,15 +497,15 @@ impl Run {
         Ok(())
     }
 
-    /// Writes the state, unless another share's run does.
+    /// Saves the state, unless another data-parallel run writes the folder.
     ///
     /// # Errors
-    /// When a file cannot be written: the state before, if there was one, is still there.
+    /// Fails if a file cannot be written; the previous state, if any, remains.
     pub fn save(&mut self) -> Result<(), TrainingError> {
         if !self.options.writes() {
             return Ok(());
         }
-        self.undone_without_state(|run| {
+        self.rollback_without_state(|run| {
             if run.data.held_out.is_none() {
                 run.write_checkpoint()?;
             }
@@ -538,8 +551,8 @@ impl Run {
         Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.companions, self.options.dtype)?)
     }
 
-    /// The same error with the place of the last saved state, if there is one.
-    fn with_checkpoint(&self, error: TrainingError) -> TrainingError {
+    /// Adds the path of the last saved state to an error, if there is one.
+    fn with_last_checkpoint(&self, error: TrainingError) -> TrainingError {
         let saved = Some(state::path(&self.options.folder)).filter(|path: &PathBuf| path.exists());
         match error {
             TrainingError::NotFinite { step, what, .. } => {
@@ -550,12 +563,12 @@ impl Run {
     }
 }
 
-/// What a training in this folder ends with that is interrupted.
+/// Error of a training in this folder that was interrupted.
 pub(crate) fn interrupted(folder: &Path) -> TrainingError {
     TrainingError::Interrupted { state: has_state(folder).then(|| state::path(folder)) }
 }
 
-/// Whether the folder already holds the state of a run.
+/// Whether the folder holds the state of a run.
 pub(crate) fn has_state(folder: &Path) -> bool {
     state::path(folder).is_file()
 }

@@ -1,5 +1,7 @@
-//! Writes token files so that an interruption, of whatever kind, costs no more than what came after the last save: a file gets its
-//! name when it is whole, and the manifest says how much of the one in the making counts.
+//! Writer of token files that loses only the data after the last save when it is interrupted.
+//!
+//! A file gets its final name when it is complete. The manifest records how much of an incomplete file
+//! counts.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -7,19 +9,19 @@ use std::path::{Path, PathBuf};
 
 use candle_gpt2_weights::expect_own_file;
 
-use crate::shards::MOST_LLM_C_TOKENS;
+use crate::shards::MAX_LLM_C_TOKENS;
 use crate::token_manifest::{Manifest, WrittenShard};
 use crate::{ShardFormat, Split, TrainingError};
 
-/// The token files of a folder in the making.
+/// Writer of a folder of token files.
 pub(crate) struct ShardWriter<'a> {
     folder: &'a Path,
-    /// Without the shard in the making.
+    /// Manifest without the incomplete shard.
     pub(crate) manifest: Manifest,
     open: Option<OpenShard>,
 }
 
-/// The shard in the making.
+/// The incomplete shard.
 struct OpenShard {
     split: Split,
     file: File,
@@ -27,17 +29,17 @@ struct OpenShard {
     written: WrittenShard,
 }
 
-/// What was encoded of a piece of a text.
+/// Encoded piece of a text.
 #[derive(Debug, Default)]
 pub(crate) struct Encoded {
-    /// Tokens, as they are written.
+    /// Tokens in their written form.
     pub(crate) bytes: Vec<u8>,
     pub(crate) documents: usize,
     pub(crate) characters: usize,
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Resumes where the manifest says, by default at the beginning.
+    /// Resumes at the position in the manifest, which is the beginning by default.
     pub(crate) fn open(folder: &'a Path, manifest: Manifest) -> Result<Self, TrainingError> {
         let mut writer = Self { folder, manifest, open: None };
         let shard_tokens = writer.shard_tokens();
@@ -50,17 +52,19 @@ impl<'a> ShardWriter<'a> {
         Ok(writer)
     }
 
-    /// The most tokens of a shard.
+    /// Maximum number of tokens in a shard.
     fn shard_tokens(&self) -> usize {
         let most = match self.manifest.format {
             ShardFormat::NanoGpt => usize::MAX,
-            ShardFormat::LlmC => usize::try_from(MOST_LLM_C_TOKENS).unwrap_or(usize::MAX),
+            ShardFormat::LlmC => usize::try_from(MAX_LLM_C_TOKENS).unwrap_or(usize::MAX),
         };
         self.manifest.shard_tokens.unwrap_or(most)
     }
 
-    /// Adds what was encoded of the next piece: `source` is its file's number, `read` its bytes, and `crc32` the checksum of
-    /// the file up to its end.
+    /// Adds the next encoded piece.
+    ///
+    /// `source` is the index of its file, `read` its size in bytes, and `crc32` the checksum of the file
+    /// up to its end.
     pub(crate) fn add(
         &mut self,
         split: Split,
@@ -96,14 +100,14 @@ impl<'a> ShardWriter<'a> {
             source.read += read;
             source.crc32 = crc32;
         }
-        // A part is never saved as read while its last shard is in the making.
+        // A part is never saved as fully read while its last shard is incomplete.
         if self.manifest.next_place().is_none_or(|(next, ..)| next != split) {
             self.finish_shard()?;
         }
         Ok(())
     }
 
-    /// Makes sure that what is written stays, whatever happens from here on.
+    /// Makes everything written so far durable.
     pub(crate) fn save(&self) -> Result<(), TrainingError> {
         let Some(open) = &self.open else { return self.manifest.write(self.folder) };
         open.file.sync_data().map_err(|error| failed(&open.path, error))?;
@@ -139,7 +143,7 @@ impl<'a> ShardWriter<'a> {
         Ok(OpenShard { split, file: opened, path, written: WrittenShard { file, tokens: 0, crc32: 0 } })
     }
 
-    /// Opens the shard in the making, without what was written to it after the last save.
+    /// Opens the incomplete shard, without the data written after the last save.
     fn reopen(&self, split: Split, written: WrittenShard) -> Result<OpenShard, TrainingError> {
         let path = self.folder.join(&written.file);
         let bytes = written.tokens.checked_mul(self.manifest.dtype.bytes());
@@ -148,12 +152,12 @@ impl<'a> ShardWriter<'a> {
             let length = length.unwrap_or(usize::MAX);
             let partial = partial(&path);
             if !partial.exists() && path.exists() {
-                // It became whole after the last save.
+                // The shard was completed after the last save.
                 fs::rename(&path, &partial)?;
             }
             let mut file = open(&partial)?;
             if file.metadata()?.len() < length as u64 {
-                let what = "it is shorter than it was; remove the folder and begin again";
+                let what = "the file was truncated; remove the folder and start over";
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
             }
             file.set_len(length as u64)?;
@@ -164,7 +168,7 @@ impl<'a> ShardWriter<'a> {
         Ok(OpenShard { split, file, path, written })
     }
 
-    /// Gives the shard in the making, if there is one, its header and its name.
+    /// Completes the open shard, if any, with its header and its final name.
     fn finish_shard(&mut self) -> Result<(), TrainingError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let header = self.manifest.format.header(self.manifest.dtype, open.written.tokens as u64);
@@ -184,14 +188,14 @@ fn failed(path: &Path, error: io::Error) -> TrainingError {
     TrainingError::File { path: path.to_owned(), error }
 }
 
-/// The name of a shard in the making.
+/// Name of an incomplete shard.
 fn partial(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     path.with_file_name(name)
 }
 
-/// Opens the unfinished shard, or creates it.
+/// Opens or creates an incomplete shard.
 fn open(path: &Path) -> io::Result<File> {
     expect_own_file(path)?;
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)

@@ -1,7 +1,8 @@
-//! Token files in the formats of nanoGPT and of llm.c: how they are laid out, how they are checked, and how they are read.
+//! Reading and checking token files in the formats of nanoGPT and llm.c.
 //!
-//! A folder of [`TokenFolder`] is one that `gpt2 tokenize` made, with its [`Manifest`], or one that another program made: then its
-//! `.bin` files are those with `train` and those with `val` in their names, in the order of their names. All numbers are little-endian.
+//! A [`TokenFolder`] is a folder that `gpt2 tokenize` wrote with a [`Manifest`], or a folder from another
+//! program. In the latter, the `.bin` files with `train` or `val` in their names are read in name order.
+//! All numbers are little-endian.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,16 +17,21 @@ use crate::token_format::HEADER_NUMBERS;
 use crate::token_manifest::{Manifest, WrittenShard};
 use crate::{ShardFormat, Split, TokenWidth, Tokens, TrainingError};
 
-/// Tokens that are checked at once.
+/// Number of tokens checked at a time.
 const BLOCK_TOKENS: usize = 1 << 20;
-/// Bytes of mapped files that reading may leave in the process's memory; then it lets go of them all.
+/// Maximum bytes of mapped files that reads leave in memory before all of them are released.
 const KEPT_BYTES: usize = 4 << 20;
-/// What a read brings into memory at least: systems map pages around the one that is asked for, often more than these.
+/// Minimum bytes that a read brings into memory.
+///
+/// Operating systems map pages around the requested one, often more than this.
 const FAULT_BYTES: usize = 1 << 16;
-/// 32-bit tokens of a small vocabulary look like 16-bit ones of which every second is 0, which no text has so many of.
-const MOST_ZEROS: usize = 32;
-/// Most tokens in a shard of llm.c: its header counts in a signed 32-bit number.
-pub(crate) const MOST_LLM_C_TOKENS: u64 = i32::MAX as u64;
+/// Minimum number of tokens for detecting 32-bit tokens in a file that looks like 16-bit tokens.
+///
+/// 32-bit tokens of a small vocabulary look like 16-bit tokens of which every second one is 0. No text
+/// has that many zeros.
+const MIN_TOKENS_FOR_WIDTH_CHECK: usize = 32;
+/// Maximum number of tokens in a shard of llm.c, whose header counts in a signed 32-bit number.
+pub(crate) const MAX_LLM_C_TOKENS: u64 = i32::MAX as u64;
 
 /// A token file that was checked.
 #[derive(Debug)]
@@ -33,14 +39,16 @@ struct Shard {
     file: MappedFile,
     header_bytes: usize,
     width: TokenWidth,
-    /// Whether nothing tells the width.
+    /// Whether the width is a guess, because the file does not specify it.
     is_guessed: bool,
-    /// The tokens before those of this shard, and with them.
+    /// Range of this shard's tokens in the whole sequence.
     place: Range<usize>,
 }
 
-/// The tokens of some shards, one after the other, mapped into memory. Reading lets go of what it has read, so that little of
-/// them is in the process's memory, however many there are. A [`TokenFolder`] has them, which a [`TokenizeJob`](crate::TokenizeJob) writes.
+/// Memory-mapped tokens of several shards, as one sequence.
+///
+/// Reads release the memory they used, so little of the files stays in memory regardless of their size. A
+/// [`TokenFolder`] has them, and a [`TokenizeJob`](crate::TokenizeJob) writes them.
 #[derive(Debug, Default)]
 pub struct Shards {
     shards: Vec<Shard>,
@@ -69,7 +77,7 @@ impl Tokens for Shards {
 }
 
 impl Shards {
-    /// Adds a shard behind the others. Its size was checked.
+    /// Appends a shard whose size has been checked.
     fn add(&mut self, file: MappedFile, (format, width): (ShardFormat, TokenWidth), is_guessed: bool) {
         let header_bytes = format.header_bytes();
         let start = self.len();
@@ -77,12 +85,12 @@ impl Shards {
         self.shards.push(Shard { file, header_bytes, width, is_guessed, place });
     }
 
-    /// Bytes of the files.
+    /// Total size of the files in bytes.
     fn bytes(&self) -> usize {
         self.shards.iter().map(|shard| shard.file.len()).sum()
     }
 
-    /// Reads all of them once: checks that every token is in a vocabulary, and says what was found.
+    /// Reads all shards once, checks that every token is in the vocabulary, and describes the shards.
     fn check(
         &self,
         vocab_size: usize,
@@ -93,7 +101,7 @@ impl Shards {
 }
 
 impl Shard {
-    /// Where tokens are in the file.
+    /// Byte range of tokens in the file.
     fn bytes(&self, tokens: Range<usize>) -> Range<usize> {
         let place = |token| self.header_bytes + token * self.width.bytes();
         place(tokens.start)..place(tokens.end)
@@ -106,7 +114,8 @@ impl Shard {
     ) -> Result<WrittenShard, TrainingError> {
         let tokens = self.place.len();
         let mut checksum = crc32fast::Hasher::new();
-        let mut is_wider = self.is_guessed && self.width == TokenWidth::U16 && tokens >= MOST_ZEROS;
+        let mut is_wider =
+            self.is_guessed && self.width == TokenWidth::U16 && tokens >= MIN_TOKENS_FOR_WIDTH_CHECK;
         for first in (0..tokens).step_by(BLOCK_TOKENS) {
             let block = self.bytes(first..tokens.min(first + BLOCK_TOKENS));
             let bytes = &self.file[block.clone()];
@@ -118,7 +127,8 @@ impl Shard {
             {
                 let place = first + place;
                 let what = format!(
-                    "token {place} (counted from 0) has the id {id}, and the vocabulary has {vocab_size} tokens: it is of another vocabulary, or of another width than {} bits",
+                    "token {place} (counted from 0) has id {id}, but the vocabulary has {vocab_size} tokens: the file belongs to \
+                     another vocabulary, or its tokens do not have {} bits",
                     8 * self.width.bytes()
                 );
                 return Err(refuse(self.file.path(), what));
@@ -127,7 +137,7 @@ impl Shard {
             progress(block.len() as u64)?;
         }
         if is_wider {
-            let what = "every second of its 16-bit numbers is 0, as if its tokens were of 32 bits; those need llm.c's header, or a tokens.json";
+            let what = "every second 16-bit number is 0, as if the tokens had 32 bits; such tokens need llm.c's header or a tokens.json";
             return Err(refuse(self.file.path(), what));
         }
         let file = self.file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -135,25 +145,28 @@ impl Shard {
     }
 }
 
-/// A folder of token files, opened and checked. A [`TokenizeJob`](crate::TokenizeJob) writes one.
+/// A checked folder of token files; a [`TokenizeJob`](crate::TokenizeJob) writes one.
 #[derive(Debug)]
 pub struct TokenFolder {
-    /// What is trained on.
+    /// Training tokens.
     pub training: Shards,
-    /// What is not.
+    /// Held-out tokens.
     pub held_out: Option<Shards>,
-    /// Characters of the text that is held out.
+    /// Number of characters in the held-out text.
     pub held_out_characters: usize,
-    /// Identifies the tokens to train on.
+    /// Fingerprint of the training tokens.
     pub fingerprint: u64,
 }
 
 impl TokenFolder {
-    /// Opens a folder of shards for a model of `vocab_size` tokens with this tokenizer. All tokens are read once.
+    /// Opens a folder of shards for a model with this tokenizer and `vocab_size` tokens.
+    ///
+    /// All tokens are read once to check them.
     ///
     /// # Errors
-    /// When a shard cannot be read, was cut short or changed, is of another format, width or vocabulary than it says, or of
-    /// another vocabulary than the model; when the folder has no shards, or not all yet.
+    /// Fails if a shard cannot be read, was truncated or modified, or contradicts its own format or
+    /// width. Fails if the tokens belong to another vocabulary than the model's. Also fails if the folder
+    /// has no shards or is incomplete.
     pub fn open(
         folder: &Path,
         (tokenizer, vocab_size): (&Tokenizer, usize),
@@ -169,7 +182,7 @@ impl TokenFolder {
         if training.is_empty() && manifest.is_none() {
             return Err(refuse(
                 folder,
-                "it has neither a tokens.json nor files such as train.bin; give a folder of token files, or text files",
+                "neither tokens.json nor files such as train.bin are in it; use a folder of token files, or text files",
             ));
         }
         let bytes = training.bytes() + held_out.bytes();
@@ -202,7 +215,7 @@ impl TokenFolder {
         })
     }
 
-    /// Opens what was just written, and need not be checked.
+    /// Opens a folder that was just written, without checking its tokens.
     pub(crate) fn of_manifest(folder: &Path, manifest: &Manifest) -> Result<Self, TrainingError> {
         let part = |split| open_part(folder, Some(manifest), split, usize::MAX);
         Ok(Self {
@@ -218,7 +231,7 @@ fn refuse(path: &Path, what: impl Into<String>) -> TrainingError {
     TrainingError::Data { path: path.to_owned(), what: what.into() }
 }
 
-/// The shards of a part, each with as many tokens as its size and its header say.
+/// Opens the shards of a part, and checks their sizes and headers.
 fn open_part(
     folder: &Path,
     manifest: Option<&Manifest>,
@@ -246,7 +259,7 @@ fn open_part(
     Ok(shards)
 }
 
-/// Maps a file that is there and not empty.
+/// Maps a file that must exist and not be empty.
 fn map(path: &Path) -> Result<MappedFile, TrainingError> {
     let metadata =
         fs::metadata(path).map_err(|error| TrainingError::File { path: path.to_owned(), error })?;
@@ -256,7 +269,7 @@ fn map(path: &Path) -> Result<MappedFile, TrainingError> {
     Ok(MappedFile::open(path)?)
 }
 
-/// Checks that a file is as long as so many tokens are, and has their header.
+/// Checks that a file has the size and the header of `tokens` tokens.
 fn check_size(
     file: &MappedFile,
     (format, width): (ShardFormat, TokenWidth),
@@ -269,15 +282,15 @@ fn check_size(
     let (expected, found) = (bytes(width), file.len());
     if expected != Some(found) {
         let what = match expected {
-            _ if bytes(other) == Some(found) => format!("its tokens are of {} bits", 8 * other.bytes()),
-            Some(expected) if found < expected => "it was cut short".to_owned(),
-            _ => "it is too long".to_owned(),
+            _ if bytes(other) == Some(found) => format!("the tokens have {} bits", 8 * other.bytes()),
+            Some(expected) if found < expected => "truncated".to_owned(),
+            _ => "too long".to_owned(),
         };
         let expected = expected.unwrap_or(usize::MAX);
         return Err(refuse(
             file.path(),
             format!(
-                "{what}: expected {expected} bytes for {tokens} tokens of {} bits, found {found}; make it again",
+                "{what}: expected {expected} bytes for {tokens} tokens of {} bits, found {found}; create the file again",
                 8 * width.bytes()
             ),
         ));
@@ -285,23 +298,23 @@ fn check_size(
     let header = format.header(width, tokens as u64);
     match file.starts_with(&header) {
         true => Ok(()),
-        false => Err(refuse(file.path(), "its header is not the one that was written; make it again")),
+        false => Err(refuse(file.path(), "the header was modified; create the file again")),
     }
 }
 
-/// How a file is laid out of which only itself tells.
+/// Detects the layout of a file without a manifest.
 fn foreign_layout(file: &MappedFile, vocab_size: usize) -> Result<(ShardFormat, TokenWidth), TrainingError> {
     let refuse = |what: String| Err(refuse(file.path(), what));
     let number = |index: usize| file.as_chunks::<4>().0.get(index).map(|bytes| i32::from_le_bytes(*bytes));
     let of_magic =
         [TokenWidth::U16, TokenWidth::U32].into_iter().find(|width| number(0) == Some(width.mark().0));
     let Some(width) = of_magic else {
-        // nanoGPT's own are of 16 bits; there are forks of it for larger vocabularies.
+        // nanoGPT itself writes 16-bit tokens. Some of its forks support larger vocabularies.
         let width = TokenWidth::of_vocabulary(vocab_size);
         return match file.len().is_multiple_of(width.bytes()) {
             true => Ok((ShardFormat::NanoGpt, width)),
             false => refuse(format!(
-                "{} bytes are not a whole number of {}-bit tokens: it was cut short, or its tokens are of another width",
+                "{} bytes are not a whole number of {}-bit tokens: the file is truncated, or its tokens have another width",
                 file.len(),
                 8 * width.bytes()
             )),
@@ -311,28 +324,28 @@ fn foreign_layout(file: &MappedFile, vocab_size: usize) -> Result<(ShardFormat, 
     if number(1) != Some(version) {
         let found = number(1).unwrap_or_default();
         return refuse(format!(
-            "llm.c's header has the version {found}; expected {version} with the magic number {magic}"
+            "llm.c's header has version {found}; expected {version} for the magic number {magic}"
         ));
     }
     let counted = number(2).and_then(|tokens| usize::try_from(tokens).ok()).filter(|tokens| *tokens > 0);
     let Some(tokens) = counted else {
         let found = number(2).unwrap_or_default();
-        return refuse(format!("llm.c's header counts {found} tokens; expected one at least"));
+        return refuse(format!("llm.c's header counts {found} tokens; expected at least one"));
     };
     let layout = (ShardFormat::LlmC, width);
     let expected = 4 * HEADER_NUMBERS + tokens.saturating_mul(width.bytes());
     match file.len() == expected {
         true => Ok(layout),
         false => refuse(format!(
-            "llm.c's header counts {tokens} tokens of {} bits, which take {expected} bytes with it, and the file has {}: {}",
+            "llm.c's header counts {tokens} tokens of {} bits; expected {expected} bytes with the header, found {}: {}",
             8 * width.bytes(),
             file.len(),
-            if file.len() < expected { "it was cut short" } else { "it is too long" }
+            if file.len() < expected { "truncated" } else { "too long" }
         )),
     }
 }
 
-/// The files of a part in a folder without a manifest, in the order of their names.
+/// Returns the files of a part in a folder without a manifest, in name order.
 fn foreign_files(folder: &Path, split: Split) -> Result<Vec<PathBuf>, TrainingError> {
     let failed = |error| TrainingError::File { path: folder.to_owned(), error };
     let part = match split {
@@ -351,8 +364,9 @@ fn foreign_files(folder: &Path, split: Split) -> Result<Vec<PathBuf>, TrainingEr
     Ok(files)
 }
 
-/// Characters of the text of tokens: the bytes of them all that begin one. Tokens that stand for no text, such as the end of one,
-/// have none.
+/// Number of characters in the text of tokens, counted as the bytes that begin a character.
+///
+/// Special tokens, such as the end-of-text token, have no characters.
 fn characters(tokens: &Shards, tokenizer: &Tokenizer) -> usize {
     let is_special = tokenizer.get_added_tokens_decoder();
     let mut of_token = HashMap::new();
@@ -374,9 +388,9 @@ fn characters(tokens: &Shards, tokenizer: &Tokenizer) -> usize {
     total
 }
 
-/// A number that tells the tokens of shards from others.
+/// Fingerprint of the tokens in shards.
 fn fingerprint(shards: &[WrittenShard]) -> u64 {
-    // FNV-1a over numbers in place of bytes.
+    // FNV-1a over numbers instead of bytes.
     let mix = |hash: u64, number: u64| (hash ^ number).wrapping_mul(0x0100_0000_01b3);
     shards.iter().fold(0xcbf2_9ce4_8422_2325, |hash, shard| {
         mix(mix(hash, shard.tokens as u64), u64::from(shard.crc32))

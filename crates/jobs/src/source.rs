@@ -1,4 +1,4 @@
-//! The data files of a job, whatever the task, on their way to what a training learns from.
+//! Data files of a job for any task, and their conversion to training data.
 
 use std::path::{Path, PathBuf};
 
@@ -12,13 +12,13 @@ use crate::text_data::{TextSource, trained_tokenizer};
 use crate::{ClassWeights, Hyperparameters, Task, TrainOptions, TrainingData, TrainingError};
 
 /// Data files.
-#[expect(clippy::large_enum_variant, reason = "a training has one")]
+#[expect(clippy::large_enum_variant, reason = "a training run has only one")]
 pub(crate) enum Source {
-    /// Of texts, or of their tokens.
+    /// Texts, or tokens of texts.
     Texts(TextSource),
-    /// Of rows.
+    /// Rows.
     Rows(RowFiles),
-    /// Activations of texts, of which a share is held out.
+    /// Activations, and the fraction to hold out.
     Activations(ActivationFolder, f64),
 }
 
@@ -26,10 +26,11 @@ impl Source {
     /// Opens the files of the task.
     ///
     /// # Errors
-    /// When a file cannot be read, or holds something else.
+    /// Fails if a file cannot be read or has unexpected contents.
     pub(crate) fn open(paths: &[PathBuf], options: &TrainOptions) -> Result<Self, TrainingError> {
         match options.task {
-            Task::Dictionary if matches!(paths, [folder] if ActivationFolder::is_one(folder)) => {
+            Task::Dictionary if matches!(paths, [folder] if ActivationFolder::is_activation_folder(folder)) =>
+            {
                 options.check_of_activations()?;
                 Ok(Self::Activations(ActivationFolder::open(&paths[0])?, options.held_out))
             }
@@ -38,10 +39,10 @@ impl Source {
         }
     }
 
-    /// The tokenizer of a model that is made anew. `name` is what messages call the configuration.
+    /// Returns the tokenizer for a new model; `name` is the configuration's name in messages.
     ///
     /// # Errors
-    /// When a text cannot be read, there are too few words, or the reporter interrupts it.
+    /// Fails if a text cannot be read, if there are too few words, or if the reporter interrupts it.
     pub(crate) fn tokenizer(
         &self,
         (config, name): (&Gpt2Config, String),
@@ -54,15 +55,15 @@ impl Source {
                 trained_tokenizer(texts, (config, name), reporter)
             }
             Self::Activations(..) => Err(TrainingError::Call {
-                what: "activations are of a checkpoint, which has its tokenizer".into(),
+                what: "activations belong to a checkpoint, which has its own tokenizer".into(),
             }),
         }
     }
 
-    /// The configuration with the head that the task trains.
+    /// Returns the configuration with the head that the task trains.
     ///
     /// # Errors
-    /// When the model has another head, or the labels are too few or too many.
+    /// Fails if the model has another head, or if there are too few or too many labels.
     pub(crate) fn with_head(&self, config: Gpt2Config) -> Result<Gpt2Config, TrainingError> {
         let (task, is_fitting, trains) = match self {
             Self::Rows(files) if files.task() == Task::Classify => {
@@ -72,7 +73,7 @@ impl Source {
                 (
                     Task::Classify,
                     is_fitting,
-                    "language models, which get a head, and classifiers of one label for each text",
+                    "language models, which get a head, and classifiers with one label per text",
                 )
             }
             Self::Rows(files) => (files.task(), config.head == HeadKind::LanguageModel, "language models"),
@@ -96,10 +97,10 @@ impl Source {
         }
     }
 
-    /// Which label each row has, and which rows are held out; `None` of texts.
+    /// Returns the label of each row and which rows are held out; `None` unless the data has rows.
     ///
     /// # Errors
-    /// When a row has a label that the model does not have.
+    /// Fails if a row has a label that the model lacks.
     pub(crate) fn assignment(&self, config: &Gpt2Config) -> Result<Option<Assignment>, TrainingError> {
         match self {
             Self::Texts(_) | Self::Activations(..) => Ok(None),
@@ -107,7 +108,7 @@ impl Source {
         }
     }
 
-    /// The longest example, of at most `context` tokens.
+    /// Returns the length of the longest example, at most `context` tokens.
     pub(crate) fn longest(&self, context: usize) -> usize {
         match self {
             Self::Texts(_) | Self::Activations(..) => context,
@@ -115,35 +116,38 @@ impl Source {
         }
     }
 
-    /// All of it as tokens; those of texts are written to `folder`.
+    /// Encodes the data as tokens; the tokens of texts are written to `folder`.
     ///
     /// # Errors
-    /// When something cannot be encoded or written, is too short or too long, or the reporter interrupts it.
+    /// Fails if data cannot be encoded or written, is too short or too long, or if the reporter
+    /// interrupts it.
     pub(crate) fn encode(
         &self,
         assignment: Option<&Assignment>,
         encoder: (&Tokenizer, &Gpt2Config),
-        numbers: &Hyperparameters,
+        hyperparameters: &Hyperparameters,
         folder: &Path,
         reporter: &dyn Reporter,
     ) -> Result<TrainingData, TrainingError> {
         match (self, assignment) {
-            (Self::Rows(files), Some(assignment)) => files.encode(assignment, encoder, numbers, reporter),
-            (Self::Rows(files), None) => {
-                files.encode(&files.assign(&encoder.1.id2label)?, encoder, numbers, reporter)
+            (Self::Rows(files), Some(assignment)) => {
+                files.encode(assignment, encoder, hyperparameters, reporter)
             }
-            (Self::Texts(texts), _) => texts.training_data(encoder, numbers, folder, reporter),
+            (Self::Rows(files), None) => {
+                files.encode(&files.assign(&encoder.1.id2label)?, encoder, hyperparameters, reporter)
+            }
+            (Self::Texts(texts), _) => texts.training_data(encoder, hyperparameters, folder, reporter),
             (Self::Activations(activations, held_out), _) => {
-                activations.training_data(encoder.1, numbers, *held_out)
+                activations.training_data(encoder.1, hyperparameters, *held_out)
             }
         }
     }
 }
 
-/// What the rows of each label count, if weights are asked for.
+/// Returns the loss weight of each label, if requested.
 ///
 /// # Errors
-/// When a weight is of a label that is not there.
+/// Fails if a weight is set for an unknown label.
 pub(crate) fn class_weights(
     asked: Option<&ClassWeights>,
     assignment: Option<&Assignment>,

@@ -1,5 +1,6 @@
-//! The data of a language model's training: texts, which become token files for the time of the training, or a folder of
-//! token files.
+//! Training data of a language model: texts, or a folder of token files.
+//!
+//! Texts become temporary token files for the duration of the training.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,28 +11,28 @@ use candle_gpt2_engine::Reporter;
 use candle_gpt2_weights::{Tokenizer, load_tokenizer, partial_folder, train_tokenizer};
 use tempfile::TempDir;
 
-use crate::tokenize::{TOKENIZER_FILE, Vocabulary, nothing_written, write};
+use crate::tokenize::{TOKENIZER_FILE, Vocabulary, empty_manifest, write};
 use crate::{
     Corpus, DataSize, HeldOut, Hyperparameters, ShardFormat, Shards, Split, TokenFolder, TokenWidth, Tokens,
     TrainingData, TrainingError, Windows,
 };
 
-/// What the folder that texts are encoded into is a part of: it is gone when the training is at its end.
+/// Name of the temporary folder for encoded texts, which is deleted at the end of the training.
 pub(crate) const TOKENS: &str = "tokens";
 
-/// Where tokens come from.
+/// Source of tokens.
 pub(crate) enum TextSource {
     /// Text files, which are encoded.
     Texts(Corpus),
-    /// A folder of token files.
+    /// Folder of token files.
     Tokens(PathBuf),
 }
 
 impl TextSource {
-    /// Text files, of which a share is held out, or one folder of token files.
+    /// Opens text files, of which a fraction is held out, or a single folder of token files.
     ///
     /// # Errors
-    /// That of [`Corpus::open`], and when a folder is given together with other data.
+    /// Fails for the same reasons as [`Corpus::open`], and if a folder is combined with other data.
     pub(crate) fn open(data: &[PathBuf], held_out: f64) -> Result<Self, TrainingError> {
         match data {
             [folder] if folder.is_dir() => Ok(Self::Tokens(folder.clone())),
@@ -39,7 +40,7 @@ impl TextSource {
                 Some(folder) => {
                     let folder = folder.display();
                     let what = format!(
-                        "`data` {folder}: a folder of tokens cannot be combined; give it alone, or text files"
+                        "`data` {folder}: a folder of tokens cannot be combined with other data; use it alone, or use text files"
                     );
                     Err(TrainingError::Call { what })
                 }
@@ -48,11 +49,14 @@ impl TextSource {
         }
     }
 
-    /// The tokenizer of a model that is made anew: one that is trained on the texts, or the one beside the tokens. `name` is what
-    /// messages call the configuration.
+    /// Returns the tokenizer for a new model.
+    ///
+    /// It is trained on the texts, or read from the folder of tokens. `name` is the configuration's name
+    /// in messages.
     ///
     /// # Errors
-    /// When a text or the tokenizer cannot be read, there are too few words, or the reporter interrupts it.
+    /// Fails if a text or the tokenizer cannot be read, if there are too few words, or if the reporter
+    /// interrupts it.
     pub(crate) fn tokenizer(
         &self,
         (config, name): (&Gpt2Config, String),
@@ -66,7 +70,7 @@ impl TextSource {
                     return Ok(load_tokenizer(&path)?);
                 }
                 let what = format!(
-                    "{}: no {TOKENIZER_FILE} next to the tokens; give the one that made them: `tokenizer`",
+                    "{}: no {TOKENIZER_FILE} next to the tokens; specify the tokenizer that produced them with `tokenizer`",
                     folder.display()
                 );
                 return Err(TrainingError::Call { what });
@@ -75,14 +79,17 @@ impl TextSource {
         trained_tokenizer(corpus.documents(Split::Training), (config, name), reporter)
     }
 
-    /// The data of a training. Texts are encoded into token files in `folder`, which are removed when the training ends.
+    /// Returns the training data.
+    ///
+    /// Texts are encoded into token files in `folder`, which are removed when the training ends.
     ///
     /// # Errors
-    /// When a text cannot be encoded, or the token files do not fit the model, are damaged or too few.
+    /// Fails if a text cannot be encoded, or if the token files do not match the model, are damaged or
+    /// contain too few tokens.
     pub(crate) fn training_data(
         &self,
         (tokenizer, config): (&Tokenizer, &Gpt2Config),
-        numbers: &Hyperparameters,
+        hyperparameters: &Hyperparameters,
         folder: &Path,
         reporter: &dyn Reporter,
     ) -> Result<TrainingData, TrainingError> {
@@ -97,8 +104,8 @@ impl TextSource {
                 let end = config.end_tokens().first().copied();
                 let vocabulary = Vocabulary::new(tokenizer, config.vocab_size, end);
                 let layout = (ShardFormat::NanoGpt, TokenWidth::of_vocabulary(config.vocab_size), None);
-                let manifest = nothing_written(corpus, &vocabulary, layout);
-                // It is made anew by the next run: nothing is saved in between.
+                let manifest = empty_manifest(corpus, &vocabulary, layout);
+                // No state is saved along the way, because the next run encodes the texts again.
                 let manifest =
                     write(corpus, &vocabulary, path, manifest, (u64::MAX, thread_count()), reporter)?;
                 (TokenFolder::of_manifest(path, &manifest)?, Some(Arc::new(removed)))
@@ -114,7 +121,7 @@ impl TextSource {
         Ok(TrainingData {
             examples: Box::new(Windows::of_training(
                 kept(opened.training),
-                numbers,
+                hyperparameters,
                 config.n_positions,
                 config.end_tokens().first().copied(),
             )?),
@@ -125,17 +132,17 @@ impl TextSource {
     }
 }
 
-/// A tokenizer that is trained on documents, for a new model. `name` is what messages call the configuration.
+/// Trains a tokenizer on documents for a new model; `name` is the configuration's name in messages.
 ///
 /// # Errors
-/// That of a document; when there are too few words, or the reporter interrupts it.
+/// Fails if a document cannot be read, if there are too few words, or if the reporter interrupts it.
 pub(crate) fn trained_tokenizer(
     documents: impl Iterator<Item = Result<String, TrainingError>> + Send,
     (config, name): (&Gpt2Config, String),
     reporter: &dyn Reporter,
 ) -> Result<Tokenizer, TrainingError> {
     let mut failed = None;
-    // Counting the words of much text takes a while.
+    // Counting the words of long texts takes a while.
     let documents = documents.take_while(|_| !reporter.is_interrupted());
     let documents = documents.map_while(|document| document.map_err(|error| failed = Some(error)).ok());
     let tokenizer = train_tokenizer(documents.map(Into::into), config.vocab_size);
@@ -155,7 +162,7 @@ pub(crate) fn trained_tokenizer(
 
 /// Tokens whose folder is removed after its last reader.
 struct TemporaryTokens {
-    // Unmapped before the folder goes.
+    // Declared first, so that the files are unmapped before the folder is removed.
     shards: Shards,
     _removed: Option<Arc<TempDir>>,
 }

@@ -1,23 +1,23 @@
-//! How token files are laid out, and how wide their tokens are.
+//! Layout of token files, and width of their tokens.
 
 use candle_gpt2_engine::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// Numbers of llm.c's header, 32 bits each: magic, version, tokens, and zeros.
+/// Length of llm.c's header in 32-bit numbers: magic number, version, token count, and zeros.
 pub(crate) const HEADER_NUMBERS: usize = 256;
 
-/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) takes it.
+/// Layout of token files; an option of a [`TokenizeJob`](crate::TokenizeJob).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ShardFormat {
-    /// nanoGPT's: the tokens and nothing else.
+    /// nanoGPT's layout: tokens without a header.
     #[serde(rename = "nanogpt")]
     NanoGpt,
-    /// llm.c's: a header of 1024 bytes, then the tokens.
+    /// llm.c's layout: a header of 1024 bytes, followed by the tokens.
     #[serde(rename = "llm.c")]
     LlmC,
 }
 
-/// How wide tokens are written.
+/// Width of written tokens.
 ///
 /// ```
 /// use candle_gpt2_jobs::TokenWidth;
@@ -59,12 +59,12 @@ impl std::str::FromStr for TokenWidth {
 }
 
 impl TokenWidth {
-    /// The narrowest one that has all tokens of a vocabulary.
+    /// Returns the narrowest width that fits all tokens of a vocabulary.
     pub fn of_vocabulary(vocab_size: usize) -> Self {
         if vocab_size <= 1 << u16::BITS { Self::U16 } else { Self::U32 }
     }
 
-    /// Bytes of a token.
+    /// Returns the number of bytes per token.
     pub fn bytes(self) -> usize {
         match self {
             Self::U16 => 2,
@@ -75,16 +75,13 @@ impl TokenWidth {
     /// Appends tokens that are known to fit.
     pub(crate) fn write(self, tokens: &[u32], bytes: &mut Vec<u8>) {
         match self {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "a vocabulary of this width has no larger ones"
-            )]
+            #[expect(clippy::cast_possible_truncation, reason = "ids of a vocabulary of this width fit")]
             Self::U16 => bytes.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
             Self::U32 => bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
         }
     }
 
-    /// The tokens of whole ones.
+    /// Reads tokens; incomplete ones at the end are ignored.
     pub(crate) fn read(self, bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
         bytes.chunks_exact(self.bytes()).map(|token| match *token {
             [a, b] => u32::from(u16::from_le_bytes([a, b])),
@@ -93,10 +90,10 @@ impl TokenWidth {
         })
     }
 
-    /// llm.c's magic number and version.
+    /// Returns llm.c's magic number and version.
     pub(crate) fn mark(self) -> (i32, i32) {
         match self {
-            // GPT-2's and Llama 3's, in llm.c's `dev/data/data_common.py`.
+            // Values for GPT-2 and Llama 3 in llm.c's `dev/data/data_common.py`.
             Self::U16 => (20_240_520, 1),
             Self::U32 => (20_240_801, 7),
         }
@@ -104,7 +101,7 @@ impl TokenWidth {
 }
 
 impl ShardFormat {
-    /// Bytes before the tokens.
+    /// Returns the number of bytes before the tokens.
     pub(crate) fn header_bytes(self) -> usize {
         match self {
             Self::NanoGpt => 0,
@@ -112,7 +109,7 @@ impl ShardFormat {
         }
     }
 
-    /// The header of a file with so many tokens.
+    /// Returns the header of a file with `tokens` tokens.
     pub(crate) fn header(self, width: TokenWidth, tokens: u64) -> Vec<u8> {
         let (magic, version) = width.mark();
         let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);

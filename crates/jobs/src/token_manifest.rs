@@ -1,4 +1,4 @@
-//! The manifest of token files: their tokenizer, their texts, how many tokens, and how far the job is.
+//! Manifest of token files: their tokenizer, texts and token counts, and the job's progress.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,24 +11,26 @@ use serde_json::json;
 use crate::corpus::TextFile;
 use crate::{ShardFormat, Split, TokenWidth, TrainingError};
 
-/// Name of the file.
+/// File name of the manifest.
 pub(crate) const FILE_NAME: &str = "tokens.json";
-/// Largest one that is read: a million shards.
+/// Maximum size of a manifest, enough for a million shards.
 const MAX_BYTES: u64 = 128 << 20;
 
-/// The contents of a folder of token files. It is written before them, and replaced as a whole while they grow.
+/// Contents of a folder of token files.
+///
+/// The manifest is written before the files, and replaced as a whole as they grow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// Whether all texts are written.
+    /// Whether all texts have been written.
     pub(crate) complete: bool,
     pub(crate) format: ShardFormat,
     pub(crate) dtype: TokenWidth,
-    /// Tokens of every shard but the last of each part.
+    /// Number of tokens in every shard except the last one of each part.
     pub(crate) shard_tokens: Option<usize>,
     pub(crate) vocab_size: usize,
     /// CRC-32 of the vocabulary, see [`vocabulary_checksum`].
     pub(crate) vocabulary_crc32: u32,
-    /// The token after each document.
+    /// Token after each document.
     pub(crate) end_of_text: Option<u32>,
     pub(crate) training: Part,
     pub(crate) held_out: Part,
@@ -41,7 +43,7 @@ pub(crate) struct Part {
     pub(crate) tokens: usize,
     pub(crate) documents: usize,
     pub(crate) characters: usize,
-    /// The last one may be in the making: as long as the part is.
+    /// Shards; the last one may be incomplete, up to the length of the part.
     pub(crate) shards: Vec<WrittenShard>,
 }
 
@@ -60,7 +62,7 @@ pub(crate) struct SourceFile {
     pub(crate) file: PathBuf,
     pub(crate) bytes: u64,
     pub(crate) held_out_from: u64,
-    /// Bytes whose tokens are written.
+    /// Number of bytes whose tokens have been written.
     pub(crate) read: u64,
     /// CRC-32 of these bytes.
     pub(crate) crc32: u32,
@@ -74,18 +76,18 @@ impl SourceFile {
 }
 
 impl Manifest {
-    /// Where the manifest of a folder is.
+    /// Returns the path of a folder's manifest.
     pub(crate) fn path(folder: &Path) -> PathBuf {
         folder.join(FILE_NAME)
     }
 
-    /// The manifest of a folder that has one.
+    /// Reads the manifest of a folder; `None` if it has none.
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>, TrainingError> {
         let path = Self::path(folder);
         let failed = |error| TrainingError::File { path: path.clone(), error };
         let damaged = |what: String| TrainingError::Data {
             path: path.clone(),
-            what: format!("not the list of a folder of tokens: {what}; remove the folder and make it again"),
+            what: format!("not a manifest of tokens: {what}; remove the folder and create it again"),
         };
         let text = match read_bounded(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -93,17 +95,17 @@ impl Manifest {
         };
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         if let Some(source) = manifest.sources.iter().find(|source| source.read > source.bytes) {
-            return Err(damaged(format!("more of {} is read than it has", source.file.display())));
+            return Err(damaged(format!("`read` of {} exceeds its `bytes`", source.file.display())));
         }
-        // The names are joined to the folder's, and must not lead out of it.
+        // The names are joined to the folder's path, and must not lead out of it.
         let mut shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
         match shards.find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref())) {
-            Some(shard) => Err(damaged(format!("`{}` is not the name of a file", shard.file))),
+            Some(shard) => Err(damaged(format!("`{}` is not a plain file name", shard.file))),
             None => Ok(Some(manifest)),
         }
     }
 
-    /// Writes it to a folder, in place of the one that is there.
+    /// Writes the manifest to a folder, and replaces an existing one.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), TrainingError> {
         let write = |partial: &Path| Ok(fs::write(partial, serde_json::to_string_pretty(self)? + "\n")?);
         Ok(replace_file(&Self::path(folder), write)?)
@@ -123,7 +125,7 @@ impl Manifest {
         }
     }
 
-    /// Where the job resumes: the part, the number of the file, and the place in it. `None` if all is read.
+    /// Returns the part, file index and offset at which the job resumes; `None` if all is read.
     pub(crate) fn next_place(&self) -> Option<(Split, usize, u64)> {
         let next = |split: Split, end: fn(&SourceFile) -> u64| {
             let unread = self.sources.iter().position(|source| source.read < end(source));
@@ -133,7 +135,7 @@ impl Manifest {
             .or_else(|| next(Split::HeldOut, |source| source.bytes))
     }
 
-    /// The file name of a shard.
+    /// Returns the file name of a shard.
     pub(crate) fn shard_name(&self, split: Split, index: usize) -> String {
         let part = match split {
             Split::Training => "train",
@@ -145,18 +147,18 @@ impl Manifest {
         }
     }
 
-    /// Refuses a folder whose making was interrupted.
+    /// Rejects an incomplete folder.
     pub(crate) fn check_whole(&self, folder: &Path) -> Result<(), TrainingError> {
         match self.complete {
             true => Ok(()),
             false => Err(refuse(
                 folder,
-                "its making was interrupted: resume it, or remove the folder and make it again".to_owned(),
+                "incomplete, because its job was interrupted; resume the job, or remove the folder and start over".to_owned(),
             )),
         }
     }
 
-    /// Refuses a folder with the tokens of another tokenizer.
+    /// Rejects a folder with tokens from a different tokenizer.
     pub(crate) fn check_vocabulary(&self, folder: &Path, tokenizer: &Tokenizer) -> Result<(), TrainingError> {
         let found = vocabulary_checksum(tokenizer);
         match self.vocabulary_crc32 == found {
@@ -164,14 +166,15 @@ impl Manifest {
             false => Err(refuse(
                 folder,
                 format!(
-                    "its tokens are of another vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); tokenize the texts for this model",
+                    "its tokens belong to another vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); \
+                     tokenize the texts for this model",
                     self.vocab_size, self.vocabulary_crc32
                 ),
             )),
         }
     }
 
-    /// Refuses shards that are not those that were written.
+    /// Rejects shards that have changed since they were written.
     pub(crate) fn check_contents(
         &self,
         folder: &Path,
@@ -183,12 +186,12 @@ impl Manifest {
             None => Ok(()),
             Some((written, _)) => Err(refuse(
                 &folder.join(&written.file),
-                "its tokens are not those that were written: the file is damaged; make it again".to_owned(),
+                "the checksum of its tokens does not match: the file is damaged; create it again".to_owned(),
             )),
         }
     }
 
-    /// Refuses to continue with other texts or options.
+    /// Rejects a job with different texts or options.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
         let data = |manifest: &Self| -> Vec<_> {
             manifest.sources.iter().map(|source| (source.file.clone(), source.bytes)).collect()
@@ -209,7 +212,7 @@ impl Manifest {
         let differing: Vec<_> = differing.map(|(name, there, here)| (name.to_owned(), there, here)).collect();
         let difference = match (is_same, differing.is_empty()) {
             (true, true) => return Ok(()),
-            (true, false) => StateDifference::Numbers(differing),
+            (true, false) => StateDifference::Hyperparameters(differing),
             (false, _) => StateDifference::Data,
         };
         Err(TrainingError::OtherState { path: Self::path(folder), difference })
@@ -220,7 +223,7 @@ fn refuse(path: &Path, what: String) -> TrainingError {
     TrainingError::Data { path: path.to_owned(), what }
 }
 
-/// CRC-32 of a vocabulary: of the tokens in the order of their ids, each with its id.
+/// CRC-32 of a vocabulary: of all tokens in id order, each with its id.
 pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
     let mut tokens: Vec<(u32, String)> =
         tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
@@ -229,7 +232,7 @@ pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
     for (id, token) in tokens {
         checksum.update(&id.to_le_bytes());
         checksum.update(token.as_bytes());
-        // No token of another vocabulary can run into the next one's id.
+        // A token cannot run into the next one's id, because UTF-8 does not contain this byte.
         checksum.update(&[0xff]);
     }
     checksum.finalize()

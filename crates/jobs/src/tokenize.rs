@@ -1,4 +1,6 @@
-//! Texts to token files, by all threads: the same files whatever the number of threads, and however often it was interrupted.
+//! Job that encodes texts into token files on all threads.
+//!
+//! The files do not depend on the number of threads, or on interruptions.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -17,30 +19,31 @@ use candle_gpt2_weights::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::corpus::{Content, Cuts, Piece, TextFile};
+use crate::corpus::{Content, Piece, SplitRule, TextFile};
 use crate::job_folder::{JobFolder, Resume};
 use crate::shard_writer::{Encoded, ShardWriter};
-use crate::shards::MOST_LLM_C_TOKENS;
+use crate::shards::MAX_LLM_C_TOKENS;
 use crate::token_manifest::{FILE_NAME, Manifest, Part, SourceFile, vocabulary_checksum};
 use crate::{Corpus, JobError, ShardFormat, Split, TokenWidth, TrainingError};
 
-/// Bytes of text between two saves.
+/// Number of bytes of text between two saves.
 const SAVE_BYTES: u64 = 16 << 20;
-/// Pieces that each thread may be ahead.
+/// Number of pieces that each thread may be ahead.
 const PIECES_AHEAD: usize = 2;
-/// Bytes of a text that are compared at once with what was read.
+/// Number of bytes of a text that are checked for changes at a time.
 const CHECKED_BYTES: usize = 1 << 16;
-/// Tokens in a shard of llm.c's format, as its own scripts make them.
+/// Number of tokens in a shard in llm.c's format, as in its own scripts.
 const LLM_C_SHARD_TOKENS: usize = 100_000_000;
-/// The tokenizer beside the tokens.
+/// File name of the tokenizer next to the tokens.
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
-/// The files that are replaced as a whole.
+/// Files that are replaced as a whole.
 const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 
-/// Texts that become a folder of token files.
+/// Job that encodes texts into a folder of token files.
 ///
-/// The folder gets the token files, `train.bin` and `val.bin` or numbered ones, `tokens.json`, which describes them and lets a
-/// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
+/// The folder contains the token files, `train.bin` and `val.bin` or numbered ones, and the tokenizer. It
+/// also contains `tokens.json`, which describes the files and lets readers detect damage. The same job
+/// writes the same files, for any number of threads, interrupted or not.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Silent};
@@ -66,24 +69,28 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 /// ```
 #[derive(Debug, Clone)]
 pub struct TokenizeJob {
-    /// Texts: plain UTF-8 files, or JSONL files with a `text`, or `ids` of tokens, in each line.
+    /// Texts: plain UTF-8 files, or JSONL files with a `text` or the `ids` of tokens in each line.
     pub data: Vec<PathBuf>,
-    /// A checkpoint whose tokenizer is taken, and the token that ends its texts.
+    /// Checkpoint that supplies the tokenizer and the end-of-text token.
     pub model: Option<PathBuf>,
-    /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the model's.
+    /// Tokenizer: a `tokenizer.json`, or a folder with one or with a vocabulary and merges.
+    ///
+    /// Defaults to the model's tokenizer.
     pub tokenizer: Option<PathBuf>,
-    /// The folder that is written; it must be new or empty, but to resume.
+    /// Output folder; it must be new or empty, unless the job resumes.
     pub out: PathBuf,
-    /// The other options.
+    /// Other options.
     pub options: TokenizeOptions,
-    /// The number of attention heads, for checkpoints that do not tell it.
+    /// Number of attention heads, for checkpoints that do not specify it.
     pub n_head: Option<usize>,
-    /// Where the Hub's checkpoints come from.
+    /// Options for checkpoints on the Hub.
     pub hub: HubOptions,
 }
 
-/// How texts become token files. As JSON it is an object with the names of the fields, of which any may be left out.
-/// Part of a [`TokenizeJob`].
+/// Options for encoding texts into token files.
+///
+/// In JSON, they form an object with the names of the fields, all of them optional. Part of a
+/// [`TokenizeJob`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
@@ -103,7 +110,7 @@ pub struct TokenizeOptions {
         arg(long, value_name = "N", allow_negative_numbers = true, requires = "out")
     )]
     pub shard_tokens: Option<usize>,
-    /// Share of the data, at the end of each file, that is not trained on; 0 for none
+    /// Fraction of the data, at the end of each file, that is held out; 0 for none
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true, requires = "out"))]
     pub held_out: f64,
     /// Resume an interrupted run in --out; the other options must be the same
@@ -117,39 +124,39 @@ impl Default for TokenizeOptions {
     }
 }
 
-/// What became of the texts. [`TokenizeJob::run`] returns it.
+/// Result of a job; [`TokenizeJob::run`] returns it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenizeReport {
-    /// The folder.
+    /// Output folder.
     pub out: PathBuf,
-    /// How its files are laid out.
+    /// Layout of the files.
     pub format: ShardFormat,
-    /// How wide the tokens are.
+    /// Width of the tokens.
     pub dtype: TokenWidth,
-    /// Tokens to train on.
+    /// Number of training tokens.
     pub training_tokens: usize,
-    /// Tokens that are held out.
+    /// Number of held-out tokens.
     pub held_out_tokens: usize,
-    /// Documents of both.
+    /// Number of documents in both parts.
     pub documents: usize,
-    /// Token files.
+    /// File names of the token files.
     pub shards: Vec<String>,
-    /// Bytes of text, of all runs.
+    /// Number of bytes of text encoded by all runs.
     pub bytes: u64,
-    /// Bytes of text that this run encoded.
+    /// Number of bytes of text that this run encoded.
     pub encoded_bytes: u64,
-    /// Seconds of this run.
+    /// Duration of this run in seconds.
     pub elapsed_s: f64,
 }
 
-/// The vocabulary that texts are encoded with.
+/// Vocabulary for encoding texts.
 pub(crate) struct Vocabulary<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    /// Ids are below it.
+    /// Number of tokens; ids are smaller than it.
     pub(crate) size: usize,
-    /// What ends a document.
+    /// Token after each document.
     pub(crate) end: Option<u32>,
-    /// Characters that the tokenizer may drop.
+    /// Check for characters that the tokenizer drops.
     check: Option<CharacterCheck>,
 }
 
@@ -163,9 +170,12 @@ impl TokenizeJob {
     /// Encodes the texts.
     ///
     /// # Errors
-    /// When options are out of range or do not go together, the folder is taken or of other texts or options, a text or the
-    /// tokenizer cannot be read, a token is outside the vocabulary, or a file cannot be written;
-    /// [`TrainingError::Interrupted`] when the reporter interrupts it, what is done being saved.
+    /// Fails if options are out of range or conflict, or if the folder is in use or belongs to other
+    /// texts or options. Fails if a text or the tokenizer cannot be read, a token is outside the
+    /// vocabulary, or a file cannot be written.
+    ///
+    /// Returns [`TrainingError::Interrupted`] if the reporter interrupts the job. Completed work is
+    /// saved.
     pub fn run(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, JobError> {
         self.tokenize(reporter).map_err(|error| match error.is_interrupted() {
             true => {
@@ -184,10 +194,10 @@ impl TokenizeJob {
         let (tokenizer, size, end) = self.vocabulary(reporter)?;
         let vocabulary = Vocabulary::new(&tokenizer, size, end);
         let manifest = self.manifest(&corpus, &vocabulary)?;
-        self.found()?;
+        self.existing_manifest()?;
         let folder = JobFolder::take(&self.out, &RESULTS)?;
-        // Another process may have used it since it was looked at.
-        let found = self.found()?;
+        // Another process may have used the folder since the first check.
+        let found = self.existing_manifest()?;
         let is_begun = found.is_some();
         let manifest = match found {
             Some(found) => {
@@ -239,8 +249,10 @@ impl TokenizeJob {
         write(corpus, vocabulary, &self.out, manifest, (SAVE_BYTES, thread_count()), reporter)
     }
 
-    /// Whether the same call with `resume` can continue after an error: when it was interrupted, or found no room for more. If texts
-    /// have to be changed, all are encoded again from the beginning.
+    /// Whether the same call with `resume` can continue after an error.
+    ///
+    /// This is the case after an interruption, or after a file error such as a full disk once tokens are
+    /// saved. If texts have to be corrected, all of them are encoded again from the start.
     fn can_resume(&self, error: &TrainingError) -> bool {
         let is_of_disk = matches!(
             error,
@@ -253,7 +265,7 @@ impl TokenizeJob {
         error.is_interrupted() || (is_of_disk && has_tokens())
     }
 
-    /// Removes all that was written, so that the corrected call can be made.
+    /// Removes everything that was written, so that the call can be repeated after a correction.
     fn remove_all(&self, manifest: &Manifest) {
         ShardWriter::remove_all(&self.out, manifest);
         for file in RESULTS {
@@ -261,11 +273,13 @@ impl TokenizeJob {
         }
     }
 
-    /// What an earlier run left in the folder; refused if it holds something else, or is not to be resumed.
-    fn found(&self) -> Result<Option<Manifest>, TrainingError> {
+    /// Returns the manifest of an earlier run.
+    ///
+    /// Rejects a folder with other contents, or with a manifest that is not to be resumed.
+    fn existing_manifest(&self) -> Result<Option<Manifest>, TrainingError> {
         let found = if self.out.is_dir() { Manifest::read(&self.out)? } else { None };
-        let can_go_on = found.is_some();
-        let resume = Resume { goes_on: can_go_on && self.options.resume, can_go_on };
+        let can_resume = found.is_some();
+        let resume = Resume { resumes: can_resume && self.options.resume, can_resume };
         JobFolder::check(&self.out, &RESULTS, None, resume)?;
         Ok(found)
     }
@@ -274,24 +288,24 @@ impl TokenizeJob {
         let TokenizeOptions { format, shard_tokens, .. } = self.options;
         let most = match format {
             ShardFormat::NanoGpt => u64::MAX,
-            ShardFormat::LlmC => MOST_LLM_C_TOKENS,
+            ShardFormat::LlmC => MAX_LLM_C_TOKENS,
         };
         if let Some(found) = shard_tokens.filter(|tokens| *tokens == 0 || *tokens as u64 > most) {
             let expected = match format {
                 ShardFormat::NanoGpt => "at least 1".to_owned(),
-                ShardFormat::LlmC => format!("1 to {most}, which llm.c's header can count"),
+                ShardFormat::LlmC => format!("1 to {most}, the limit of llm.c's header"),
             };
             let found = found.to_string();
             return Err(TrainingError::OptionOutOfRange { option: "shard_tokens", expected, found });
         }
         if self.model.is_none() && self.tokenizer.is_none() {
-            let what = "give `model` or `tokenizer`".into();
+            let what = "specify `model` or `tokenizer`".into();
             return Err(TrainingError::Call { what });
         }
         Ok(())
     }
 
-    /// The tokenizer, how many tokens there are, and the one that ends a text.
+    /// Returns the tokenizer, the number of tokens, and the end-of-text token.
     fn vocabulary(&self, reporter: &dyn Reporter) -> Result<(Tokenizer, usize, Option<u32>), JobError> {
         if let Some(model) = &self.model {
             let options = ModelOptions {
@@ -312,13 +326,12 @@ impl TokenizeJob {
         let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let end = tokenizer.token_to_id(END_OF_TEXT);
         if end.is_none() {
-            reporter
-                .note(&format!("the tokenizer has no {END_OF_TEXT}: documents follow each other without it"));
+            reporter.note(&format!("the tokenizer has no {END_OF_TEXT}: nothing separates the documents"));
         }
         Ok((tokenizer, largest, end))
     }
 
-    /// The contents of the folder as they are before anything is encoded.
+    /// Creates the manifest of the folder before anything is encoded.
     fn manifest(&self, corpus: &Corpus, vocabulary: &Vocabulary) -> Result<Manifest, TrainingError> {
         let narrowest = TokenWidth::of_vocabulary(vocabulary.size);
         let dtype = self.options.dtype.unwrap_or(narrowest);
@@ -332,11 +345,11 @@ impl TokenizeJob {
         };
         let shard_tokens = self.options.shard_tokens.or(usual);
         let layout = (self.options.format, dtype, shard_tokens);
-        Ok(nothing_written(corpus, vocabulary, layout))
+        Ok(empty_manifest(corpus, vocabulary, layout))
     }
 }
 
-/// Refuses a text of which what was read is not what it was.
+/// Rejects a text whose already encoded part has changed.
 fn check_unchanged(source: &SourceFile) -> Result<(), TrainingError> {
     let checksum = || -> io::Result<u32> {
         let (mut file, mut checksum) =
@@ -352,13 +365,12 @@ fn check_unchanged(source: &SourceFile) -> Result<(), TrainingError> {
     if checksum().map_err(|error| failed(&source.file, error))? == source.crc32 {
         return Ok(());
     }
-    let what =
-        "it was changed after its first part was tokenized; give it as it was, or choose another folder";
+    let what = "modified after its first part was tokenized; restore the file, or choose another folder";
     Err(TrainingError::Data { path: source.file.clone(), what: what.into() })
 }
 
-/// A folder of which nothing is written yet.
-pub(crate) fn nothing_written(
+/// Creates the manifest of a folder without any tokens.
+pub(crate) fn empty_manifest(
     corpus: &Corpus,
     vocabulary: &Vocabulary,
     (format, dtype, shard_tokens): (ShardFormat, TokenWidth, Option<usize>),
@@ -377,21 +389,22 @@ pub(crate) fn nothing_written(
     }
 }
 
-/// A piece of a text, and where it belongs.
+/// A piece of a text with its origin.
 struct Work<'a> {
     split: Split,
     source: usize,
     file: &'a TextFile,
     piece: Piece,
-    /// Of the file up to the piece's end.
+    /// CRC-32 of the file up to the end of the piece.
     crc32: u32,
 }
 
-/// Writes what is missing of a folder, and says what it holds then. It is saved whenever so many bytes of text are encoded.
+/// Completes a folder, and returns its manifest; saves whenever `save_bytes` bytes have been encoded.
 ///
 /// # Errors
-/// When a text cannot be read or encoded, a token is outside the vocabulary, or a file cannot be written; and when the reporter
-/// interrupts it, which is asked after every piece: what is done is saved.
+/// Fails if a text cannot be read or encoded, a token is outside the vocabulary, or a file cannot be
+/// written. Also fails if the reporter interrupts it, which is checked after every piece; completed work
+/// is saved.
 pub(crate) fn write(
     corpus: &Corpus,
     vocabulary: &Vocabulary,
@@ -417,8 +430,8 @@ pub(crate) fn write(
     let mut checksums: Vec<_> =
         manifest.sources.iter().map(|source| crc32fast::Hasher::new_with_initial(source.crc32)).collect();
     let tasks = rest.into_iter().flat_map(|(split, source, file, range)| {
-        let cuts = Cuts { piece_bytes: encoder.piece_bytes(), first: &cut };
-        file.pieces(range, cuts).map(move |piece| Ok((split, source, file, piece?)))
+        let rule = SplitRule { piece_bytes: encoder.piece_bytes(), first: &cut };
+        file.pieces(range, rule).map(move |piece| Ok((split, source, file, piece?)))
     });
     let tasks = tasks.map(|task: Result<_, TrainingError>| {
         let (split, source, file, piece) = task?;
@@ -437,7 +450,7 @@ pub(crate) fn write(
     let write = |((encoded, lost), task): ((Encoded, Option<LostCharacter>), Work)| {
         if let Some(lost) = lost.filter(|_| !is_noted) {
             let (path, start) = (task.file.path.display(), task.piece.start());
-            reporter.note(&format!("{path}: in a text from byte {start} on: {lost}"));
+            reporter.note(&format!("{path}: in a text from byte {start}: {lost}"));
             is_noted = true;
         }
         let read = task.piece.bytes().len() as u64;
@@ -464,7 +477,7 @@ pub(crate) fn write(
     Ok(writer.manifest)
 }
 
-/// The tokens of a piece.
+/// Encodes the texts of a piece.
 fn encode(
     task: &Work,
     vocabulary: &Vocabulary,
@@ -497,8 +510,10 @@ fn encode(
     Ok((encoded, lost))
 }
 
-/// Does work on items by several threads, each with a state of its own, and takes the results in the order of the items, on the
-/// thread that called. Few items are ahead of the one that is taken.
+/// Processes items on several threads, and passes the results to `take` in item order.
+///
+/// Each thread has its own state. `take` runs on the calling thread. Only a few items are processed ahead
+/// of the next result.
 fn in_order<T: Send, R: Send, S>(
     threads: usize,
     items: impl Iterator<Item = Result<T, TrainingError>>,
@@ -519,15 +534,15 @@ fn in_order<T: Send, R: Send, S>(
                 let mut state = state();
                 let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((item, answer)) = next() {
-                    // The receiver is gone if another one failed.
+                    // The receiver is gone if another item failed.
                     let _ = answer.send(work(&mut state, item));
                 }
             });
         }
-        // The threads end when there is no sender any more.
+        // The threads exit when the sender is dropped.
         let sender = sender;
         let mut waiting = VecDeque::new();
-        // An answer that never comes is that of a thread that panicked, which the scope passes on.
+        // If a thread panics, its answer never arrives, and the scope propagates the panic.
         let mut take = |answer: mpsc::Receiver<Result<R, TrainingError>>| {
             answer.recv().map_or(Ok(()), |done| take(done?))
         };

@@ -1,26 +1,26 @@
-//! The data that a run learns from and is measured on, for every task.
+//! Training and evaluation data of a run, for every task.
 
 use crate::{Data, HeldOut};
 
-/// The data of a run. A [`TrainJob`](crate::TrainJob) reads it from its files.
+/// Data of a run; a [`TrainJob`](crate::TrainJob) reads it from its files.
 pub struct TrainingData {
-    /// What is trained on.
+    /// Training examples.
     pub examples: Box<dyn Data>,
-    /// What is not.
+    /// Held-out data.
     pub held_out: Option<HeldOut>,
-    /// Number that tells the data and its tokenizer from others.
+    /// Fingerprint of the data and its tokenizer.
     pub fingerprint: u64,
-    /// How much there is of both.
+    /// Size of both parts.
     pub size: DataSize,
 }
 
-/// How much data there is. Part of the [`TrainingData`] of a [`TrainJob`](crate::TrainJob).
+/// Amount of data; part of the [`TrainingData`] of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DataSize {
-    /// Tokens that are trained on.
+    /// Number of training tokens.
     pub training_tokens: usize,
-    /// Tokens that are held out.
+    /// Number of held-out tokens.
     pub held_out_tokens: usize,
-    /// Rows that are trained on and those that are held out; texts have none.
+    /// Number of training rows and of held-out rows; `None` if the data has no rows.
     pub rows: Option<(usize, usize)>,
 }

@@ -1,25 +1,25 @@
-//! Every kernel beside what the machine can do at most, both measured in this run: GB/s of weights for one row, GFLOP/s for
-//! many, and candle's own product.
+//! Throughput of every kernel, compared with the machine's limits measured in the same run.
 //!
-//! Run: `cargo bench -p candle-gpt2-kernels`; `-- 1` computes on one thread (with RAYON_NUM_THREADS=1 candle's products too), and the
-//! name of an instruction set, `-- avx2` say, with that one in place of the fastest. The fastest of many short runs counts: everything else on the machine only adds. That, and the share of the limit in each line, is why this is
-//! no criterion bench.
+//! Reports GB/s of weights for one row and GFLOP/s for many rows, for this crate's products and candle's.
+//!
+//! Run it with `cargo bench -p candle-gpt2-kernels`. The argument `-- 1` computes on one thread (set
+//! `RAYON_NUM_THREADS=1` for candle's products). The name of an instruction set, such as `-- avx2`, replaces
+//! the fastest one.
+//!
+//! The result of a measurement is the fastest of many short runs, because other load on the machine can only
+//! add time. Criterion supports neither this nor the fraction of the limit in each line.
 
-#![expect(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a bench prints, and ends where something is wrong"
-)]
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints, and stops at an error")]
 
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2_arithmetic::{KvSlot, WeightFormat, limits, set_thread_count, thread_count};
+use candle_gpt2_arithmetic::{KvSlot, NumberType, limits, set_thread_count, thread_count, uses};
 use candle_gpt2_kernels::{Activation, KvDType, KvMemory, LayerNorm, Linear, Matrix};
 
-/// Runs of each measurement.
+/// Number of runs for each measurement.
 const RUNS: usize = 40;
-/// The products of GPT-2 124M, `(out, in)`.
+/// Products of GPT-2 124M, `(out, in)`.
 const SHAPES: [(&str, usize, usize); 5] = [
     ("c_attn", 2304, 768),
     ("c_proj", 768, 768),
@@ -27,18 +27,19 @@ const SHAPES: [(&str, usize, usize); 5] = [
     ("mlp c_proj", 768, 3072),
     ("head", 50257, 768),
 ];
-/// Bytes of weights that products of few rows read in turn, so that these do not stay in the cache.
+/// Total bytes of the weight copies that products of few rows read in rotation, to keep them out of the
+/// cache.
 const READ_BYTES: usize = 128 << 20;
-/// Rows of the products with many rows.
+/// Number of rows in the products with many rows.
 const ROWS: usize = 512;
-/// Rows of those with few, as of drafts and small batches.
+/// Numbers of rows in the products with few rows, such as for drafts and small batches.
 const FEW_ROWS: [usize; 3] = [2, 4, 8];
 const HEADS: usize = 12;
 const HEAD_DIM: usize = 64;
 const LAYERS: usize = 12;
 
 fn main() {
-    // Cargo adds arguments of its own.
+    // Ignores the arguments that Cargo adds.
     if let Some(threads) = std::env::args().find_map(|argument| argument.parse().ok()) {
         set_thread_count(threads);
     }
@@ -66,8 +67,8 @@ fn main() {
         let one_s = fastest(RUNS, || dense.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
         let many_s = fastest(RUNS / 4, || drop(dense[0].forward(&many).unwrap()));
         report(name, "candle", bytes / one_s, bandwidth, many_flops / many_s, arithmetic);
-        for (format_name, format) in WeightFormat::NAMES {
-            let packed = || Matrix::pack(&weight, *format).unwrap();
+        for dtype in NumberType::all(uses::CPU_WEIGHTS) {
+            let packed = || Matrix::pack(&weight, dtype).unwrap();
             let pack_s = fastest(2, || drop(packed()));
             let Matrix::Packed(matrix) = packed() else { continue };
             let copies = (READ_BYTES / matrix.bytes()).max(1);
@@ -77,7 +78,7 @@ fn main() {
             let one_s = fastest(RUNS, || layers.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
             let many_s = fastest(RUNS / 4, || drop(layers[0].forward(&many).unwrap()));
             let read = bytes * copies as f64 / one_s;
-            report(name, format_name, read, bandwidth, many_flops / many_s, arithmetic);
+            report(name, dtype.name(), read, bandwidth, many_flops / many_s, arithmetic);
             let few = FEW_ROWS.map(|rows| {
                 let x = pattern((rows, in_features));
                 fastest(RUNS, || layers.iter().for_each(|layer| drop(layer.forward(&x).unwrap()))) / one_s
@@ -93,7 +94,7 @@ fn main() {
     let x = pattern((ROWS, 3072));
     let million = x.elem_count() as f64 / 1e6;
     let zeros =
-        Linear::from_matrix(Matrix::pack(&pattern((3072, 64)), WeightFormat::F32).unwrap(), None).unwrap();
+        Linear::from_matrix(Matrix::pack(&pattern((3072, 64)), NumberType::F32).unwrap(), None).unwrap();
     let narrow = pattern((ROWS, 64));
     let plain_s = fastest(RUNS, || drop(zeros.forward(&narrow).unwrap()));
     let gelu_s = fastest(RUNS, || drop(zeros.forward_activated(&narrow, Activation::GeluTanh).unwrap()));
@@ -123,7 +124,7 @@ fn main() {
         };
         let memory = cache(KvDType::F32);
         let prefill_s = fastest(RUNS / 2, || drop(memory.attention(&q, &slots, 0.125, &causal).unwrap()));
-        // A query sees half of the keys on average.
+        // On average, a query sees half of the keys.
         let flops = 2.0 * (HEADS * HEAD_DIM * keys * (keys + 1)) as f64 / 1e9;
         println!(
             "attention over {keys:>4} keys: all queries {:6.0} GFLOP/s ({:3.0}%)",
@@ -132,7 +133,7 @@ fn main() {
         );
         let last = q.narrow(2, keys - 1, 1).unwrap();
         for dtype in [KvDType::F32, KvDType::F16, KvDType::Q8] {
-            // As many caches as layers, so that they come from memory where they do in a model.
+            // One cache for each layer, so that keys and values come from main memory, as in a model.
             let caches: Vec<KvMemory> = (0..LAYERS).map(|_| cache(dtype)).collect();
             let decode_s = fastest(RUNS, || {
                 for cache in &caches {
@@ -158,7 +159,7 @@ fn report(name: &str, format: &str, read: f64, bandwidth: f64, speed: f64, arith
     );
 }
 
-/// Seconds of the fastest run.
+/// Duration of the fastest run in seconds.
 fn fastest(runs: usize, mut work: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..runs.max(2) {
@@ -169,7 +170,7 @@ fn fastest(runs: usize, mut work: impl FnMut()) -> f64 {
     best
 }
 
-/// Values of about unit size.
+/// Values with magnitudes up to about 1.
 fn pattern(shape: (usize, usize)) -> Tensor {
     let values: Vec<f32> =
         (0..shape.0 * shape.1).map(|index| (index * 7919 % 2003) as f32 / 1001.5 - 1.0).collect();

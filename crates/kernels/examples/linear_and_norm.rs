@@ -1,8 +1,8 @@
-//! Do our layers give what candle's operations give?
+//! Compares this crate's layers with the equivalent candle operations.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_arithmetic::{NumberType, uses};
 use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix};
 
 const EPSILON: f64 = 1e-5;
@@ -15,18 +15,18 @@ fn main() -> Result<()> {
 
     let norm = LayerNorm::new(Tensor::ones(48, DType::F32, &device)?, None, EPSILON);
     let normed = norm.forward(&x)?;
-    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-    let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
-    let expected = centred.broadcast_div(&(variance + EPSILON)?.sqrt()?)?;
+    let centered = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
+    let expected = centered.broadcast_div(&(variance + EPSILON)?.sqrt()?)?;
     println!("layer norm: largest difference {:.1e}", difference(&normed, &expected)?);
 
     let expected = normed.broadcast_matmul(&weight.t()?)?.broadcast_add(&bias)?.gelu()?;
-    for (name, format) in WeightFormat::NAMES {
-        let layer = Linear::from_matrix(Matrix::pack(&weight, *format)?, Some(bias.clone()))?;
-        let found = layer.forward_activated(&normed, Activation::GeluTanh)?; // product, bias and GELU in one pass
+    for dtype in NumberType::all(uses::CPU_WEIGHTS) {
+        let layer = Linear::from_matrix(Matrix::pack(&weight, dtype)?, Some(bias.clone()))?;
+        let found = layer.forward_activated(&normed, Activation::GeluTanh)?; // fused bias and GELU
         let bytes = layer.size().bytes;
         println!(
-            "linear and GELU, {name}: {bytes} bytes, largest difference {:.1e}",
+            "linear and GELU, {dtype}: {bytes} bytes, largest difference {:.1e}",
             difference(&found, &expected)?
         );
     }

@@ -1,11 +1,12 @@
-//! Tensors whose values lie in memory in their order.
+//! Tensors with contiguous values.
 
 use candle_core::{DType, Device, Result, Storage, Tensor, WithDType};
 use half::{bf16, f16};
 
-/// As [`Tensor::contiguous`], without a gradient, and many times as fast for the transpose of a matrix on the CPU: candle looks up each of its
-/// values by itself, and reads every line of memory again for each value on it.
+/// Faster [`Tensor::contiguous`] for transposed matrices on the CPU, without gradients.
 ///
+/// For a transposed matrix it is many times as fast as candle. candle computes the index of each value
+/// separately, and reads each cache line again for every value on it.
 /// ```
 /// use candle_core::{Device, Tensor};
 ///
@@ -17,7 +18,7 @@ use half::{bf16, f16};
 /// ```
 ///
 /// # Errors
-/// When there is no memory for it.
+/// If allocation fails.
 pub fn contiguous(tensor: &Tensor) -> Result<Tensor> {
     match (tensor.stride(), tensor.dtype()) {
         (&[1, distance], DType::F32) if distance > 1 => transposed::<f32>(tensor, distance),
@@ -27,10 +28,12 @@ pub fn contiguous(tensor: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// A matrix of which the values of a column lie side by side, and those of a row `distance` values apart; copied in blocks, of which each line
-/// of memory is read and written once.
+/// Copies a column-major matrix into row-major order.
+///
+/// The values of a column are adjacent; the values of a row are `distance` elements apart. The copy works in
+/// blocks, so that each cache line is read and written once.
 fn transposed<T: WithDType>(matrix: &Tensor, distance: usize) -> Result<Tensor> {
-    /// f32 fills a line of memory.
+    /// Side of a block: one cache line of f32.
     const SIDE: usize = 16;
     let (rows, columns) = matrix.dims2()?;
     let (storage, layout) = matrix.storage_and_layout();
@@ -60,9 +63,9 @@ fn transposed<T: WithDType>(matrix: &Tensor, distance: usize) -> Result<Tensor> 
 mod tests {
     use super::*;
 
-    /// Whole blocks and parts of one, of whole matrices and of parts, in every type.
+    /// Complete and partial blocks, of entire matrices and of views, in every dtype.
     #[test]
-    fn a_transpose_has_the_values_that_candle_gives_it() {
+    fn contiguous_transpose_equals_candle() {
         for (rows, columns) in [(1, 5), (5, 1), (16, 16), (17, 40), (40, 17), (33, 64)] {
             let matrix = Tensor::arange(0f32, (rows * columns) as f32, &Device::Cpu).unwrap();
             let matrix = matrix.reshape((columns, rows)).unwrap();

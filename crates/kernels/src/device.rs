@@ -1,4 +1,4 @@
-//! Opening GPUs, with errors that say what is missing.
+//! Opening GPUs, with errors that report what is missing.
 
 #[cfg(any(feature = "cuda", test))]
 use std::{
@@ -9,43 +9,45 @@ use std::{
 use candle_core::Device;
 use thiserror::Error;
 
-/// Why a GPU cannot be used. [`open_cuda`] returns it.
+/// Reason why a GPU cannot be used, returned by [`open_cuda`] and [`open_metal`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The feature is off.
+    /// The program was built without the feature.
     #[error("this program was built without {name}; build it with --features {feature}")]
     NotBuilt {
-        /// What was asked for.
+        /// Name of the requested platform.
         name: &'static str,
-        /// The feature that has it.
+        /// Feature that provides the platform.
         feature: &'static str,
     },
-    /// There is no driver, or it finds no GPU.
-    #[error("no NVIDIA driver with a GPU was found ({found}); use the CPU, or look at what nvidia-smi says")]
+    /// The driver is missing, or it finds no GPU.
+    #[error(
+        "no NVIDIA driver with a GPU was found ({found}); use the CPU, or check the output of nvidia-smi"
+    )]
     NoDriver {
-        /// What the driver's library said.
+        /// Result reported by the driver library.
         found: String,
     },
-    /// There are GPUs, and none with this number.
-    #[error("there is no GPU {index}: the driver has {count}, counted from 0")]
+    /// The GPU index is out of range.
+    #[error("GPU {index} does not exist; the driver reports {count}, counted from 0")]
     NoSuchGpu {
-        /// The number asked for.
+        /// Requested index.
         index: usize,
-        /// GPUs that there are.
+        /// Number of GPUs.
         count: usize,
     },
-    /// The GPU is there and does not work with this program.
+    /// The GPU exists but does not work with this program.
     #[error("GPU {index} cannot be used")]
     Unusable {
-        /// The GPU's number.
+        /// Index of the GPU.
         index: usize,
-        /// What the libraries said.
+        /// Error reported by the libraries.
         source: candle_core::Error,
     },
 }
 
-/// What is opened once by number and then kept for later calls.
+/// Cache of values that are opened once for each index.
 #[cfg(any(feature = "cuda", test))]
 struct OpenedOnce<T>(Mutex<BTreeMap<usize, T>>);
 
@@ -55,7 +57,7 @@ impl<T: Clone> OpenedOnce<T> {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// What is open under a number, or what `open` gives, unless that is an error.
+    /// Returns the open value of `index`, or opens it; an error is not cached.
     fn get<E>(&self, index: usize, open: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(opened) = opened.get(&index) {
@@ -67,9 +69,9 @@ impl<T: Clone> OpenedOnce<T> {
     }
 }
 
-/// Opens GPU `index` of the NVIDIA driver, once: later calls return the same device, whose stream and whose 32 MiB of workspace for
-/// products stay as long as the program runs.
+/// Opens NVIDIA GPU `index` once; later calls return the same device.
 ///
+/// The device's stream and its 32 MiB workspace for products remain allocated until the program exits.
 /// ```
 /// match candle_gpt2_kernels::open_cuda(0) {
 ///     Ok(device) => assert!(device.is_cuda()),
@@ -78,7 +80,8 @@ impl<T: Clone> OpenedOnce<T> {
 /// ```
 ///
 /// # Errors
-/// When the feature `cuda` is off, there is no driver, no such GPU, or the GPU does not answer.
+/// If the feature `cuda` is off, the driver is missing, the index is out of range, or the GPU does not
+/// respond.
 pub fn open_cuda(index: usize) -> Result<Device, DeviceError> {
     open_nvidia(index)
 }
@@ -97,7 +100,7 @@ fn open_nvidia(index: usize) -> Result<Device, DeviceError> {
     let count = count.map_err(|error| DeviceError::NoDriver { found: format!("{:?}", error.0) })?;
     let count = usize::try_from(count).unwrap_or_default();
     if count == 0 {
-        return Err(DeviceError::NoDriver { found: "it counts none".into() });
+        return Err(DeviceError::NoDriver { found: "it reports no GPU".into() });
     }
     if index >= count {
         return Err(DeviceError::NoSuchGpu { index, count });
@@ -106,10 +109,10 @@ fn open_nvidia(index: usize) -> Result<Device, DeviceError> {
     opened.map_err(|source| DeviceError::Unusable { index, source })
 }
 
-/// Opens GPU `index` of Apple's Metal. As [`open_cuda`] of the other kind of GPU.
+/// Opens Apple GPU `index` through Metal; the counterpart of [`open_cuda`].
 ///
 /// # Errors
-/// When the feature `metal` is off, or there is no such GPU.
+/// If the feature `metal` is off or the index is out of range.
 pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
     if !candle_core::utils::metal_is_available() {
         return Err(DeviceError::NotBuilt { name: "Metal", feature: "metal" });
@@ -117,13 +120,13 @@ pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
     Device::new_metal(index).map_err(|source| DeviceError::Unusable { index, source })
 }
 
-/// Whether products of f32 matrices on NVIDIA GPUs round their inputs to TF32, with 10 bits after the binary point; those of up to four
-/// rows may stay exact, because a kernel of this project computes them. A [`Recording`](crate::Recording) keeps what held when it was
-/// made.
+/// Sets whether products of f32 matrices on NVIDIA GPUs round their inputs to TF32.
 ///
+/// TF32 has 10 bits after the binary point. Products of up to four rows may remain exact, because one of this
+/// crate's kernels computes them. A [`Recording`](crate::Recording) keeps the setting it was made with.
 /// ```
-/// candle_gpt2_kernels::use_tf32(true); // faster on GPUs that have it; elsewhere nothing changes
-/// candle_gpt2_kernels::use_tf32(false); // as a program starts
+/// candle_gpt2_kernels::use_tf32(true); // faster on GPUs that support TF32, no effect elsewhere
+/// candle_gpt2_kernels::use_tf32(false); // the default
 /// ```
 pub fn use_tf32(is_on: bool) {
     candle_core::cuda::set_gemm_reduced_precision_f32(is_on);
@@ -134,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_opened_once_and_an_error_is_not_kept() {
+    fn device_is_cached_and_errors_are_not() {
         let devices = OpenedOnce::<&str>::new();
         let mut times = 0;
         assert_eq!(devices.get(1, || Err("busy")), Err("busy"));

@@ -1,8 +1,10 @@
-//! The users of a GPU: any number of threads, or one that records a step.
+//! GPU access control: any number of threads may use a GPU, or one thread records a step.
 //!
-//! A recording captures whatever any thread gives the device meanwhile, and none of that is run. So all work on a GPU is wrapped in
-//! [`using`], and a recording is made only if no other thread is inside it. It never waits for that: work may call a function of its
-//! user that waits for another thread's work. The others wait for a recording, which takes milliseconds and calls no user's function.
+//! A recording captures all work that any thread submits to the device, without running it. Therefore all GPU
+//! work is wrapped in [`using`], and a recording starts only if no other thread is inside `using`. The
+//! recorder never waits for the other threads, because their work may call a user's function that waits for
+//! another thread. The other threads wait for the recorder. A recording takes milliseconds and never calls a
+//! user's function.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,14 +12,16 @@ use std::thread::{ThreadId, current};
 
 use candle_core::{Device, DeviceLocation};
 
-/// Those of each GPU that was used, by its number.
+/// Users of each GPU that has been used, by GPU index.
 static GPUS: Mutex<BTreeMap<usize, Arc<Users>>> = Mutex::new(BTreeMap::new());
 
-/// Does work that gives an NVIDIA GPU something to do, and waits until no other thread records a step there
-/// (`candle_gpt2::Gpt2LMHeadModel::with_recorded_steps`). Work may be within work, on this thread and on others. Elsewhere this changes nothing.
+/// Runs `work`, which submits work to a device, after waiting for any other thread's recording.
 ///
-/// Models and caches call it themselves. Callers that run operations on tensors of the same device in other threads run them in here.
+/// Only NVIDIA GPUs support recordings; on other devices this only calls `work`. Calls nest, on this thread
+/// and across threads. `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` makes recordings.
 ///
+/// Models and caches call `using` themselves. Code that runs operations on tensors of the same device in
+/// other threads must wrap them in `using`.
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use candle_gpt2_kernels::using;
@@ -33,11 +37,13 @@ pub fn using<T>(device: &Device, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Does work while no other thread uses the GPU; `None` if one does. [`using`] then waits in other threads.
+/// Runs `work` while no other thread uses the GPU, or returns `None` if one does.
+///
+/// Until `work` returns, [`using`] blocks in other threads.
 #[cfg(feature = "cuda")]
-pub(crate) fn alone<T>(device: &Device, work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn exclusively<T>(device: &Device, work: impl FnOnce() -> T) -> Option<T> {
     match users_of(device) {
-        Some(users) => users.alone(work),
+        Some(users) => users.exclusively(work),
         None => Some(work()),
     }
 }
@@ -48,23 +54,23 @@ fn users_of(device: &Device) -> Option<Arc<Users>> {
     Some(Arc::clone(gpus.entry(gpu_id).or_default()))
 }
 
-/// Those who use a GPU.
+/// Threads that use a GPU.
 #[derive(Default)]
 struct Users {
     state: Mutex<State>,
-    /// Signalled when a recording ends.
+    /// Notified when a recording ends.
     recorded: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// The thread of each use.
+    /// Thread of each use; a thread appears once for each nested use.
     users: Vec<ThreadId>,
     recorder: Option<ThreadId>,
 }
 
 impl Users {
-    /// Waits until no other thread records, and keeps others from it until the use is dropped.
+    /// Waits until no other thread records, then blocks recordings by others until the use is dropped.
     fn begin(&self) -> Use<'_> {
         let this = current().id();
         let mut state = self.lock();
@@ -76,8 +82,8 @@ impl Users {
     }
 
     #[cfg(any(feature = "cuda", test))]
-    fn alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        /// Lets the others continue, after a panic too.
+    fn exclusively<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        /// RAII guard that wakes the waiting threads, even after a panic.
         struct Recorder<'a>(&'a Users);
         impl Drop for Recorder<'_> {
             fn drop(&mut self) {
@@ -101,7 +107,7 @@ impl Users {
     }
 }
 
-/// A use that has begun; it ends when this is dropped.
+/// RAII guard of a use.
 struct Use<'a> {
     users: &'a Users,
     thread: ThreadId,
@@ -125,59 +131,64 @@ mod tests {
 
     use super::*;
 
-    /// Long enough for any thread to be run, on a busy machine too.
+    /// Timeout after which a thread without progress has failed, even on a busy machine.
     const SOON: Duration = Duration::from_secs(20);
-    /// What is still waiting after this is said to wait.
+    /// Time after which a thread without progress counts as waiting.
     const A_WHILE: Duration = Duration::from_millis(100);
 
-    /// Begins a use on another thread, and tells when it has begun.
+    /// Begins a use on another thread and sends a message once it has begun.
     fn used_elsewhere(users: &Arc<Users>) -> Receiver<()> {
-        let (users, (begun, told)) = (Arc::clone(users), channel());
+        let (users, (sender, started)) = (Arc::clone(users), channel());
         spawn(move || {
             let _use = users.begin();
-            let _ = begun.send(());
+            let _ = sender.send(());
         });
-        told
+        started
     }
 
-    /// A hook that computes, on its own thread, and one that waits for a thread which computes: with a plain lock both would wait
-    /// for themselves.
+    /// A hook may compute on its own thread, or wait for another thread that computes.
+    ///
+    /// With a plain lock, both would deadlock.
     #[test]
-    fn work_within_work_waits_for_no_other() {
+    fn nested_use_does_not_deadlock() {
         let users = Arc::new(Users::default());
-        let (done, told) = channel();
-        let within = Arc::clone(&users);
+        let (done, finished) = channel();
+        let in_thread = Arc::clone(&users);
         spawn(move || {
-            let _hooked = within.begin();
-            let _same_thread = within.begin();
-            let other_thread = used_elsewhere(&within).recv_timeout(SOON).is_ok();
-            let _ = done.send((other_thread, within.lock().users.len()));
+            let _hooked = in_thread.begin();
+            let _same_thread = in_thread.begin();
+            let other_thread = used_elsewhere(&in_thread).recv_timeout(SOON).is_ok();
+            let _ = done.send((other_thread, in_thread.lock().users.len()));
         });
-        let (other_thread, users) = told.recv_timeout(SOON).expect("no thread waits for itself");
+        let (other_thread, users) = finished.recv_timeout(SOON).expect("no thread waits for itself");
         assert!(other_thread && users >= 2);
     }
 
     #[test]
-    fn a_recording_is_made_while_no_other_thread_uses_the_device() {
+    fn recording_requires_exclusive_use() {
         let users = Arc::new(Users::default());
-        assert_eq!(users.alone(|| 7), Some(7));
+        assert_eq!(users.exclusively(|| 7), Some(7));
         let own = users.begin();
-        assert_eq!(users.alone(|| 7), Some(7), "its own thread does nothing else meanwhile");
-        assert_eq!(users.alone(|| users.alone(|| 7)), Some(None), "one at a time");
+        assert_eq!(users.exclusively(|| 7), Some(7), "the thread itself may record");
+        assert_eq!(users.exclusively(|| users.exclusively(|| 7)), Some(None), "one at a time");
         scope(|scope| {
-            assert_eq!(scope.spawn(|| users.alone(|| 7)).join().unwrap(), None, "another thread uses it");
+            assert_eq!(
+                scope.spawn(|| users.exclusively(|| 7)).join().unwrap(),
+                None,
+                "another thread uses it"
+            );
         });
         drop(own);
-        scope(|scope| assert_eq!(scope.spawn(|| users.alone(|| 7)).join().unwrap(), Some(7)));
+        scope(|scope| assert_eq!(scope.spawn(|| users.exclusively(|| 7)).join().unwrap(), Some(7)));
     }
 
     #[test]
-    fn other_threads_wait_for_a_recording_and_its_own_does_not() {
+    fn recording_blocks_only_other_threads() {
         let users = Arc::new(Users::default());
-        let waiting = users.alone(|| {
+        let waiting = users.exclusively(|| {
             let _of_the_recording = users.begin();
             let other = used_elsewhere(&users);
-            assert!(other.recv_timeout(A_WHILE).is_err(), "nothing of it is recorded");
+            assert!(other.recv_timeout(A_WHILE).is_err(), "the other thread waits for the recording");
             other
         });
         waiting.unwrap().recv_timeout(SOON).expect("it continues after the recording");
@@ -185,14 +196,15 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_a_use_and_a_recording() {
+    fn panic_ends_use_and_recording() {
         let users = Arc::new(Users::default());
         for _ in 0..2 {
             let in_use = catch_unwind(AssertUnwindSafe(|| {
                 let _use = users.begin();
                 panic!("in a use");
             }));
-            let in_recording = catch_unwind(AssertUnwindSafe(|| users.alone(|| panic!("in a recording"))));
+            let in_recording =
+                catch_unwind(AssertUnwindSafe(|| users.exclusively(|| panic!("in a recording"))));
             assert!(in_use.is_err() && in_recording.is_err());
         }
         used_elsewhere(&users).recv_timeout(SOON).unwrap();
@@ -201,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_is_used_without_a_lock() {
+    fn cpu_needs_no_lock() {
         assert!(users_of(&Device::Cpu).is_none());
         assert_eq!(using(&Device::Cpu, || 7), 7);
     }

@@ -1,7 +1,6 @@
-//! What can be wrong with the input of an op, and how errors travel inside candle's error type: [`carry`], [`carried`].
+//! Errors of the operations, carried inside candle's error type ([`carry`], [`carried`]).
 
 use std::error::Error;
-use std::io;
 use std::ops::Range;
 
 use candle_core::DType;
@@ -10,12 +9,14 @@ use thiserror::Error;
 
 use crate::kv_dtype::KvDType;
 
-/// An input that an op cannot work with. [`Linear`](crate::Linear) and the others return it inside candle's error type,
-/// from which [`carried`] takes it.
+/// Invalid input of an operation.
+///
+/// [`Linear`](crate::Linear) and the other operations return it inside candle's error type; [`carried`]
+/// extracts it.
 #[derive(Debug, Error, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// The bias of a linear layer has another width than its output.
+    /// The bias of a linear layer does not match the layer's output width.
     #[error("linear layer: expected a bias of shape ({expected}), found {found:?}")]
     BiasShape {
         /// Width of the output.
@@ -23,7 +24,7 @@ pub enum KernelError {
         /// Shape of the bias.
         found: Vec<usize>,
     },
-    /// The input of a linear layer has another width than its weight.
+    /// The input of a linear layer does not match the weight's input width.
     #[error("linear layer: expected an input of width {expected}, found shape {found:?}")]
     InputWidth {
         /// Width of the input.
@@ -31,7 +32,7 @@ pub enum KernelError {
         /// Shape of the input.
         found: Vec<usize>,
     },
-    /// What is to be added to the output of a linear layer has another shape.
+    /// The residual does not match the output shape of the linear layer.
     #[error("linear layer: expected a residual of shape {expected:?}, found {found:?}")]
     ResidualShape {
         /// Shape of the output.
@@ -39,15 +40,16 @@ pub enum KernelError {
         /// Shape of the residual.
         found: Vec<usize>,
     },
-    /// A fast kernel was given something else than f32 values on the CPU.
-    #[error("expected f32 values on the CPU, found {found:?}, or another device")]
+    /// A CPU kernel received values that are not f32 or not on the CPU.
+    #[error("expected f32 values on the CPU, found {found:?} values or values on another device")]
     NotCpuFloats {
-        /// Their type.
+        /// Dtype of the values.
         found: DType,
     },
-    /// Queries, keys and values do not fit to each other.
+    /// The shapes of queries, keys and values do not match, or the visible keys of a query are invalid.
     #[error(
-        "attention: q {q:?}, k {k:?} and v {v:?} do not fit together, or a query sees no key or more than there are"
+        "attention: the shapes of q {q:?}, k {k:?} and v {v:?} do not match, \
+         or a query has no visible key or keys out of range"
     )]
     AttentionShapes {
         /// Shape of the queries.
@@ -57,81 +59,84 @@ pub enum KernelError {
         /// Shape of the values.
         v: Vec<usize>,
     },
-    /// There is no memory for keys and values.
+    /// The memory for keys and values could not be allocated.
     #[error(
-        "no memory for the keys and values of {tokens} tokens, {width} wide in {dtype}; ask for fewer tokens"
+        "no memory for the keys and values of {tokens} tokens of width {width} in {dtype}; request fewer tokens"
     )]
     NoMemory {
-        /// Tokens that there was to be room for.
+        /// Requested number of tokens.
         tokens: usize,
-        /// Values of a token, of all heads.
+        /// Number of values in one token, all heads together.
         width: usize,
-        /// Type of the values.
+        /// Storage type of the values.
         dtype: KvDType,
     },
-    /// A type of keys and values, or their memory, is the CPU's alone or not the CPU's.
+    /// The device, or the memory, does not support this storage type of keys and values.
+    ///
+    /// `q8` is supported only on the CPU, and the CPU attention kernel reads only CPU memory in its own
+    /// layout.
     #[error(
-        "keys and values in {dtype}: no such memory, or no kernel that reads it, on this device; q8 is the CPU's type, f32 and f16 \
-         are there everywhere"
+        "keys and values in {dtype} are not supported on this device, or not in this memory; \
+         use q8 on the CPU only, f32 or f16 on any device"
     )]
     OnlyOnCpu {
-        /// The type.
+        /// The storage type.
         dtype: KvDType,
     },
-    /// A slot is not one of a memory, or has fewer tokens than are asked for.
-    #[error("attention: tokens {tokens:?} of {slot:?} in a memory for {held} tokens")]
+    /// The slot is outside the memory, or the requested tokens are outside the slot.
+    #[error("attention: tokens {tokens:?} of {slot:?} are out of range in a memory for {held} tokens")]
     NoSuchSlot {
         /// The slot.
         slot: KvSlot,
-        /// The tokens asked for.
+        /// Requested tokens.
         tokens: Range<usize>,
-        /// Tokens that the memory has room for.
+        /// Capacity of the memory in tokens.
         held: usize,
     },
-    /// A slot overlaps one that is in use.
-    #[error(
-        "attention: {slot:?} overlaps tokens {taken:?}, which another row has; give each row a slot of its own"
-    )]
+    /// The slot overlaps a slot that is in use.
+    #[error("attention: {slot:?} overlaps tokens {taken:?} of another row; use a separate slot for each row")]
     SlotTaken {
         /// The slot.
         slot: KvSlot,
-        /// First token of the other one, and the end of its room.
+        /// Token range of the slot in use.
         taken: Range<usize>,
     },
-    /// New keys or values have no room in the memory they are for.
+    /// New keys or values do not fit into the slots that they are written to.
     #[error(
-        "attention: tokens {tokens:?} at positions {positions:?} do not fit into their slots of a memory {memory:?}"
+        "attention: tokens {tokens:?} at positions {positions:?} do not fit into their slots \
+         in a memory of shape {memory:?}"
     )]
     TokensDoNotFit {
         /// Shape of the memory.
         memory: Vec<usize>,
         /// Shapes of the keys and of the values.
         tokens: [Vec<usize>; 2],
-        /// Place of the first token of each row.
+        /// Position of the first token of each row.
         positions: Vec<usize>,
     },
-    /// There is no kernel for a step that reads its positions from memory.
+    /// No kernel supports this step, which reads its positions from device memory.
     #[error(
-        "attention: no kernel for a step of {tokens:?} at positions {positions:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or \
-         bf16, heads are up to 256 wide, the projection has a bias, and no gradient is wanted"
+        "attention: no kernel for a step of {tokens:?} at positions {positions:?} into a cache of {memory:?}; \
+         a GPU step needs tokens and cache in the same dtype (f32, f16 or bf16), heads up to 256 wide, \
+         a projection with a bias, and no gradients"
     )]
     NotAStep {
-        /// Shape and type of the new tokens.
+        /// Shape and dtype of the new tokens.
         tokens: (Vec<usize>, DType),
-        /// Shape of their positions.
+        /// Shape of the tokens' positions.
         positions: Vec<usize>,
-        /// Shape and type of the memory.
+        /// Shape and storage type of the memory.
         memory: (Vec<usize>, KvDType),
     },
-    /// An embedding was asked for rows that its table does not have.
-    #[error("embedding: row {row} of a table of {rows}")]
+    /// An embedding index is out of range.
+    #[error("embedding: row {row} is out of range; the table has {rows} rows")]
     NoSuchRow {
-        /// The row asked for, which may be negative.
+        /// Requested row, which may be negative.
         row: i64,
-        /// Number of rows.
+        /// Number of rows in the table.
         rows: usize,
     },
-    /// Projections are not queries, keys and values of all heads.
+    /// The projections do not have the shapes of queries, keys and values of all heads.
     #[error(
         "attention: expected queries (B, T, {heads} heads) and keys and values (B, S, {heads} heads) in one to three tensors, with a visible key for each query; found {found:?}"
     )]
@@ -141,14 +146,14 @@ pub enum KernelError {
         /// Shapes of the projections.
         found: Vec<Vec<usize>>,
     },
-    /// The scale of attention is not a number greater than 0.
-    #[error("attention: expected a scale greater than 0, found {found}")]
+    /// The attention scale is not a finite number greater than 0.
+    #[error("attention: expected a finite scale greater than 0, found {found}")]
     AttentionScale {
         /// The scale.
         found: f64,
     },
-    /// A layer's adapter does not fit its weight.
-    #[error("adapter: a {a:?} and b {b:?} do not fit a weight of shape {weight:?}, or are of other types")]
+    /// The shapes or dtypes of an adapter do not match the weight of its layer.
+    #[error("adapter: the shapes or dtypes of a {a:?} and b {b:?} do not match a weight of shape {weight:?}")]
     AdapterShapes {
         /// Shape of the weight, `(out, in)`.
         weight: (usize, usize),
@@ -157,20 +162,21 @@ pub enum KernelError {
         /// Shape of the outer matrix.
         b: Vec<usize>,
     },
-    /// The computation was ended before its end, see [`interruptible`](crate::interruptible).
+    /// The computation was interrupted, see [`interruptible`](crate::interruptible).
     #[error("the computation was interrupted")]
     Interrupted,
-    /// There is not one gradient for each variable.
-    #[error("gradients: {found} to start from for {variables} variables")]
+    /// The number of initial gradients differs from the number of variables.
+    #[error("gradients: expected one initial gradient for each of {variables} variables, found {found}")]
     GradientCount {
         /// Number of variables.
         variables: usize,
         /// Number of gradients.
         found: usize,
     },
-    /// A gradient is unlike its variable.
+    /// A gradient does not match its variable in shape, dtype or device, or is not contiguous.
     #[error(
-        "gradients: expected contiguous values of the variable's shape {expected:?}, type and device, found {found:?}"
+        "gradients: expected contiguous values with the variable's shape {expected:?}, dtype and device, \
+         found {found:?}"
     )]
     GradientShape {
         /// Shape of the variable.
@@ -178,32 +184,32 @@ pub enum KernelError {
         /// Shape of the gradient.
         found: Vec<usize>,
     },
-    /// Tensors that are changed together have memory in common.
+    /// Tensors that are updated together share memory.
     #[error("a parameter, its gradient and its running means must not share memory")]
     SharedMemory,
-    /// There is not one target for each row.
+    /// The number of targets differs from the number of rows, or there are no rows.
     #[error("loss: expected one target for each of {rows} rows, and at least one row, found {found} targets")]
     TargetCount {
-        /// Rows of hidden states.
+        /// Number of rows of hidden states.
         rows: usize,
         /// Number of targets.
         found: usize,
     },
-    /// A target is no token.
+    /// A target is outside the vocabulary.
     #[error("loss: the target {found} is outside the vocabulary of {vocabulary} tokens")]
     TargetRange {
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocabulary: usize,
-        /// The target.
+        /// The invalid target.
         found: u32,
     },
-    /// An activation of candle that no GPT-2 has.
-    #[error("activation: {found} is none of GPT-2; take NewGelu, Gelu, Relu or Silu")]
+    /// A candle activation that GPT-2 does not support.
+    #[error("unsupported activation `{found}`; expected one of NewGelu, Gelu, Relu, Silu")]
     Activation {
-        /// Its name in candle.
+        /// Name of the activation in candle.
         found: String,
     },
-    /// A dropout rate is no probability.
+    /// The dropout rate is not a probability.
     #[error("dropout: expected a rate from 0 to 1, found {found}")]
     DropoutRate {
         /// The rate.
@@ -217,26 +223,43 @@ impl From<KernelError> for candle_core::Error {
     }
 }
 
-/// An error inside candle's error type, which says the same and from which [`carried`] takes it again.
+/// Error of another crate inside candle's error type.
+///
+/// It has the error's message and returns the error as its source.
+#[derive(Debug, Error)]
+#[error("{0}")]
+struct Carried(#[source] Box<dyn Error + Send + Sync>);
+
+/// Wraps an error in candle's error type with the same message and the error as its `source()`.
+///
+/// [`carried`] extracts it, also from below a context that candle has added.
 pub fn carry(error: impl Error + Send + Sync + 'static) -> candle_core::Error {
-    // candle's own `wrap` keeps the text alone; of its variants that keep an error, this one serves every device.
-    candle_core::Error::Io(io::Error::other(error))
+    // candle's own `wrap` keeps only the message. Of the variants for any error, `Cuda` is the only one that
+    // returns a source, and it exists on every device.
+    candle_core::Error::Cuda(Box::new(Carried(Box::new(error))))
 }
 
-/// The error that [`carry`] put into candle's, whatever candle put around it since; `None` if it is another one.
+/// Returns the error that [`carry`] wrapped, through any context that candle has added since.
+///
+/// Returns `None` for any other error. Without such a context, the error is also the `source()` of candle's
+/// error, so that `downcast_ref` finds it in the chain of an `anyhow::Error`.
 ///
 /// ```
+/// use std::error::Error;
+///
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_kernels::{KernelError, Linear, carried};
 ///
 /// let layer = Linear::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None)?;
-/// let error = layer.forward(&Tensor::ones((1, 5), DType::F32, &Device::Cpu)?).expect_err("not 2 wide");
+/// let error = layer.forward(&Tensor::ones((1, 5), DType::F32, &Device::Cpu)?).expect_err("expected width 2");
 /// assert!(matches!(carried(&error), Some(KernelError::InputWidth { expected: 2, .. })));
+/// assert!(error.source().is_some_and(|source| source.is::<KernelError>()));
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn carried<E: Error + 'static>(error: &candle_core::Error) -> Option<&E> {
     match error {
-        candle_core::Error::Io(error) => error.get_ref()?.downcast_ref(),
+        candle_core::Error::Cuda(error) => error.downcast_ref::<Carried>()?.0.downcast_ref(),
+        candle_core::Error::WrappedContext { wrapped, .. } => carried(wrapped.downcast_ref()?),
         candle_core::Error::Context { inner, .. }
         | candle_core::Error::WithPath { inner, .. }
         | candle_core::Error::WithBacktrace { inner, .. } => carried(inner),
@@ -244,16 +267,38 @@ pub fn carried<E: Error + 'static>(error: &candle_core::Error) -> Option<&E> {
     }
 }
 
+/// Message of an error with those of its causes.
+///
+/// candle's error repeats the message of the error that it wraps, so repetitions are left out.
+///
+/// ```
+/// use candle_gpt2_kernels::{KernelError, message_with_causes};
+///
+/// let error = candle_core::Error::from(KernelError::SharedMemory);
+/// assert_eq!(message_with_causes(&error), KernelError::SharedMemory.to_string());
+/// ```
+pub fn message_with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let mut messages: Vec<String> = causes.map(ToString::to_string).collect();
+    messages.dedup();
+    messages.join(": ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_found_below_what_candle_puts_around_it() {
+    fn error_is_found_inside_candle_context() {
         let error = candle_core::Error::from(KernelError::SharedMemory);
         assert_eq!(error.to_string(), KernelError::SharedMemory.to_string());
-        let around = error.with_path("a/file").context("while testing");
-        assert_eq!(carried(&around), Some(&KernelError::SharedMemory));
+        let source = error.source().and_then(|source| source.downcast_ref());
+        assert_eq!(source, Some(&KernelError::SharedMemory), "in the chain of an `anyhow::Error`");
+        assert!(!matches!(error, candle_core::Error::Io(_)));
+        let wrapped = error.with_path("a/file").context("while testing");
+        assert_eq!(carried(&wrapped), Some(&KernelError::SharedMemory));
+        let wrapped = candle_core::Context::context(Err::<(), _>(wrapped), "by candle's trait").unwrap_err();
+        assert_eq!(carried(&wrapped), Some(&KernelError::SharedMemory));
         assert_eq!(carried::<KernelError>(&candle_core::Error::Msg("another".into())), None);
     }
 }

@@ -1,8 +1,8 @@
-//! Values for tests.
+//! Random values for tests.
 
 use candle_gpt2_arithmetic::RandomStream;
 
-/// Values for tests, uniform around `center`.
+/// Random values for tests, uniform around `center`.
 pub(crate) fn noise(count: usize, seed: u64, center: f64, width: f64) -> Vec<f32> {
     let mut generator = RandomStream::new(seed);
     #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]

@@ -1,18 +1,26 @@
-//! Thread-local state of a computation: three values that callers set for the code they call, instead of passing an argument.
+//! Thread-local state of a computation.
 //!
-//! | value | meaning | set by | read by | default |
-//! |---|---|---|---|---|
-//! | `TAPE` | what operations record for the backward pass, see [`Tape`] | [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record, [`without_gradients`] pauses | every operation with a backward pass, and layers that choose a kernel by it ([`runs_as_in_training`](crate::runs_as_in_training)) | off |
-//! | `IS_COMPOSED` | whether the CPU kernels are off | [`composed`], in tests | [`has_cpu_kernels`], which every choice of a kernel calls | on |
-//! | `INTERRUPT` | function that decides whether to stop | [`interruptible`]; a CUDA recording sets one that never stops | [`check_interrupted`] and [`is_interrupted`]: products, operations, the blocks of a model | none |
+//! Callers set three values for the code that they call, instead of passing an argument:
 //!
-//! Each value applies to one call. When the call ends, also by an error or a panic, the previous value is restored, so calls nest.
-//! No value is inherited by another thread. The threads of the pool compute on slices and read none of these values; code that starts
-//! a thread for operations sets them there again. The pool in `candle-gpt2-arithmetic` has two thread-local flags of its own:
-//! whether a thread is inside a parallel region, and whether its regions are too small to wake sleeping threads.
+//! - `TAPE` decides what operations record for the backward pass, see [`Tape`]. The default is off.
+//!   [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record; [`without_gradients`]
+//!   pauses. Every operation with a backward pass reads it, as do the layers that pick a kernel by it
+//!   ([`runs_as_in_training`](crate::runs_as_in_training)).
+//! - `IS_COMPOSED` disables the CPU kernels. The default is false. [`composed`] sets it, in tests. Every
+//!   choice of a kernel reads it through [`has_cpu_kernels`].
+//! - `INTERRUPT` is a function that decides whether to stop. The default is none. [`interruptible`] sets it,
+//!   and a CUDA recording sets one that never stops. Products, operations and the blocks of a model read it
+//!   through [`check_interrupted`] and [`is_interrupted`].
 //!
-//! The threads that use a GPU ([`using`](crate::using)) are not thread-local state, because other threads wait for them: `device_use`
-//! tracks them for the whole process by thread id.
+//! Each value applies to one call. The previous value is restored when the call ends, even by an error or a
+//! panic, so calls nest. Other threads do not inherit the values. The threads of the pool compute on slices
+//! and read none of them. Code that starts a thread for operations must set the values again in that thread.
+//!
+//! The pool in `candle-gpt2-arithmetic` has two thread-local flags of its own: whether a thread is inside a
+//! parallel region, and whether its regions are too small to wake sleeping threads.
+//!
+//! The threads that use a GPU ([`using`](crate::using)) are not thread-local state, because other threads
+//! wait for them. `device_use` tracks them for the whole process by thread ID.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,12 +37,12 @@ thread_local! {
     static INTERRUPT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
 }
 
-/// Runs `compute` with another thread-local value and restores the previous one, also after a panic.
-fn within<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl FnOnce() -> R) -> R {
+/// Runs `compute` with another thread-local value, then restores the previous one, even after a panic.
+fn with_value<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl FnOnce() -> R) -> R {
     struct Restore<T: 'static>(&'static LocalKey<RefCell<T>>, Option<T>);
     impl<T> Drop for Restore<T> {
         fn drop(&mut self) {
-            // Dropping the value may run any code, so it must not happen while the cell is borrowed.
+            // Dropping the value may run arbitrary code, so it must not happen while the cell is borrowed.
             drop(self.1.take().map(|before| self.0.replace(before)));
         }
     }
@@ -42,36 +50,36 @@ fn within<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl Fn
     compute()
 }
 
-/// What this thread's operations record for gradients.
+/// Recording mode of this thread's operations.
 pub(crate) enum Tape {
-    /// Only candle's graph.
+    /// Only candle's graph is built.
     Off,
-    /// Every step since the recording began.
+    /// Every step is recorded from the moment the recording began.
     Recording(Recording),
-    /// Nothing; results are constants.
+    /// No step is recorded; results are constants.
     Paused,
 }
 
-/// Steps recorded while a loss is computed, and the gradient sums known so far.
+/// Steps recorded during a forward pass, and the gradient sums accumulated so far.
 #[derive(Default)]
 pub(crate) struct Recording {
     pub(crate) steps: Vec<Step>,
     pub(crate) sums: Sums,
 }
 
-/// A computed operation.
+/// An operation that has been computed.
 pub(crate) struct Step {
     pub(crate) output: TensorId,
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) operation: Arc<dyn Operation>,
 }
 
-/// The backward pass of an operation.
+/// Backward pass of an operation.
 pub(crate) trait Operation: Send + Sync + 'static {
-    /// Name for messages.
+    /// Name for error messages.
     fn name(&self) -> &'static str;
 
-    /// Adds the gradients of those inputs that need them to the sums.
+    /// Adds the gradients of the inputs that need them to `sums`.
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
 }
 
@@ -79,11 +87,11 @@ pub(crate) trait Operation: Send + Sync + 'static {
 #[derive(Default)]
 pub(crate) struct Sums(pub(crate) HashMap<TensorId, Sum>);
 
-/// Gradient of one tensor so far.
+/// Gradient accumulated so far for one tensor.
 pub(crate) enum Sum {
-    /// Uninitialized memory for the first gradient.
+    /// Uninitialized memory that the first gradient is written to.
     Memory(Tensor),
-    /// A tensor with no other owner.
+    /// A tensor that the sum alone owns.
     Owned(Tensor),
     /// A tensor that may also be the gradient of other tensors.
     Shared(Tensor),
@@ -94,8 +102,8 @@ pub(crate) fn has_tape() -> bool {
     TAPE.with_borrow(|tape| !matches!(tape, Tape::Off))
 }
 
-/// Whether this thread's results are constants.
-pub(crate) fn is_paused() -> bool {
+/// Whether this thread computes within [`without_gradients`], so that its results are constants.
+pub fn is_without_gradients() -> bool {
     TAPE.with_borrow(|tape| matches!(tape, Tape::Paused))
 }
 
@@ -104,7 +112,7 @@ pub(crate) fn is_recording() -> bool {
     TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_)))
 }
 
-/// Calls `change` with this thread's recording; returns `None` if there is none.
+/// Calls `change` with this thread's recording, or returns `None` if the thread is not recording.
 pub(crate) fn with_recording<R>(change: impl FnOnce(&mut Recording) -> R) -> Option<R> {
     TAPE.with_borrow_mut(|tape| match tape {
         Tape::Recording(recording) => Some(change(recording)),
@@ -114,7 +122,7 @@ pub(crate) fn with_recording<R>(change: impl FnOnce(&mut Recording) -> R) -> Opt
 
 /// Runs `compute` with another tape and returns its recording.
 pub(crate) fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
-    within(&TAPE, tape, || {
+    with_value(&TAPE, tape, || {
         let result = compute()?;
         match TAPE.replace(Tape::Off) {
             Tape::Recording(recording) => Ok((result, recording)),
@@ -123,28 +131,35 @@ pub(crate) fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> R
     })
 }
 
-/// Runs `compute` without recording anything for gradients.
+/// Runs `compute` without gradients and returns its result as a constant.
+///
+/// The operations of this crate save nothing for a backward pass. candle's own operations still do, but their
+/// graph is freed with the result's.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
 /// use candle_gpt2_kernels::without_gradients;
 ///
 /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
-/// let sum = without_gradients(|| x.sum_all())?;
+/// let sum = without_gradients(|| x.sqr()?.sum_all())?;
 /// assert_eq!(sum.to_scalar::<f32>()?, 3.);
+/// assert!(!sum.track_op() && sum.backward()?.get(&x).is_none());
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Errors
-/// Errors of the computation.
-pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
-    Ok(with_tape(Tape::Paused, compute)?.0)
+/// If the computation fails.
+pub fn without_gradients(compute: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    Ok(with_tape(Tape::Paused, compute)?.0.detach())
 }
 
-/// Runs `compute` without the CPU kernels, for code that uses [`gradients`](crate::gradients) or needs none.
+/// Runs `compute` without the CPU kernels.
 ///
-/// On this thread every operation becomes the composition that Apple GPUs use, and NVIDIA GPUs where they have no kernel. Tests use it on
-/// machines without a GPU.
+/// On this thread, every operation runs as a composition of candle operations. Apple GPUs always use these
+/// compositions, and NVIDIA GPUs use them for operations without a CUDA kernel. Tests use this function to
+/// check the compositions without a GPU.
+///
+/// `compute` must compute its gradients with [`gradients`](crate::gradients), if it needs any.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -156,26 +171,25 @@ pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn composed<R>(compute: impl FnOnce() -> R) -> R {
-    within(&IS_COMPOSED, true, compute)
+    with_value(&IS_COMPOSED, true, compute)
 }
 
-/// Whether the CPU kernels with a backward pass support `x`: f32 or f64, on the CPU, and outside [`composed`].
+/// Whether the CPU kernels with a backward pass support `x`.
 ///
-/// See [`composed`] for an example.
+/// They support f32 and f64 on the CPU, outside [`composed`], which has an example.
 pub fn has_cpu_kernels(x: &Tensor) -> bool {
     x.device().is_cpu()
         && matches!(x.dtype(), DType::F32 | DType::F64)
         && !IS_COMPOSED.with_borrow(|is_composed| *is_composed)
 }
 
-/// Function that returns whether to stop a computation, for [`interruptible`].
+/// Function that returns whether a computation should stop, for [`interruptible`].
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Runs `compute`, which fails with [`KernelError::Interrupted`] once `interrupt` returns true.
 ///
-/// This thread calls `interrupt` in each CPU product, each differentiable operation and each block of a model, so it should be cheap.
-/// Once true, it should stay true.
-///
+/// This thread calls `interrupt` in each CPU product, each differentiable operation and each block of a
+/// model, so it should be cheap. Once it returns true, it should keep returning true.
 /// ```
 /// use std::sync::Arc;
 ///
@@ -189,7 +203,7 @@ pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn interruptible<T>(interrupt: Interrupt, compute: impl FnOnce() -> T) -> T {
-    within(&INTERRUPT, Some(interrupt), compute)
+    with_value(&INTERRUPT, Some(interrupt), compute)
 }
 
 /// Whether this thread's computation can be interrupted.
@@ -199,7 +213,7 @@ pub(crate) fn is_interruptible() -> bool {
 
 /// Whether this thread's computation should stop, see [`interruptible`].
 pub fn is_interrupted() -> bool {
-    // The function may itself compute, and set another one.
+    // The function may itself run a computation and set another interrupt.
     let interrupt = INTERRUPT.with_borrow(Option::clone);
     interrupt.is_some_and(|is_raised| is_raised())
 }

@@ -1,46 +1,53 @@
-//! Work that a GPU does again in one call. What it is made of is in `cuda`; in a build without the feature there is none.
+//! GPU work that can be replayed in one call.
+//!
+//! The implementation is in `cuda`; builds without the feature `cuda` have none.
 
-#![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
+#![expect(unsafe_code, reason = "a recording uses memory that it does not own")]
 
 use candle_core::{Device, Result};
 
 use crate::cuda;
 
-/// Work of a GPU that can be done again: the same kernels with the same arguments on the same memory.
-/// `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` uses it; [`prepared`] comes first.
+/// Recorded GPU work that can be replayed: the same kernels with the same arguments on the same memory.
+///
+/// Before recording, run the work once with [`prepared`]. `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps`
+/// uses recordings.
 #[derive(Debug)]
 pub struct Recording(cuda::Graph);
 
 impl Recording {
-    /// Records what `work` gives the device to do, without doing it; `None`, without calling it, while another thread
-    /// [uses](crate::using) the device, whose work would be recorded too. `work` cannot be interrupted.
+    /// Records the work that `work` submits to the device, without running it.
     ///
-    /// What the work allocates itself is the recording's own, and what it does on the host is not recorded. It may upload shapes
-    /// and strides that [`prepared`] has seen, which candle's kernels read from memory, and candle keeps for good.
+    /// Returns `None` without calling `work` if another thread [uses](crate::using) the device, because its
+    /// work would be recorded too. `work` cannot be interrupted.
+    ///
+    /// The recording owns the memory that `work` allocates. Work on the host is not recorded. `work` may
+    /// upload shapes and strides that [`prepared`] has seen. candle's kernels read them from device memory,
+    /// and candle never frees them.
     ///
     /// # Errors
-    /// Those of `work`; when the feature `cuda` is off, when [`crate::open_cuda`] has not opened the device, and when the work waits
-    /// for it, uploads something else or uses more memory than there is.
+    /// If `work` fails, the feature `cuda` is off, or [`crate::open_cuda`] has not opened the device. Also if
+    /// `work` waits for the device, uploads anything else, or runs out of memory.
     ///
     /// # Safety
-    /// All memory of the device that the work uses and does not allocate must be there whenever the recording is replayed, and
-    /// is freed in the order of the device's stream only. What the work allocates does not leave it, and it uploads nothing but
-    /// shapes and strides.
+    /// All device memory that the work uses but does not allocate must be valid whenever the recording is
+    /// replayed, and may be freed only in the order of the device's stream. Memory that the work allocates
+    /// must not leave it. The work must upload nothing but shapes and strides.
     pub unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `Graph::of`, which is the contract of this function.
         Ok(unsafe { cuda::Graph::of(device, work)? }.map(Self))
     }
 
-    /// Does the recorded work once more, in the order of the device's stream.
+    /// Replays the recorded work, in the order of the device's stream.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// If the GPU fails.
     pub fn replay(&mut self) -> Result<()> {
         self.0.replay()
     }
 }
 
-/// Does `work`, and keeps on the device what candle uploads for its kernels, so that the same work can be recorded.
+/// Runs `work` and keeps candle's kernel uploads on the device, so that the same work can be recorded.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -52,7 +59,7 @@ impl Recording {
 /// ```
 ///
 /// # Errors
-/// Those of `work`.
+/// If `work` fails.
 pub fn prepared<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _kept_uploads = cuda::kept_uploads(device);
     work()

@@ -1,6 +1,8 @@
-//! A size that the kernels of several devices agree on.
+//! Size limits shared by the kernels of several devices.
 
-/// The widest heads for which a GPU has a kernel for one query, which reads the visible keys and values only. Other queries
-/// take matrix products, in which a hidden value that is NaN reaches the result.
-/// [`prefix_attention_on_gpu`](crate::prefix_attention_on_gpu) and [`step_attention`](crate::step_attention) have it.
+/// Largest head width supported by the GPU's single-query kernel.
+///
+/// This kernel reads only the visible keys and values. All other queries run as matrix products, in which a
+/// NaN in a hidden value reaches the result. The limit applies to
+/// [`prefix_attention_on_gpu`](crate::prefix_attention_on_gpu) and [`step_attention`](crate::step_attention).
 pub const WIDEST_SINGLE_QUERY: usize = 256;

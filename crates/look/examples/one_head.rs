@@ -1,4 +1,6 @@
-//! How does a head come to look at a token? Query, key, score, weight: `cargo run -p candle-gpt2-look --example one_head`.
+//! Computes how a head attends to a token: query, key, score and weight.
+//!
+//! `cargo run -p candle-gpt2-look --example one_head`
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
@@ -12,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let reader = Reader::without_bos(model.vocabulary());
     let subject = LookSubject::new(&model, "built-in".into(), &reader);
 
-    // How much does the second " red" attend to " ball", which followed the first, in an induction head?
+    // In an induction head, the second " red" attends to " ball", which followed the first.
     let text = Text::Words("A red ball and a blue cup, a red".into());
     let question = OneHead { text, head: Head { layer: 1, head: 0 }, query: -1, key: 2 };
     let steps = question.check(&reader)?.look(&subject)?;

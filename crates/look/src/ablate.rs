@@ -1,4 +1,4 @@
-//! Ablation: the prediction without a head, each head in turn, or chosen ones together.
+//! Ablation: the prediction without each head in turn, or without chosen heads together.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,16 +7,16 @@ use candle_core::{DType, Tensor};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
-use candle_gpt2_pictures::{Axis, Metric as Shown};
+use candle_gpt2_pictures::{Axis, Metric as ReportMetric};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::files::TextFile;
 use crate::patch::warn_of_unchanged;
-use crate::{CheckedMetric, Found, Heads, Look, LookError, LookSubject, MetricOptions, Reader, Text};
+use crate::{Analysis, CheckedMetric, Heads, Look, LookError, LookSubject, MetricOptions, Reader, Text};
 
-/// Heads left out of a run.
+/// Ablates heads and measures how a prediction changes.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -26,7 +26,7 @@ use crate::{CheckedMetric, Found, Heads, Look, LookError, LookSubject, MetricOpt
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let found = Ablate::new(Text::Words("One day, Mia was".into())).at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 6 * 3, "each head of six layers left out in turn");
+/// assert_eq!(found.report.values.len(), 7 * 4, "one value for each head of seven layers");
 /// assert!(found.report.metric.is_some_and(|metric| metric.after.is_none()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -50,89 +50,90 @@ pub struct Ablate {
         arg(long, value_name = "N", requires = "heads", allow_negative_numbers = true)
     )]
     pub at: Option<i64>,
-    /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the texts in FILE, one per line, or in a
-    /// .jsonl file objects with `prompt` or `ids`; longer ones than the context in pieces) or sample:FILE (from one text with the same number of tokens)
+    /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the
+    /// texts in FILE, one per line, or in a .jsonl file objects with `prompt` or `ids`; longer ones than the
+    /// context in pieces) or sample:FILE (from one text with the same number of tokens)
     #[cfg_attr(feature = "clap", arg(long, value_name = "WHAT", default_value = "raw-zero"))]
-    pub with: Instead,
+    pub with: Replacement,
 }
 
 impl Ablate {
-    /// Of a text, with zeros in the place of each head's output in turn.
+    /// Creates options that replace each head's output with zeros in turn.
     pub fn new(text: Text) -> Self {
         Self { text, ..Self::default() }
     }
 }
 
-/// What takes the place of a head's output.
+/// Replacement for a head's output.
 ///
 /// ```
-/// use candle_gpt2_look::{Ablate, Instead, Text};
+/// use candle_gpt2_look::{Ablate, Replacement, Text};
 ///
 /// let mut ablate = Ablate::new(Text::Ids(vec![5, 6, 7]));
-/// ablate.with = Instead::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])]);
-/// assert!("raw-zero".parse::<Instead>().is_ok());
-/// assert!("nothing".parse::<Instead>().is_err());
+/// ablate.with = Replacement::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])]);
+/// assert!("raw-zero".parse::<Replacement>().is_ok());
+/// assert!("nothing".parse::<Replacement>().is_err());
 /// ```
 #[derive(Debug, Clone, Deserialize)]
-#[serde(try_from = "Written")]
-pub struct Instead {
-    what: What,
-    /// As a report has it.
+#[serde(try_from = "JsonReplacement")]
+pub struct Replacement {
+    kind: ReplacementKind,
+    /// Name in reports.
     name: String,
 }
 
 #[derive(Debug, Clone)]
-enum What {
+enum ReplacementKind {
     RawZero,
     TransformerLensZero,
-    Mean(Others),
-    Sample(Others),
+    Mean(ReplacementTexts),
+    Sample(ReplacementTexts),
 }
 
-/// Other texts.
+/// Texts that a head's replacement output comes from.
 #[derive(Debug, Clone)]
-enum Others {
+enum ReplacementTexts {
     Texts(Vec<Text>),
-    /// Those in the lines of a file.
+    /// Texts in the lines of a file.
     File(PathBuf),
 }
 
-impl Instead {
-    /// Zeros.
+impl Replacement {
+    /// Replaces the output with zeros.
     pub fn raw_zero() -> Self {
-        Self { what: What::RawZero, name: "raw-zero".into() }
+        Self { kind: ReplacementKind::RawZero, name: "raw-zero".into() }
     }
 
-    /// What is zero in TransformerLens, which moves the values' biases elsewhere.
+    /// Replaces the output with zero as in TransformerLens, which folds value biases elsewhere.
     pub fn transformer_lens_zero() -> Self {
-        Self { what: What::TransformerLensZero, name: "transformer-lens-zero".into() }
+        Self { kind: ReplacementKind::TransformerLensZero, name: "transformer-lens-zero".into() }
     }
 
-    /// The mean of other texts.
+    /// Replaces the output with its mean over other texts.
     pub fn mean(texts: Vec<Text>) -> Self {
         let name = format!("mean of {} texts", texts.len());
-        Self { what: What::Mean(Others::Texts(texts)), name }
+        Self { kind: ReplacementKind::Mean(ReplacementTexts::Texts(texts)), name }
     }
 
-    /// What it is in another text of as many tokens.
+    /// Replaces the output with that of another text, which must have the same number of tokens.
     pub fn sample(text: Text) -> Self {
-        let name = "that of another text".to_owned();
-        Self { what: What::Sample(Others::Texts(vec![text])), name }
+        let name = "output for another text".to_owned();
+        Self { kind: ReplacementKind::Sample(ReplacementTexts::Texts(vec![text])), name }
     }
 
-    /// The same with its texts as tokens, for a text of so many tokens.
+    /// Encodes the replacement's texts, for a text of `tokens` tokens.
     fn ablation(&self, reader: &Reader, tokens: usize) -> Result<Ablation> {
-        match &self.what {
-            What::RawZero => Ok(Ablation::RawZero),
-            What::TransformerLensZero => Ok(Ablation::TransformerLensZero),
-            What::Mean(others) => Ok(Ablation::Mean(others.tokens(reader)?)),
-            What::Sample(others) => {
+        match &self.kind {
+            ReplacementKind::RawZero => Ok(Ablation::RawZero),
+            ReplacementKind::TransformerLensZero => Ok(Ablation::TransformerLensZero),
+            ReplacementKind::Mean(others) => Ok(Ablation::Mean(others.tokens(reader)?)),
+            ReplacementKind::Sample(others) => {
                 let mut texts = others.tokens(reader)?;
                 let (count, found) = (texts.len(), texts.first().map_or(0, Vec::len));
                 match texts.pop() {
                     Some(ids) if count == 1 && found == tokens => Ok(Ablation::Sample(ids)),
-                    _ => Err(wrong(format!(
-                        "{}: expected one text of {tokens} tokens, found {count} of {found} tokens (the first)",
+                    _ => Err(invalid_option(format!(
+                        "{}: expected one text of {tokens} tokens, found {count}, the first of {found} tokens",
                         others.origin()
                     ))),
                 }
@@ -141,74 +142,76 @@ impl Instead {
     }
 }
 
-impl Default for Instead {
+impl Default for Replacement {
     fn default() -> Self {
         Self::raw_zero()
     }
 }
 
-/// Reads `raw-zero`, `transformer-lens-zero`, `mean:FILE` (of the texts in its lines) or `sample:FILE` (of its one line); the file
-/// is read later, `.jsonl` as objects with `prompt` or `ids`.
-impl FromStr for Instead {
+/// Parses `raw-zero`, `transformer-lens-zero`, `mean:FILE` or `sample:FILE`.
+///
+/// `mean` uses all lines of the file, and `sample` its only line. The file is read later; a `.jsonl` file has
+/// objects with `prompt` or `ids`.
+impl FromStr for Replacement {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let what = match (text, text.split_once(':')) {
-            ("raw-zero", _) => What::RawZero,
-            ("transformer-lens-zero" | "tl-zero", _) => What::TransformerLensZero,
-            (_, Some(("mean", path))) => What::Mean(Others::File(path.into())),
-            (_, Some(("sample", path))) => What::Sample(Others::File(path.into())),
+        let kind = match (text, text.split_once(':')) {
+            ("raw-zero", _) => ReplacementKind::RawZero,
+            ("transformer-lens-zero" | "tl-zero", _) => ReplacementKind::TransformerLensZero,
+            (_, Some(("mean", path))) => ReplacementKind::Mean(ReplacementTexts::File(path.into())),
+            (_, Some(("sample", path))) => ReplacementKind::Sample(ReplacementTexts::File(path.into())),
             _ => {
                 return Err(format!(
                     "expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE, found {text:?}"
                 ));
             }
         };
-        Ok(Self { what, name: text.to_owned() })
+        Ok(Self { kind, name: text.to_owned() })
     }
 }
 
-/// How JSON has it: in a text, or as the kind and its texts.
+/// JSON form of a replacement: a string, or the kind with its texts.
 #[derive(Deserialize)]
 #[serde(
     untagged,
     expecting = "invalid type: expected a text such as \"raw-zero\", or (\"mean\", texts) or (\"sample\", text)"
 )]
-enum Written {
+enum JsonReplacement {
     Short(String),
-    Sample(OfSample, Text),
-    Mean(OfMean, Vec<Text>),
+    Sample(SampleTag, Text),
+    Mean(MeanTag, Vec<Text>),
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum OfSample {
+enum SampleTag {
     Sample,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum OfMean {
+enum MeanTag {
     Mean,
 }
 
-impl TryFrom<Written> for Instead {
+impl TryFrom<JsonReplacement> for Replacement {
     type Error = String;
 
-    fn try_from(written: Written) -> std::result::Result<Self, String> {
+    fn try_from(written: JsonReplacement) -> std::result::Result<Self, String> {
         match written {
-            Written::Short(text) => {
-                let or = "; texts of your own are (\"mean\", texts) or (\"sample\", text)";
+            JsonReplacement::Short(text) => {
+                let or = "; for your own texts, use (\"mean\", texts) or (\"sample\", text)";
                 text.parse().map_err(|error| format!("{error}{or}"))
             }
-            Written::Sample(OfSample::Sample, text) => Ok(Self::sample(text)),
-            Written::Mean(OfMean::Mean, texts) => Ok(Self::mean(texts)),
+            JsonReplacement::Sample(SampleTag::Sample, text) => Ok(Self::sample(text)),
+            JsonReplacement::Mean(MeanTag::Mean, texts) => Ok(Self::mean(texts)),
         }
     }
 }
 
-impl Others {
-    /// Where they are from.
+impl ReplacementTexts {
+    /// Source of the texts, for error messages.
     fn origin(&self) -> String {
         match self {
             Self::Texts(_) => "`with`".into(),
@@ -229,7 +232,10 @@ impl Others {
                     all.extend(file.sequences(line, reader)?);
                 }
                 if all.is_empty() {
-                    return Err(wrong(format!("{}: no text; expected one in each line", self.origin())));
+                    return Err(invalid_option(format!(
+                        "{}: no texts; expected one per line",
+                        self.origin()
+                    )));
                 }
                 Ok(all)
             }
@@ -237,9 +243,9 @@ impl Others {
     }
 }
 
-/// What ablations need to look.
+/// Validated options of an ablation.
 ///
-/// Given by [`Ablate`]'s `check`.
+/// Returned by [`Ablate`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedAblate {
     metric: CheckedMetric,
@@ -253,7 +259,7 @@ impl Look for Ablate {
 
     fn check(&self, reader: &Reader) -> Result<CheckedAblate> {
         if self.at.is_some() && self.heads.is_none() {
-            return Err(wrong("`at` is of chosen heads; give `heads`"));
+            return Err(invalid_option("`at` requires `heads`"));
         }
         let metric = CheckedMetric::read(reader, &self.text, &self.metric)?;
         let tokens = metric.ids.len();
@@ -263,24 +269,29 @@ impl Look for Ablate {
         Ok(CheckedAblate { metric, heads, at, ablation })
     }
 
-    fn look(&self, checked: CheckedAblate, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(
+        &self,
+        checked: CheckedAblate,
+        subject: &LookSubject,
+        reporter: &dyn Reporter,
+    ) -> Result<Analysis> {
         let CheckedAblate { metric: CheckedMetric { ids, prediction }, heads, at, ablation } = checked;
         let run = subject.run(&ids)?;
         let metric = prediction.metric(&run)?;
         let before = metric.of_run(&run, &mut Chain(Vec::new()))?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report("ablate", format!("{name} without each head"), &ids);
-        report.notes.push(format!("replaces a head's output: {}", self.with.name));
-        let mut shown = Shown { name: name.clone(), before: f64::from(before), after: None };
+        report.notes.push(format!("replacement for a head's output: {}", self.with.name));
+        let mut report_metric = ReportMetric { name: name.clone(), before: f64::from(before), after: None };
         if let Some(heads) = heads {
             let (logits, has_changed) = ablated(&run, &heads.0, at, &ablation)?;
             let after: f32 = metric.of(&logits.narrow(1, metric.position, 1)?)?.squeeze(0)?.to_scalar()?;
-            shown.after = Some(f64::from(after));
+            report_metric.after = Some(f64::from(after));
             report.title = format!("{name} without {heads}");
             if !has_changed {
-                report.notes.push("warning: what was put there is what was there; nothing changed".into());
+                report.notes.push("warning: the replacement equals the original; nothing changed".into());
             }
-            // How much each token of the text is less expected.
+            // Increase of each token's loss.
             let plain = losses(&run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?, &ids)?;
             let changed = losses(&logits, &ids)?;
             report.axes = vec![Axis::tokens("token", &report.tokens)];
@@ -296,16 +307,16 @@ impl Look for Ablate {
             report.notes.push("values: the metric without the head minus the metric with it".into());
             warn_of_unchanged(&mut report, &grid);
         }
-        report.metric = Some(shown);
-        Ok(Found::new(report, Value::Null))
+        report.metric = Some(report_metric);
+        Ok(Analysis::new(report, Value::Null))
     }
 }
 
-/// The loss of each token but the first, in nats, from logits `(1, T, V)`.
+/// Loss of each token but the first, in nats, from logits `(1, T, V)`.
 fn losses(logits: &Tensor, ids: &[u32]) -> Result<Vec<f64>> {
     let rows = logits.squeeze(0)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
     let loss = |(id, row): (&u32, &Vec<f32>)| {
-        // Not through probabilities: those of very unlikely tokens are 0 in f32.
+        // Log-sum-exp, because probabilities of very unlikely tokens are 0 in f32.
         let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let sum: f64 = row.iter().map(|logit| libm::exp(f64::from(*logit) - largest)).sum();
         largest + libm::log(sum) - f64::from(row[*id as usize])
@@ -313,7 +324,7 @@ fn losses(logits: &Tensor, ids: &[u32]) -> Result<Vec<f64>> {
     Ok(ids.iter().skip(1).zip(&rows).map(loss).collect())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "reports have their values in f32")]
+#[expect(clippy::cast_possible_truncation, reason = "report values are f32")]
 fn rounded(value: f64) -> f32 {
     value as f32
 }

@@ -1,24 +1,28 @@
-//! Which heads attend to the previous token, to the same token before, or to what followed it (induction).
+//! Scores of previous-token, duplicate-token and induction heads.
+//!
+//! They attend to the previous token, to an earlier copy of the token, or to the token after that copy.
 
 use candle_gpt2_engine::Reporter;
-use candle_gpt2_interpret::{Excluded, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
+use candle_gpt2_interpret::{
+    IgnoredEntries, PatternSimilarity, PerHead, TargetPattern, detect_heads, head_scores, random_rows,
+};
 use candle_gpt2_pictures::{Axis, Scale};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::{Result, wrong};
-use crate::{Found, Look, LookSubject, Reader, Text};
+use crate::error::{Result, invalid_option};
+use crate::{Analysis, Look, LookSubject, Reader, Text};
 
-/// Tokens below are single bytes and the commonest pieces.
+/// Lower bound of the random tokens; lower ids are single bytes and the commonest pieces.
 const LOWEST_TOKEN: u32 = 100;
-/// Random tokens are below this one.
+/// Exclusive upper bound of the random tokens.
 const HIGHEST_TOKEN: u32 = 20_000;
-/// Random tokens of a row.
+/// Number of random tokens in a row.
 const LENGTH: usize = 100;
-/// Most rows of random tokens.
+/// Maximum number of rows of random tokens.
 const MOST_ROWS: usize = 1000;
 
-/// What heads attend to: on rows of random tokens that are read twice each, or on a text.
+/// Scores of head types, on repeated rows of random tokens or on a text.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -29,17 +33,18 @@ const MOST_ROWS: usize = 1000;
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let short = HeadKinds { length: Some(10), rows: 2, ..HeadKinds::default() };
 /// let found = short.at(&subject, &Silent)?;
-/// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(3), "heads of a layer");
+/// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(4), "heads per layer");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct HeadKinds {
-    /// The text; random tokens are read if there is none.
+    /// The text; by default, random tokens are used.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// Random tokens per row, which is read twice [default: 100, or fewer if the context cannot hold them twice]
+    /// Random tokens per row, which is read twice [default: 100, or fewer if the context
+    /// cannot hold them twice]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub length: Option<usize>,
     /// Number of rows of random tokens
@@ -77,20 +82,20 @@ impl Default for HeadKinds {
     }
 }
 
-/// The tokens that are read.
+/// Validated input of [`HeadKinds`].
 ///
-/// Given by [`HeadKinds`]'s `check`.
+/// Returned by [`HeadKinds`]'s `check`.
 #[derive(Debug)]
 pub enum CheckedHeadKinds {
-    /// Of the text.
+    /// Tokens of the text.
     Text(Vec<u32>),
-    /// Random ones.
+    /// Random tokens.
     Random {
-        /// Tokens of a row, each of which is read twice.
+        /// Number of tokens in a row, before it is repeated.
         length: usize,
-        /// The lowest token.
+        /// Lowest token id.
         from: u32,
-        /// Tokens are below this one.
+        /// Exclusive upper bound of the token ids.
         below: u32,
     },
 }
@@ -103,24 +108,25 @@ impl Look for HeadKinds {
             return reader.text(text).map(CheckedHeadKinds::Text);
         }
         if self.exclude_bos || self.exclude_current {
-            return Err(wrong(
-                "`exclude_bos` and `exclude_current` are for a text; give one, or leave them out",
-            ));
+            return Err(invalid_option("`exclude_bos` and `exclude_current` require a text"));
         }
         if !(1..=MOST_ROWS).contains(&self.rows) {
-            return Err(wrong(format!("`rows`: expected from 1 to {MOST_ROWS}, found {}", self.rows)));
+            return Err(invalid_option(format!(
+                "`rows`: expected from 1 to {MOST_ROWS}, found {}",
+                self.rows
+            )));
         }
         let config = reader.config();
         let half = config.n_positions.saturating_sub(usize::from(reader.bos().is_some())) / 2;
         if half == 0 {
-            return Err(wrong(format!(
-                "the context of {} is too short for random rows, each of which is read twice; give a text",
+            return Err(invalid_option(format!(
+                "the context of {} tokens is too short for repeated random rows; give a text",
                 config.n_positions
             )));
         }
         let length = self.length.unwrap_or(half.min(LENGTH));
         if length == 0 || length > half {
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "`length` {length}: expected from 1 to {half}, since the context must hold each row twice"
             )));
         }
@@ -128,21 +134,26 @@ impl Look for HeadKinds {
         let below = self.below.unwrap_or(vocab_size.min(HIGHEST_TOKEN));
         let from = self.from.unwrap_or(if below > LOWEST_TOKEN { LOWEST_TOKEN } else { 0 });
         if from >= below || below > vocab_size {
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "`from` {from} `below` {below}: expected a range within the vocabulary of {vocab_size}"
             )));
         }
         Ok(CheckedHeadKinds::Random { length, from, below })
     }
 
-    fn look(&self, checked: CheckedHeadKinds, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedHeadKinds, subject: &LookSubject, _: &dyn Reporter) -> Result<Analysis> {
         let (scores, ids, note) = match checked {
             CheckedHeadKinds::Text(ids) => {
                 let run = subject.run(&ids)?;
-                let excluded = Excluded { bos: self.exclude_bos, current: self.exclude_current };
-                let of = |sought| detect_heads(&run, &sought, Likeness::Share, excluded);
-                let scores = [of(Sought::Previous)?, of(Sought::Duplicate)?, of(Sought::Induction)?];
-                let note = "share of each head's attention on this text that goes to such places".to_owned();
+                let ignored = IgnoredEntries { bos: self.exclude_bos, current: self.exclude_current };
+                let of = |target| detect_heads(&run, &target, PatternSimilarity::Share, ignored);
+                let scores = [
+                    of(TargetPattern::Previous)?,
+                    of(TargetPattern::Duplicate)?,
+                    of(TargetPattern::Induction)?,
+                ];
+                let note =
+                    "fraction of each head's attention in this text that goes to these tokens".to_owned();
                 (scores, ids, note)
             }
             CheckedHeadKinds::Random { length, from, below } => {
@@ -169,12 +180,12 @@ impl Look for HeadKinds {
             subject.layer_axis(),
             subject.head_axis(),
         ];
-        let values = |of: &OfHeads| {
+        let values = |of: &PerHead| {
             of.iter().flatten().map(|value| value.is_finite().then_some(*value)).collect::<Vec<_>>()
         };
         report.values = scores.iter().flat_map(values).collect();
         report.scale = Scale::Share;
         report.notes.push(note);
-        Ok(Found::new(report, Value::Null))
+        Ok(Analysis::new(report, Value::Null))
     }
 }

@@ -1,4 +1,4 @@
-//! Where each head attends.
+//! Attention patterns of heads.
 
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Head, Patterns, Record};
@@ -6,13 +6,13 @@ use candle_gpt2_pictures::Report;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::{Result, wrong};
-use crate::{Found, Heads, Look, LookSubject, Ranges, Reader, Text};
+use crate::error::{Result, invalid_option};
+use crate::{Analysis, Heads, Look, LookSubject, Ranges, Reader, Text};
 
-/// Most attention weights that are shown at once: those of 144 heads over 1,024 tokens, and a few more.
+/// Maximum number of attention weights in a report, a little above 144 heads of 1,024 tokens.
 const MOST_VALUES: usize = 160_000_000;
 
-/// The attention patterns of heads: those of some layers, or some heads, or all.
+/// Attention patterns of all heads, of the heads in some layers, or of chosen heads.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -44,7 +44,7 @@ pub struct Attention {
 }
 
 impl Look for Attention {
-    /// The tokens, and the heads.
+    /// Tokens and heads.
     type Checked = (Vec<u32>, Vec<Head>);
 
     fn check(&self, reader: &Reader) -> Result<Self::Checked> {
@@ -56,7 +56,7 @@ impl Look for Attention {
         };
         let chosen: Vec<Head> = match (&self.layers, &self.heads) {
             (Some(_), Some(_)) => {
-                return Err(wrong("`layers` and `heads` cannot be used together; give one of them"));
+                return Err(invalid_option("`layers` and `heads` are mutually exclusive; give one of them"));
             }
             (Some(layers), None) => all(reader.layers(layers)?),
             (None, Some(heads)) => reader.heads(heads)?.0,
@@ -65,7 +65,7 @@ impl Look for Attention {
         let ids = reader.text(&self.text)?;
         let count = chosen.len().saturating_mul(ids.len()).saturating_mul(ids.len());
         if count > MOST_VALUES {
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose `layers` or `heads`, or a shorter text",
                 chosen.len(),
                 ids.len()
@@ -74,18 +74,20 @@ impl Look for Attention {
         Ok((ids, chosen))
     }
 
-    fn look(&self, (ids, heads): Self::Checked, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, (ids, heads): Self::Checked, subject: &LookSubject, _: &dyn Reporter) -> Result<Analysis> {
         let record = subject.run(&ids)?.record(Patterns::sites(&heads))?;
         let report = Self::report(record, &ids, &heads, subject.name(), subject.reader())?;
-        Ok(Found::new(report, Value::Null))
+        Ok(Analysis::new(report, Value::Null))
     }
 }
 
 impl Attention {
-    /// The report on a record of [`Patterns::sites`] of these heads, which is used up; `model` is what the user calls it.
+    /// Creates the report on these heads from a record of [`Patterns::sites`], which it consumes.
+    ///
+    /// `model` is the model's display name.
     ///
     /// # Errors
-    /// As [`Patterns::of`].
+    /// Errors of [`Patterns::of`].
     pub fn report(
         record: Record,
         ids: &[u32],

@@ -1,19 +1,19 @@
-//! What each part of the model adds to a prediction (direct logit attribution).
+//! Direct logit attribution: what each part of the model adds to a prediction.
 
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Chain, Measure, Unit, attribute};
-use candle_gpt2_pictures::{Axis, Metric as Shown};
+use candle_gpt2_pictures::{Axis, Metric as ReportMetric};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::metric::logits_and_mean;
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{CheckedMetric, Found, Look, LookSubject, MetricOptions, Numbers, Parts, Reader, Text};
+use crate::{Analysis, CheckedMetric, Look, LookSubject, MetricOptions, Numbers, Parts, Reader, Text};
 
-/// What each part of the residual stream adds to a logit, or to the difference of two.
+/// Contribution of each part of the residual stream to a logit, or to the difference of two.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -43,7 +43,8 @@ pub struct Attribute {
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "UNIT", default_value = "component", value_parser = choices::<Parts>()))]
     pub unit: Parts,
-    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode, which counts the contribution of constant values in the remainder
+    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode,
+    /// which counts the contribution of constant values in the remainder
     #[serde(rename = "as", deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,
@@ -60,7 +61,7 @@ impl Default for Attribute {
 }
 
 impl Attribute {
-    /// Of a text, by components.
+    /// Creates options that attribute a text's prediction to components.
     pub fn new(text: Text) -> Self {
         Self { text, ..Self::default() }
     }
@@ -71,14 +72,15 @@ impl Look for Attribute {
 
     fn check(&self, reader: &Reader) -> Result<CheckedMetric> {
         if self.metric.measure != Measure::Logit {
-            return Err(wrong(
-                "`measure`: parts of the residual stream add up to logits, not to probabilities; leave it out, or give `measure` logit",
+            return Err(invalid_option(
+                "`measure`: parts of the residual stream add up to logits, not to probabilities; omit it, or \
+                 use `measure` logit",
             ));
         }
         CheckedMetric::read(reader, &self.text, &self.metric)
     }
 
-    fn look(&self, checked: CheckedMetric, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedMetric, subject: &LookSubject, _: &dyn Reporter) -> Result<Analysis> {
         let CheckedMetric { ids, prediction } = checked;
         let run = subject.run(&ids)?;
         let metric = prediction.metric(&run)?;
@@ -95,7 +97,7 @@ impl Look for Attribute {
             name += ", minus the mean of all logits";
         }
         let mut report = subject.report("attribute", format!("what each part adds to the {name}"), &ids);
-        report.metric = Some(Shown { name, before: f64::from(found.total), after: None });
+        report.metric = Some(ReportMetric { name, before: f64::from(found.total), after: None });
         let sum: f32 = found.values.iter().sum();
         report.notes.push(match unit {
             Unit::Layer => {
@@ -134,6 +136,6 @@ impl Look for Attribute {
                 report.values = found.values.iter().copied().map(Some).collect();
             }
         }
-        Ok(Found::new(report, details))
+        Ok(Analysis::new(report, details))
     }
 }

@@ -1,4 +1,4 @@
-//! The activations of a run at chosen hook points, as tensors and as a file.
+//! Activations of a run at chosen hook points, as tensors and as files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -11,18 +11,18 @@ use candle_gpt2_pictures::Token;
 use candle_gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
 use serde::Deserialize;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
 use crate::{LookSubject, Numbers, Ranges, Reader, Text};
 
-/// The axis of tokens in logits, `(B, T, V)`.
+/// Token dimension of logits, `(B, T, V)`.
 const TOKEN_DIM: usize = 1;
-/// Names the kind of file and its version.
+/// Identifier of the file format and its version.
 const SCHEMA: &str = "gpt2.cache/1";
 
-/// Activations of a text.
+/// Options for recording the activations of a text.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -40,11 +40,11 @@ const SCHEMA: &str = "gpt2.cache/1";
 ///     numbers: Numbers::Raw,
 /// };
 /// let cached = wanted.cached(&wanted.check(&reader)?, &subject)?;
-/// assert_eq!(cached.tensors["blocks.1.hook_resid_post"].dims(), [1, 3, 192]);
+/// assert_eq!(cached.tensors["blocks.1.hook_resid_post"].dims(), [1, 3, 256]);
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
 /// let bytes = cached.write(&folder.join("cache.safetensors"), CacheFormat::Safetensors)?;
-/// assert!(bytes > 2 * 3 * 192 * 4);
+/// assert!(bytes > 2 * 3 * 256 * 4);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -54,7 +54,7 @@ pub struct Activations {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The places, which only a model can tell.
+    /// Hook points to record, which only a model can resolve.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub sites: Vec<Site>,
@@ -64,15 +64,16 @@ pub struct Activations {
     /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
     #[cfg_attr(feature = "clap", arg(long, value_name = "POSITIONS", allow_hyphen_values = true))]
     pub positions: Option<Ranges>,
-    /// Activations of the checkpoint as it is, or as in TransformerLens' compatibility mode (layer norms folded, weights centered, value biases folded)
+    /// Activations of the checkpoint as it is, or as in TransformerLens' compatibility mode
+    /// (layer norms folded, weights centered, value biases folded)
     #[serde(rename = "as", deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,
 }
 
-/// What activations are wanted of, and of which tokens.
+/// Validated options for recording activations: tokens, hook points and positions.
 ///
-/// Given by [`Activations::check`].
+/// Returned by [`Activations::check`].
 #[derive(Debug)]
 pub struct CheckedActivations {
     ids: Vec<u32>,
@@ -80,21 +81,21 @@ pub struct CheckedActivations {
     positions: Option<Vec<usize>>,
 }
 
-/// Activations with what is said of them.
+/// Recorded activations with their metadata.
 ///
-/// Given by [`Activations::cached`].
+/// Returned by [`Activations::cached`].
 #[derive(Debug)]
 pub struct Cached {
-    /// Tensors by their names, TransformerLens'.
+    /// Tensors by TransformerLens name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The text.
+    /// Tokens of the text.
     pub tokens: Vec<Token>,
-    /// Whether the token that texts begin with was put in front.
+    /// Whether a BOS token was prepended to the text.
     pub bos: bool,
     metadata: HashMap<String, String>,
 }
 
-/// A format of files with activations.
+/// File format for activations.
 ///
 /// ```
 /// use candle_gpt2_look::CacheFormat;
@@ -105,23 +106,23 @@ pub struct Cached {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheFormat {
-    /// safetensors, with what was asked for in the metadata.
+    /// safetensors, with the options of the recording in the metadata.
     Safetensors,
-    /// numpy's archive of arrays.
+    /// NumPy's archive of arrays.
     Npz,
 }
 
 impl CacheFormat {
-    /// The format that a file's name ends in.
+    /// Returns the format that a file name's extension selects.
     ///
     /// # Errors
-    /// When it is neither; the message names the option `out`.
+    /// If the extension selects neither; the message names the option `out`.
     pub fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => Ok(Self::Safetensors),
             Some("npz") => Ok(Self::Npz),
-            _ => Err(wrong(format!(
-                "`out` {}: expected a name that ends in .safetensors or .npz",
+            _ => Err(invalid_option(format!(
+                "`out` {}: expected a file name ending in .safetensors or .npz",
                 path.display()
             ))),
         }
@@ -129,10 +130,10 @@ impl CacheFormat {
 }
 
 impl Activations {
-    /// Reads and checks what can be without the weights of the model.
+    /// Validates the text and the options without the model's weights.
     ///
     /// # Errors
-    /// When the text or an option does not fit the model.
+    /// If the text or an option does not fit the model.
     pub fn check(&self, reader: &Reader) -> Result<CheckedActivations> {
         let ids = reader.text(&self.text)?;
         let mut sites = self.sites.clone();
@@ -140,7 +141,7 @@ impl Activations {
             let layers = reader.layers(layers)?;
             sites.retain(|site| site.layer.is_none_or(|layer| layers.contains(&layer)));
             if sites.is_empty() {
-                return Err(wrong("`layers`: none of the places is in these layers"));
+                return Err(invalid_option("`layers`: no selected hook point is in these layers"));
             }
         }
         let positions =
@@ -148,12 +149,14 @@ impl Activations {
         Ok(CheckedActivations { ids, sites, positions: positions.transpose()? })
     }
 
-    /// Runs the model, and keeps what is at the places. The output head is computed only if logits are wanted.
+    /// Runs the model and returns the activations at the hook points.
+    ///
+    /// The output head is computed only if logits are requested.
     ///
     /// # Errors
-    /// Those of the model.
+    /// If the model fails.
     pub fn cached(&self, checked: &CheckedActivations, subject: &LookSubject) -> Result<Cached> {
-        let record = Run::new(subject.model(), &checked.ids)?.filled(self.record(checked))?;
+        let record = Run::new(subject.model(), &checked.ids)?.fill(self.record(checked))?;
         let mut tensors = BTreeMap::new();
         self.give(record, checked, subject, &mut |site, value| {
             tensors.insert(site.to_string(), value);
@@ -167,13 +170,15 @@ impl Activations {
         })
     }
 
-    /// Runs the model with an observer, which may change what is computed, and gives what is then at the places one by one, in the
-    /// order of the places, so that nothing is held twice for long.
+    /// Runs the model with an observer and passes each activation to `give`.
     ///
-    /// The result are the logits of every token, `(1, T, V)`.
+    /// The observer may change the computation. Activations are passed one by one in the order of the hook
+    /// points, so that few are in memory twice.
+    ///
+    /// Returns the logits of every token, `(1, T, V)`.
     ///
     /// # Errors
-    /// Those of the model, of the observer and of `give`.
+    /// If the model, the observer or `give` fails.
     pub fn observed(
         &self,
         checked: &CheckedActivations,
@@ -188,7 +193,9 @@ impl Activations {
         Ok(logits)
     }
 
-    /// TransformerLens has the normalized residual stream if the model has the norm's output: what to put there, and where.
+    /// Returns the final norm and the hook point that replaces it in TransformerLens' convention.
+    ///
+    /// TransformerLens reports the normalized residual stream instead of the norm's output.
     fn processed_norm(&self, checked: &CheckedActivations) -> Option<[Site; 2]> {
         let norms = [SiteKind::FinalNorm, SiteKind::LnFinalNormalized].map(Site::outside);
         (self.numbers == Numbers::TransformerLens && checked.sites.contains(&norms[0])).then_some(norms)
@@ -203,7 +210,7 @@ impl Activations {
         }
     }
 
-    /// Gives up a record place by place, in the numbers that are wanted.
+    /// Passes the recorded activations to `give` one by one, in the chosen convention.
     fn give(
         &self,
         mut record: Record,
@@ -224,7 +231,7 @@ impl Activations {
             if !is_needed_again {
                 record.values.remove(site);
             }
-            // A record has the logits of every token that the pass gave them of.
+            // `Record` does not apply positions to logits.
             let value = match &checked.positions {
                 Some(positions) if site.kind == SiteKind::Logits => {
                     let positions: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
@@ -238,14 +245,14 @@ impl Activations {
         Ok(())
     }
 
-    /// What a file says of itself.
+    /// Metadata of a file.
     fn metadata(
         &self,
         checked: &CheckedActivations,
         subject: &LookSubject,
     ) -> Result<HashMap<String, String>> {
         let CheckedActivations { ids, sites, positions } = checked;
-        let texts: Vec<String> = ids.iter().map(|id| subject.shown(*id)).collect();
+        let texts: Vec<String> = ids.iter().map(|id| subject.printable(*id)).collect();
         let names: Vec<String> = sites.iter().map(Site::to_string).collect();
         let json = |value: serde_json::Value| value.to_string();
         let entries = [
@@ -264,15 +271,15 @@ impl Activations {
 }
 
 impl Cached {
-    /// The name of the kind of file and its version.
+    /// Identifier of the file format and its version.
     pub fn schema(&self) -> &'static str {
         SCHEMA
     }
 
-    /// Writes a file, whole or not at all, if there is none; gives its size in bytes.
+    /// Writes a new file atomically and returns its size in bytes.
     ///
     /// # Errors
-    /// When something is there already, a tensor cannot be read, or the file cannot be written.
+    /// If the path exists already, a tensor cannot be read or the file cannot be written.
     pub fn write(&self, path: &Path, format: CacheFormat) -> Result<u64> {
         create_file(path, |partial| {
             match format {

@@ -1,4 +1,4 @@
-//! The circuit of a task: which edges of a model carry what it does on pairs of prompts.
+//! Circuit of a task: the edges of a model that carry its behavior on pairs of prompts.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -9,23 +9,23 @@ use candle_gpt2_interpret::{
     Circuit, CircuitMetric, CircuitTask, Edge, EdgeDestination, EdgeMethod, EdgeSource, FaithfulnessCurve,
     Selection,
 };
-use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric as Shown};
+use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric as ReportMetric};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
 use crate::pairs::{ReadPairs, read_pairs};
-use crate::{CircuitMethod, Found, Look, LookSubject, PairData, Reader};
+use crate::{Analysis, CircuitMethod, Look, LookSubject, PairData, Reader};
 
-/// Most steps of integrated gradients.
+/// Maximum number of steps of integrated gradients.
 const MOST_STEPS: usize = 1000;
-/// So many edges are named in a table.
+/// Number of edges that a table names.
 const NAMED_EDGES: usize = 10;
 
-/// How many edges a circuit may have.
+/// Size of a circuit, as a number or a fraction of all edges.
 ///
 /// ```
 /// use candle_gpt2_look::EdgeAmount;
@@ -36,29 +36,29 @@ const NAMED_EDGES: usize = 10;
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(try_from = "WrittenAmount")]
+#[serde(try_from = "JsonAmount")]
 pub enum EdgeAmount {
-    /// This many.
+    /// Number of edges.
     Count(usize),
-    /// This share of all, from 0 to 1.
+    /// Fraction of all edges, from 0 to 1.
     Share(f64),
 }
 
-/// A number, or a text such as `5%`.
+/// JSON form of an amount: a number, or a string such as `5%`.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "invalid type: expected a number of edges, or a share such as \"5%\"")]
-enum WrittenAmount {
+#[serde(untagged, expecting = "invalid type: expected a number of edges, or a percentage such as \"5%\"")]
+enum JsonAmount {
     Count(usize),
     Text(String),
 }
 
-impl TryFrom<WrittenAmount> for EdgeAmount {
+impl TryFrom<JsonAmount> for EdgeAmount {
     type Error = String;
 
-    fn try_from(written: WrittenAmount) -> std::result::Result<Self, String> {
+    fn try_from(written: JsonAmount) -> std::result::Result<Self, String> {
         match written {
-            WrittenAmount::Count(count) => Ok(Self::Count(count)),
-            WrittenAmount::Text(text) => text.parse(),
+            JsonAmount::Count(count) => Ok(Self::Count(count)),
+            JsonAmount::Text(text) => text.parse(),
         }
     }
 }
@@ -67,7 +67,7 @@ impl FromStr for EdgeAmount {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let other = || format!("`{text}` is neither a number of edges nor a share from 0% to 100%");
+        let other = || format!("`{text}` is neither a number of edges nor a percentage from 0% to 100%");
         match text.strip_suffix('%') {
             None => text.parse().map(Self::Count).map_err(|_| other()),
             Some(percent) => match percent.trim().parse::<f64>() {
@@ -88,9 +88,9 @@ impl Display for EdgeAmount {
 }
 
 impl EdgeAmount {
-    /// So many of all edges, rounded down.
-    #[expect(clippy::cast_possible_truncation, reason = "a share of a count fits into one")]
-    #[expect(clippy::cast_sign_loss, reason = "shares are positive")]
+    /// Returns the number of edges for a total of `edges`, rounded down.
+    #[expect(clippy::cast_possible_truncation, reason = "a fraction of a count fits into usize")]
+    #[expect(clippy::cast_sign_loss, reason = "fractions are positive")]
     pub fn of(self, edges: usize) -> usize {
         match self {
             Self::Count(count) => count.min(edges),
@@ -100,12 +100,14 @@ impl EdgeAmount {
 }
 
 fn percent(share: f64) -> String {
-    // A share of a thousand, without the noise of its binary form.
+    // Four decimals of a percentage hide the noise of binary fractions.
     format!("{}%", (share * 1e6).round() / 1e4)
 }
 
-/// The circuit of a task: edges are scored on pairs of prompts, the strongest make a circuit, and circuits of all sizes are run beside
-/// the model.
+/// Circuit search for a task.
+///
+/// Scores edges on pairs of prompts, selects the strongest as a circuit, and compares circuits of all sizes
+/// with the model.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -117,7 +119,7 @@ fn percent(share: f64) -> String {
 /// let pairs = TaskData { task: DataTask::Ioi, count: 4, seed: 0 }.pairs(&reader)?;
 /// let search = CircuitSearch { edges: Some(EdgeAmount::Share(0.1)), ..CircuitSearch::new(PairData::Pairs(pairs)) };
 /// let found = search.at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 10, "the faithfulness of circuits of ten sizes");
+/// assert_eq!(found.report.values.len(), 10, "faithfulness at ten circuit sizes");
 /// assert!(found.details.to_json()["edges"]["input->m0"]["score"].is_number());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -128,18 +130,19 @@ pub struct CircuitSearch {
     /// JSON Lines file of prompt pairs: clean, corrupt, answer, against; `gpt2 look data` writes such files
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: PairData,
-    /// How to score edges
+    /// Edge scoring method
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "eap-ig", value_parser = choices::<CircuitMethod>()))]
     pub method: CircuitMethod,
-    /// What to measure of each prediction
+    /// Measure of each prediction
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METRIC", default_value = "logit-diff", value_parser = choices::<CircuitMetric>()))]
     pub metric: CircuitMetric,
-    /// Circuit size: a number of edges, or a share such as 5% [default: 5%; with --method acdc, --threshold decides]
+    /// Circuit size: a number of edges, or a share such as 5%
+    /// [default: 5%; with --method acdc, --threshold decides]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub edges: Option<EdgeAmount>,
-    /// How to choose edges by their scores
+    /// Edge selection method, by the scores
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "HOW", default_value = "greedy", value_parser = choices::<Selection>()))]
     pub select: Selection,
@@ -170,15 +173,15 @@ impl Default for CircuitSearch {
 }
 
 impl CircuitSearch {
-    /// Of these pairs, by EAP-IG.
+    /// Creates options that score edges on these pairs with EAP-IG.
     pub fn new(data: impl Into<PairData>) -> Self {
         Self { data: data.into(), ..Self::default() }
     }
 }
 
-/// The pairs as they were read.
+/// Validated pairs.
 ///
-/// Given by [`CircuitSearch`]'s `check`.
+/// Returned by [`CircuitSearch`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedCircuit(ReadPairs);
 
@@ -187,29 +190,43 @@ impl Look for CircuitSearch {
 
     fn check(&self, reader: &Reader) -> Result<CheckedCircuit> {
         if !(1..=MOST_STEPS).contains(&self.steps) {
-            return Err(wrong(format!("`steps`: expected from 1 to {MOST_STEPS}, found {}", self.steps)));
+            return Err(invalid_option(format!(
+                "`steps`: expected from 1 to {MOST_STEPS}, found {}",
+                self.steps
+            )));
         }
         if self.pairs == Some(0) {
-            return Err(wrong("`pairs`: expected at least 1"));
+            return Err(invalid_option("`pairs`: expected at least 1"));
         }
         let is_acdc = self.method == CircuitMethod::Acdc;
         if is_acdc && self.edges.is_some() {
-            return Err(wrong("`edges` cannot be used with `method` acdc; `threshold` sets the size"));
+            return Err(invalid_option(
+                "`edges` cannot be used with `method` acdc; `threshold` sets the size",
+            ));
         }
         if is_acdc && !(self.threshold >= 0.0 && self.threshold.is_finite()) {
-            return Err(wrong(format!("`threshold`: expected at least 0, found {}", self.threshold)));
+            return Err(invalid_option(format!(
+                "`threshold`: expected at least 0, found {}",
+                self.threshold
+            )));
         }
         let is_local = matches!(self.method, CircuitMethod::Eap | CircuitMethod::PositionAware);
         if is_local && self.metric == CircuitMetric::Divergence {
-            return Err(wrong(
-                "`metric` kl: its gradient at the clean prompt is zero; take `method` eap-ig, clean-corrupted or acdc",
+            return Err(invalid_option(
+                "`metric` kl: its gradient at the clean prompt is zero; use `method` eap-ig, clean-corrupted \
+                 or acdc",
             ));
         }
         let most = self.pairs.unwrap_or(usize::MAX);
         Ok(CheckedCircuit(read_pairs(&self.data, most, reader, self.method == CircuitMethod::PositionAware)?))
     }
 
-    fn look(&self, checked: CheckedCircuit, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(
+        &self,
+        checked: CheckedCircuit,
+        subject: &LookSubject,
+        reporter: &dyn Reporter,
+    ) -> Result<Analysis> {
         let CheckedCircuit(ReadPairs { pairs, spans }) = checked;
         if let Some(pair) = pairs.first() {
             // Rejects a model without finite logits.
@@ -218,12 +235,12 @@ impl Look for CircuitSearch {
         let task = CircuitTask::new(subject.model(), &pairs, self.metric)?;
         let graph = task.graph();
         let over_pairs = |what: &str| reporter.start(what, pairs.len() as u64, Unit::Items("pairs"));
-        // Before hours are spent on edges that explain nothing.
+        // Fails before hours are spent on edges that explain nothing.
         let range = task.range()?;
         let (scores, found) = match self.edge_method() {
             None => {
-                let bar = reporter.start("leaving out", graph.edge_count() as u64, Unit::Items("edges"));
-                #[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
+                let bar = reporter.start("removing", graph.edge_count() as u64, Unit::Items("edges"));
+                #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
                 let (circuit, rises) = task.acdc(self.threshold as f32, &|| bar.advance(1))?;
                 (rises, Some(circuit))
             }
@@ -253,13 +270,13 @@ impl Look for CircuitSearch {
         report.axes =
             vec![Axis::new("share of edges", curve.points.iter().map(|point| percent(point.share)))];
         report.values = curve.points.iter().map(|point| Some(point.faithfulness)).collect();
-        report.metric = Some(Shown {
+        report.metric = Some(ReportMetric {
             name: format!("{metric}, mean of {} pairs, {}", pairs.len(), subject.in_front()),
             before: f64::from(curve.model),
             after: Some(f64::from(value)),
         });
         report.notes = vec![
-            "metric: of the model, then of the circuit".into(),
+            "metric: model first, then circuit".into(),
             format!("values: faithfulness; 0 = corrupted prompts ({:.4}), 1 = the whole model", curve.empty),
             format!(
                 "the circuit keeps {} of {}: faithfulness {:.4}",
@@ -277,12 +294,12 @@ impl Look for CircuitSearch {
         let graph_of_circuit = picture(&circuit, &scores, self.metric);
         report.graph = (!graph_of_circuit.nodes.is_empty()).then_some(graph_of_circuit);
         let details = self.details(subject, &circuit, &scores, &spans, &curve);
-        Ok(Found::new(report, details))
+        Ok(Analysis::new(report, details))
     }
 }
 
 impl CircuitSearch {
-    /// How the edges are scored by gradients; ACDC does it by runs.
+    /// Gradient method that scores the edges; `None` for ACDC, which uses runs.
     fn edge_method(&self) -> Option<EdgeMethod> {
         match self.method {
             CircuitMethod::Eap | CircuitMethod::PositionAware => Some(EdgeMethod::Eap),
@@ -292,7 +309,7 @@ impl CircuitSearch {
         }
     }
 
-    /// The circuit in the form of the Mechanistic Interpretability Benchmark, and the curve.
+    /// Circuit in the format of the Mechanistic Interpretability Benchmark, and the curve.
     fn details(
         &self,
         subject: &LookSubject,
@@ -309,7 +326,8 @@ impl CircuitSearch {
             nodes.insert(edge.destination.node(), json!({ "in_graph": true }));
         }
         nodes.entry("logits").or_insert_with(|| json!({ "in_graph": false }));
-        // Of each edge: the sum of its scores in all spans, whether it is kept in any, and both in each.
+        // For each edge: the sum of its scores over all spans, whether any span keeps it, and each span's
+        // entry.
         let mut found: BTreeMap<String, (f32, bool, Vec<Value>)> = BTreeMap::new();
         for ((edge, score), is_kept) in graph.edges().zip(scores).zip(circuit.kept()) {
             let (sum, is_kept_anywhere, of_spans) = found.entry(edge.to_string()).or_default();
@@ -349,12 +367,12 @@ impl CircuitSearch {
     }
 }
 
-/// The names of the spans that an edge leads from and to; `None` without spans.
+/// Names of an edge's source and destination spans; `None` without spans.
 fn ends(edge: Edge, spans: &[String]) -> Option<(&str, &str)> {
     Some((&spans.get(edge.spans.source)?[..], &spans.get(edge.spans.destination)?[..]))
 }
 
-/// The edges of a circuit, the strongest first.
+/// Edges of a circuit, strongest first.
 fn ranked(circuit: &Circuit, scores: &[f32]) -> Vec<(Edge, f32)> {
     let edges = circuit.graph().edges().zip(scores.iter().copied()).zip(circuit.kept());
     let mut found: Vec<_> = edges.filter(|(_, is_kept)| **is_kept).map(|(edge, _)| edge).collect();
@@ -370,22 +388,22 @@ fn strongest(circuit: &Circuit, scores: &[f32], spans: &[String], method: Circui
     };
     let named: Vec<String> = ranked(circuit, scores).into_iter().take(NAMED_EDGES).map(in_words).collect();
     match named.is_empty() {
-        true if method == CircuitMethod::Acdc => "no edge is left; lower `threshold`".into(),
+        true if method == CircuitMethod::Acdc => "no edges remain; lower `threshold`".into(),
         true => "the chosen edges do not connect the input to the logits; choose more `edges`".into(),
         false => format!("strongest edges: {}", named.join(", ")),
     }
 }
 
-/// The circuit with the input at the bottom and the logits at the top; red edges help the task.
+/// Draws the circuit with the input at the bottom and the logits at the top; blue edges help the task.
 fn picture(circuit: &Circuit, scores: &[f32], metric: CircuitMetric) -> Graph {
-    // An edge that helps has a negative score of a difference: the corrupted one lowers it.
+    // Corrupting a helpful edge lowers a difference metric, so its score is negative.
     let sign = if metric == CircuitMetric::Divergence { 1.0 } else { -1.0 };
     let heads = circuit.edges().flat_map(|edge| [Some(edge.source), edge.destination.source()]);
     let width = heads.flatten().fold(0, |width, source| match source {
         EdgeSource::Head(head) => width.max(head.head + 1),
         _ => width,
     });
-    // Rows before those that are empty are left out: two of each layer, heads and MLP.
+    // Row numbers before empty rows are removed: two rows for each layer, heads and MLP.
     let row_of = |source: Option<EdgeSource>| match source {
         Some(EdgeSource::Input) => 0,
         Some(EdgeSource::Head(head)) => 1 + 2 * head.layer,
@@ -405,7 +423,7 @@ fn picture(circuit: &Circuit, scores: &[f32], metric: CircuitMetric) -> Graph {
     for (place, (_, index)) in nodes.values_mut().enumerate() {
         *index = place;
     }
-    // Heads side by side, MLPs at their right; the ends in the middle.
+    // Heads are side by side with the MLP to their right; input and logits are in the middle.
     let column = |row: usize, head: usize| match row {
         0 | usize::MAX => 0.5,
         _ if row % 2 == 1 => (head as f64 + 0.5) / (width + 1) as f64,
@@ -420,7 +438,7 @@ fn picture(circuit: &Circuit, scores: &[f32], metric: CircuitMetric) -> Graph {
         let head = if let Some(EdgeSource::Head(head)) = source { head.head } else { 0 };
         nodes.get(&(row_of(source), head)).map_or(0, |(_, index)| *index)
     };
-    // What the edges between two nodes are worth in all spans.
+    // Sum of the scores of the edges between two nodes over all spans.
     let mut links: BTreeMap<(usize, usize, Option<char>), f32> = BTreeMap::new();
     for (edge, score) in ranked(circuit, scores) {
         let port = match edge.destination {

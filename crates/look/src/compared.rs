@@ -1,14 +1,14 @@
-//! Two texts of as many tokens, and the prediction that tells them apart.
+//! Two texts with the same number of tokens, and the prediction that differs between them.
 
 use candle_gpt2_interpret::Patching;
-use candle_gpt2_pictures::{Metric as Shown, Report};
+use candle_gpt2_pictures::{Metric as ReportMetric, Report};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::metric::Prediction;
 use crate::{LookSubject, MetricOptions, Reader, Text};
 
-/// Two texts of as many tokens.
+/// Two texts with the same number of tokens.
 ///
 /// ```
 /// use candle_gpt2_look::{ComparedTexts, Text};
@@ -22,13 +22,13 @@ use crate::{LookSubject, MetricOptions, Reader, Text};
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComparedTexts {
-    /// The text that the answer is right for (`clean`).
+    /// Text for which the answer is correct (`clean`).
     pub clean: Text,
-    /// A text of as many tokens that it is wrong for (`corrupt`).
+    /// Text of the same length for which the answer is wrong (`corrupt`).
     pub corrupt: Text,
 }
 
-/// Both texts as they were read.
+/// Both texts as token ids, and the prediction.
 #[derive(Debug)]
 pub(crate) struct CheckedTexts {
     pub(crate) clean: Vec<u32>,
@@ -36,23 +36,23 @@ pub(crate) struct CheckedTexts {
     prediction: Prediction,
 }
 
-/// Both runs, and a report that begins with what they say.
+/// Both runs, and a report that begins with their metrics.
 pub(crate) struct Compared<'a> {
     pub(crate) patching: Patching<'a>,
     pub(crate) report: Report,
 }
 
 impl ComparedTexts {
-    /// The tokens of both.
+    /// Encodes both texts and checks that they have the same length.
     pub(crate) fn ids(&self, reader: &Reader) -> Result<(Vec<u32>, Vec<u32>)> {
         let (clean, corrupted) = (reader.text(&self.clean)?, reader.text(&self.corrupt)?);
         if clean.len() != corrupted.len() {
             let row = |ids: &[u32]| {
                 let tokens = ids.iter().enumerate();
-                let shown = tokens.map(|(index, id)| format!("{} {index}", reader.shown(*id)));
+                let shown = tokens.map(|(index, id)| format!("{} {index}", reader.printable(*id)));
                 shown.collect::<Vec<_>>().join(" | ")
             };
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "`clean` has {} tokens and `corrupt` {}; both must have the same length:\n{}\n{}",
                 clean.len(),
                 corrupted.len(),
@@ -77,12 +77,12 @@ impl CheckedTexts {
         let patching = Patching::new(clean, subject.run(&self.corrupted)?, metric)?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report(what, name.clone(), &self.clean);
-        report.metric = Some(Shown {
+        report.metric = Some(ReportMetric {
             name,
             before: f64::from(patching.corrupted_value),
             after: Some(f64::from(patching.clean_value)),
         });
-        report.notes.push("metric: of the corrupted text, then of the clean one".into());
+        report.notes.push("metric: corrupted text first, then clean text".into());
         let differing: Vec<String> = self
             .clean
             .iter()
@@ -90,7 +90,7 @@ impl CheckedTexts {
             .enumerate()
             .filter(|(_, (clean, corrupted))| clean != corrupted)
             .map(|(index, (clean, corrupted))| {
-                format!("{index}: {:?} for {:?}", subject.shown(*corrupted), subject.shown(*clean))
+                format!("{index}: {:?} for {:?}", subject.printable(*corrupted), subject.printable(*clean))
             })
             .collect();
         report.notes.push(format!("the corrupted text differs at {}", differing.join(", ")));

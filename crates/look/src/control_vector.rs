@@ -1,4 +1,4 @@
-//! Control vectors of llama.cpp.
+//! llama.cpp control vectors.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use candle_gpt2_weights::TensorFile;
 use crate::LookError;
 use crate::error::Result;
 
-/// Reads a control vector, a GGUF file of llama.cpp's, and checks that it is one for such a model.
+/// Reads a llama.cpp control vector, a GGUF file, and checks that it fits the model.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
 /// use candle_gpt2_look::read_control_vector;
 ///
-/// let error = read_control_vector("no/such.gguf".as_ref(), &Gpt2Config::gpt2()).err().ok_or("it is there")?;
+/// let error = read_control_vector("no/such.gguf".as_ref(), &Gpt2Config::gpt2()).err().ok_or("expected an error")?;
 /// assert!(error.to_string().contains("no/such.gguf"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When the file cannot be read, is no control vector, or is one for another model.
+/// If the file cannot be read, is not a control vector, or does not fit the model.
 pub fn read_control_vector(path: &Path, model: &Gpt2Config) -> Result<ControlVector> {
     let file = TensorFile::read(path)?;
     let of_file = |error: FileError| LookError::File { path: path.to_owned(), error };

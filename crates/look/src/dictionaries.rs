@@ -1,4 +1,4 @@
-//! Reads dictionaries: sparse autoencoders and single transcoders from files, and those of the built-in model.
+//! Reads sparse autoencoders and single transcoders from files, and the built-in model's transcoders.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,31 +11,33 @@ use candle_gpt2_engine::{BUILT_IN, built_in_transcoders};
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, DictionaryFormat, FileError, named_sites, openai_site,
 };
-use candle_gpt2_weights::{TensorFile, WrittenDType, replace_file, write_rounded_tensors};
+use candle_gpt2_weights::{TensorFile, WeightsError, WrittenDType, replace_file, write_rounded_tensors};
 use serde_json::{Value, json};
 
 use crate::LookError;
-use crate::error::wrong;
+use crate::error::invalid_option;
 use crate::files::read_config;
 
-/// SAELens' file of tensors.
+/// File name of SAELens' tensors.
 const WEIGHTS_FILE: &str = "sae_weights.safetensors";
 
-/// Reads a sparse autoencoder, a folder of SAELens or a file of OpenAI's, and checks that it is one for such a model. `site` is the
-/// hook point that it was trained on, if its files do not tell. [`BUILT_IN`] is the built-in model's transcoder at `site`, or else
-/// in its middle block.
+/// Reads a sparse autoencoder or transcoder and checks that it fits the model.
+///
+/// The path is a SAELens folder, an OpenAI file or [`BUILT_IN`]. `site` is the hook point that it was trained
+/// on, if its files do not state one. [`BUILT_IN`] selects the built-in model's transcoder at `site`, or by
+/// default in its middle block.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
 /// use candle_gpt2_look::read_dictionary;
 ///
-/// let error = read_dictionary("no/such/folder".as_ref(), None, &Gpt2Config::gpt2()).err().ok_or("it is there")?;
+/// let error = read_dictionary("no/such/folder".as_ref(), None, &Gpt2Config::gpt2()).err().ok_or("expected an error")?;
 /// assert!(error.to_string().contains("no/such/folder"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When a file cannot be read, is no autoencoder, or is one for another model.
+/// If a file cannot be read, is not a dictionary, or does not fit the model.
 pub fn read_dictionary(
     path: &Path,
     site: Option<&str>,
@@ -43,10 +45,12 @@ pub fn read_dictionary(
 ) -> crate::error::Result<Dictionary> {
     let site = match site {
         Some(name) => {
-            let sites =
-                named_sites(name, model.n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
+            let sites = named_sites(name, model.n_layer)
+                .map_err(|error| invalid_option(format!("`site`: {error}")))?;
             let [site] = sites[..] else {
-                return Err(wrong(format!("`site` {name}: expected one place, such as 8.resid_post")));
+                return Err(invalid_option(format!(
+                    "`site` {name}: expected a single hook point, such as 8.resid_post"
+                )));
             };
             Some(site)
         }
@@ -58,7 +62,7 @@ pub fn read_dictionary(
     Ok(dictionary)
 }
 
-/// A dictionary with its tensors and configuration under SAELens' names, as files hold them.
+/// A dictionary with its tensors and configuration under SAELens' names, as in files.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -88,14 +92,16 @@ pub struct StoredDictionary {
 }
 
 impl StoredDictionary {
-    /// Checks tensors by SAELens' names against the text of a `cfg.json`, whose keys about the model may be outside `metadata`.
+    /// Creates a dictionary from tensors under SAELens' names and the text of a `cfg.json`.
+    ///
+    /// The configuration's keys about the model may be outside `metadata`.
     ///
     /// # Errors
     /// If a key or a tensor is missing, unsupported or does not fit the others.
     pub fn of_tensors(config: &str, tensors: BTreeMap<String, Tensor>) -> Result<Self, FileError> {
         let mut given: Value =
             serde_json::from_str(config).map_err(|error| FileError::NotJson { error: error.to_string() })?;
-        // Without it a file is read as one of a SAELens before 6, which trained on processed models.
+        // Without `metadata`, a file counts as SAELens before 6, which trained on processed models.
         if let Some(given) = given.as_object_mut()
             && !given.contains_key("metadata")
         {
@@ -113,7 +119,7 @@ impl StoredDictionary {
         let dictionary = Dictionary::from_tensors(&tensors, &config)?;
         let tensors = match config.format {
             DictionaryFormat::SaeLens => tensors,
-            // Nothing is folded into the weights of OpenAI's files.
+            // OpenAI's files have nothing folded into the weights.
             DictionaryFormat::OpenAi => ["W_enc", "b_enc", "W_dec", "b_dec"]
                 .into_iter()
                 .filter_map(|name| Some((name.to_owned(), dictionary.tensor(name)?.clone())))
@@ -122,7 +128,7 @@ impl StoredDictionary {
         Ok(Self { config: in_layout(&dictionary, given), dictionary, tensors })
     }
 
-    /// Reads a dictionary as [`read_dictionary`] does, for any model.
+    /// Reads a dictionary for any model, in the formats of [`read_dictionary`].
     ///
     /// # Errors
     /// If a file cannot be read or is not an autoencoder.
@@ -137,9 +143,9 @@ impl StoredDictionary {
             return Self::of_file(&text, tensors, site).map_err(of_file);
         }
         let file = TensorFile::read(path)?;
-        let Some(site) = site.or_else(|| of_folder(path)) else {
-            return Err(wrong(format!(
-                "{}: the file does not say what it was trained on; `site` does",
+        let Some(site) = site.or_else(|| site_from_path(path)) else {
+            return Err(invalid_option(format!(
+                "{}: the file does not state the hook point that it was trained on; give `site`",
                 path.display()
             )));
         };
@@ -161,23 +167,32 @@ impl StoredDictionary {
         Self::new(config, given, tensors)
     }
 
-    /// The dictionary.
+    /// Returns the dictionary.
     pub fn dictionary(&self) -> &Dictionary {
         &self.dictionary
     }
 
-    /// Every key of its `cfg.json`, in the layout of SAELens 6.
+    /// Returns its tensors under SAELens' names.
+    pub fn tensors(&self) -> &BTreeMap<String, Tensor> {
+        &self.tensors
+    }
+
+    /// Returns every key of its `cfg.json`, in the layout of SAELens 6.
     pub fn config(&self) -> &Value {
         &self.config
     }
 
-    /// Writes `cfg.json` and `sae_weights.safetensors` into a folder, which is created if missing, in place of those there.
+    /// Writes `cfg.json` and `sae_weights.safetensors` into a folder, replacing existing files.
+    ///
+    /// The folder is created if it is missing.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub fn save(&self, folder: &Path) -> crate::error::Result<()> {
-        let unwritable = |error| LookError::Read { path: folder.to_owned(), error };
-        fs::create_dir_all(folder).map_err(unwritable)?;
+        fs::create_dir_all(folder).map_err(|error| WeightsError::Unwritable {
+            path: folder.to_owned(),
+            what: format!("cannot be written: {error}"),
+        })?;
         replace_file(&folder.join(WEIGHTS_FILE), |partial| {
             Ok(write_rounded_tensors(partial, &self.tensors, WrittenDType::F32)?)
         })?;
@@ -186,7 +201,9 @@ impl StoredDictionary {
     }
 }
 
-/// The keys of a `cfg.json` in the layout of SAELens 6. A file of that version stays as it is, but for the type of its tensors.
+/// Converts the keys of a `cfg.json` to the layout of SAELens 6.
+///
+/// A file of that version keeps its keys, except that `dtype` becomes that of the saved tensors.
 fn in_layout(dictionary: &Dictionary, given: Value) -> Value {
     let is_current = given["metadata"].get("sae_lens_version").is_some();
     let mut config = dictionary.config().to_json();
@@ -206,13 +223,13 @@ fn in_layout(dictionary: &Dictionary, given: Value) -> Value {
     config
 }
 
-/// The place that OpenAI's folder and file names tell: `resid_post_mlp_v5_32k/8.pt`.
-fn of_folder(path: &Path) -> Option<Site> {
+/// Parses the hook point from OpenAI's folder and file names: `resid_post_mlp_v5_32k/8.pt`.
+fn site_from_path(path: &Path) -> Option<Site> {
     let layer = path.file_stem()?.to_str()?.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
     openai_site(path.parent()?.file_name()?.to_str()?, layer)
 }
 
-/// Transcoder of the model inside the program at a site, or else of its middle block.
+/// Returns the built-in model's transcoder at a hook point, or by default in its middle block.
 fn built_in_dictionary(site: Option<Site>) -> crate::error::Result<StoredDictionary> {
     let mut dictionaries = stored_built_in()?;
     let site_of = |stored: &StoredDictionary| stored.dictionary.config().site;
@@ -224,7 +241,7 @@ fn built_in_dictionary(site: Option<Site>) -> crate::error::Result<StoredDiction
                 names.collect::<Vec<_>>().join(", ")
             };
             dictionaries.iter().position(|stored| site_of(stored) == site).ok_or_else(|| {
-                wrong(format!(
+                invalid_option(format!(
                     "`site` {site}: {BUILT_IN} has no transcoder there; expected one of {}",
                     sites()
                 ))
@@ -234,7 +251,7 @@ fn built_in_dictionary(site: Option<Site>) -> crate::error::Result<StoredDiction
     Ok(dictionaries.swap_remove(index))
 }
 
-/// The transcoders of the model inside the program, one for each block.
+/// Returns the built-in model's transcoders, one for each block.
 ///
 /// ```
 /// let dictionaries = candle_gpt2_look::built_in_dictionaries()?;
@@ -243,7 +260,7 @@ fn built_in_dictionary(site: Option<Site>) -> crate::error::Result<StoredDiction
 /// ```
 ///
 /// # Errors
-/// In a program without the model.
+/// If the program does not contain the built-in model.
 pub fn built_in_dictionaries() -> crate::error::Result<Vec<Dictionary>> {
     Ok(stored_built_in()?.into_iter().map(|stored| stored.dictionary).collect())
 }
@@ -251,17 +268,20 @@ pub fn built_in_dictionaries() -> crate::error::Result<Vec<Dictionary>> {
 fn stored_built_in() -> crate::error::Result<Vec<StoredDictionary>> {
     let files = built_in_transcoders();
     if files.is_empty() {
-        return Err(wrong(format!("{BUILT_IN}: this program has neither that model nor transcoders of it")));
+        return Err(invalid_option(format!(
+            "{BUILT_IN}: this program was built without the built-in model and its transcoders"
+        )));
     }
     files.iter().map(|(config, weights)| stored(BUILT_IN, config, *weights)).collect()
 }
 
-/// A dictionary of SAELens by its `cfg.json` and the bytes of its `sae_weights.safetensors`; messages show `name`.
-/// [`built_in_dictionaries`] are made of such.
+/// Creates a SAELens dictionary from its `cfg.json` and the bytes of its `sae_weights.safetensors`.
+///
+/// Error messages name it `name`. [`built_in_dictionaries`] have the same format.
 ///
 /// # Errors
-/// When one of them is damaged, or is not supported.
-pub fn given_dictionary(
+/// If either is damaged or unsupported.
+pub fn dictionary_from_bytes(
     name: &str,
     config: &str,
     weights: impl Into<Cow<'static, [u8]>>,

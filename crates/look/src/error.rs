@@ -1,5 +1,7 @@
-//! Why an analysis is not possible: each message says what was found and what to do. The errors of the crates below come through as
-//! they are.
+//! Errors of analyses.
+//!
+//! Each message states the problem and what to do about it. Errors of lower-level crates pass through
+//! unchanged.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +12,7 @@ use candle_gpt2_interpret::{FileError, InterpretError};
 use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
-/// A look that is not possible.
+/// Error that an analysis reports.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -18,7 +20,7 @@ use thiserror::Error;
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let reader = Reader::without_bos(opened.vocabulary());
-/// let error = Lens::new(Text::Ids(vec![2048])).check(&reader).err().ok_or("there is such a token")?;
+/// let error = Lens::new(Text::Ids(vec![4096])).check(&reader).err().ok_or("expected an error")?;
 /// assert!(error.is_usage());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -27,53 +29,53 @@ use thiserror::Error;
 pub enum LookError {
     /// An option does not fit the model, the text or another option.
     #[error("{}", bounded_message(.0))]
-    Wrong(String),
-    /// The question.
+    InvalidOption(String),
+    /// Error from the interpret crate, such as a head that the model lacks.
     #[error(transparent)]
     Interpret(#[from] InterpretError),
-    /// The text, or the model.
+    /// Error from the engine, such as a text that cannot be encoded.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A file of tensors.
+    /// Error in a tensor file, or a file or folder that cannot be written.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The tensors or the configuration of an autoencoder or of a lens.
+    /// Invalid tensors or configuration of a dictionary, a lens, transcoders or a control vector.
     #[error("{}", path.display())]
     File {
-        /// Their file.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What is wrong with them.
+        /// Problem with its contents.
         #[source]
         error: FileError,
     },
-    /// A file of text that cannot be read.
+    /// A text file, configuration or folder cannot be read.
     #[error("{}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// Error from the operating system.
         #[source]
         error: io::Error,
     },
-    /// Something that was read from somewhere.
+    /// Error with the file or option that caused it.
     #[error("{origin}", origin = bounded_message(.origin))]
     In {
-        /// A file, or an option.
+        /// File or option.
         origin: String,
-        /// What is wrong with it.
+        /// The error.
         #[source]
         error: Box<Self>,
     },
-    /// The model could not compute it.
+    /// A computation failed.
     #[error(transparent)]
     Compute(#[from] candle_core::Error),
 }
 
 impl LookError {
-    /// Whether the question is at fault, and not a file, the model or the machine.
+    /// Whether the user's input is at fault, rather than a file, the model or the machine.
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Wrong(_) => true,
+            Self::InvalidOption(_) => true,
             Self::Interpret(error) => error.is_usage(),
             Self::Engine(error) => error.is_usage(),
             Self::File { error, .. } => {
@@ -88,10 +90,10 @@ impl LookError {
     }
 }
 
-/// A wrong option.
-pub(crate) fn wrong(what: impl Into<String>) -> LookError {
-    LookError::Wrong(what.into())
+/// Creates an error about an invalid option.
+pub(crate) fn invalid_option(what: impl Into<String>) -> LookError {
+    LookError::InvalidOption(what.into())
 }
 
-/// A result of this crate.
+/// Result type of this crate.
 pub(crate) type Result<T> = std::result::Result<T, LookError>;

@@ -1,4 +1,4 @@
-//! Which features of a sparse autoencoder are active: in one text token by token, and in many texts, with examples of each feature.
+//! Active features of a sparse autoencoder, in one text or in many with examples of each feature.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,26 +16,28 @@ use candle_gpt2_weights::{create_folder, expect_free};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::files::TextFile;
-use crate::frontend::paired;
-use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text, read_dictionary};
+use crate::frontend::cantor_pair;
+use crate::{Analysis, Look, LookError, LookSubject, Ranges, Reader, Text, read_dictionary};
 
-/// Memory that the examples of features may take, in bytes.
+/// Memory limit for feature examples, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
-/// Tokens that the model reads at once.
+/// Maximum number of tokens in a batch.
 const BATCH_TOKENS: usize = 2048;
-/// Tokens that a feature speaks most for and most against.
+/// Number of tokens listed as most promoted and as most suppressed by a feature.
 pub(crate) const LOGITS: usize = 10;
-/// Tokens on each side of the strongest one in a table.
+/// Number of tokens shown in a table on each side of the strongest one.
 const SHOWN: usize = 6;
-/// The axis of tokens in what a model has at a place, `(1, T, …)`.
+/// Token dimension of activations, `(1, T, …)`.
 const TOKEN_DIM: usize = 1;
-/// The quarters of the texts in which a feature is active, by how strong it is there.
+/// Names of the quarters of a feature's texts, by activation.
 const QUARTERS: [&str; 4] = ["Strongest quarter", "Second quarter", "Third quarter", "Weakest quarter"];
 
-/// The features of a dictionary that are most active in a text; or, with a file of texts, what each feature is active for: its strongest
-/// texts, a sample of each quarter of the others, the logits that it adds to, how often it has which activation.
+/// Features of a dictionary that are most active in a text, or examples of each from a file.
+///
+/// Examples of a feature are its strongest texts and a sample from each quarter of the texts in which it is
+/// active. They come with the logits that the feature raises and lowers, and a histogram of its activations.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -46,7 +48,7 @@ const QUARTERS: [&str; 4] = ["Strongest quarter", "Second quarter", "Third quart
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("One day, Mia was".into());
 /// let features = Features { text: Some(text), ..Features::new("no/such/folder".into()) };
-/// let error = features.at(&subject, &Silent).err().ok_or("it is there")?;
+/// let error = features.at(&subject, &Silent).err().ok_or("expected an error")?;
 /// assert!(error.to_string().contains("no/such/folder"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -54,11 +56,12 @@ const QUARTERS: [&str; 4] = ["Strongest quarter", "Second quarter", "Third quart
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Features {
-    /// The text; `None` for all features in the texts of a file.
+    /// Text to analyze, or `None` to collect examples of all features from `prompts_file` only.
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// The sparse autoencoder or transcoder: a folder with cfg.json and sae_weights.safetensors, a .pt file, or built-in: the built-in model's transcoder at --site, or else in its middle block
+    /// The sparse autoencoder or transcoder: a folder with cfg.json and sae_weights.safetensors,
+    /// a .pt file, or built-in: the built-in model's transcoder at --site, or else in its middle block
     #[serde(default = "usual_sae")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", default_value = BUILT_IN))]
     pub sae: PathBuf,
@@ -69,7 +72,8 @@ pub struct Features {
     #[serde(default = "usual_top")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,
-    /// Collect examples of each feature from this file: one text per line, or in a .jsonl file JSON objects with `text` or `ids`
+    /// Collect examples of each feature from this file: one text per line, or in a .jsonl file
+    /// JSON objects with `text` or `ids`
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub prompts_file: Option<PathBuf>,
@@ -77,7 +81,8 @@ pub struct Features {
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURES"))]
     pub features: Option<Ranges>,
-    /// Number of top-activating texts per feature, and of texts from each quarter of those in which it is active
+    /// Number of top-activating texts per feature, and of texts from each quarter of those
+    /// in which it is active
     #[serde(default = "usual_examples")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
     pub examples: usize,
@@ -100,7 +105,7 @@ pub(crate) fn usual_examples() -> usize {
 }
 
 impl Features {
-    /// Of a dictionary in this folder or file.
+    /// Creates options for the dictionary at this path.
     pub fn new(sae: PathBuf) -> Self {
         Self {
             text: None,
@@ -114,32 +119,33 @@ impl Features {
         }
     }
 
-    /// Reads the autoencoder, and checks that it is one for such a model.
+    /// Opens the dictionary and checks that it fits the model.
     fn open(&self, reader: &Reader) -> Result<Dictionary> {
         read_dictionary(&self.sae, self.site.as_deref(), reader.config())
     }
 }
 
-/// Writes each feature as circuit-tracer's frontend fetches it: `NUMBER.json`, the number being that of the features of a graph's
-/// nodes.
+/// Writes each feature to a file `NUMBER.json`, as circuit-tracer's frontend fetches it.
+///
+/// The number is the one that nodes of an attribution graph have for the feature.
 fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard]) -> Result<()> {
     Ok(create_folder(folder, |partial| {
         for feature in features {
-            let number = layer.map_or(feature.index, |layer| paired(layer, feature.index));
+            let number = layer.map_or(feature.index, |layer| cantor_pair(layer, feature.index));
             fs::write(partial.join(format!("{number}.json")), serde_json::to_vec(feature)?)?;
         }
         Ok(())
     })?)
 }
 
-/// What is looked at: a text or texts, and a dictionary.
+/// Validated options of [`Features`]: the text or texts, and the dictionary.
 ///
-/// Given by [`Features`]'s `check`.
+/// Returned by [`Features`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedFeatures {
     ids: Option<Vec<u32>>,
     dictionary: Dictionary,
-    /// Those that were asked for by number.
+    /// Features selected by number.
     features: Option<Vec<usize>>,
     texts: Option<TextFile>,
 }
@@ -149,11 +155,13 @@ impl Look for Features {
 
     fn check(&self, reader: &Reader) -> Result<CheckedFeatures> {
         if self.text.is_none() && self.prompts_file.is_none() {
-            return Err(wrong("give a text, or `prompts_file` with texts to collect examples from"));
+            return Err(invalid_option("give a text, or `prompts_file` with texts to collect examples from"));
         }
         if let Some(folder) = &self.features_dir {
             if self.prompts_file.is_none() {
-                return Err(wrong("`features_dir`: give `prompts_file`, texts to collect examples from"));
+                return Err(invalid_option(
+                    "`features_dir` requires `prompts_file` with texts to collect examples from",
+                ));
             }
             expect_free(folder)?;
         }
@@ -185,7 +193,7 @@ impl Look for Features {
         checked: CheckedFeatures,
         subject: &LookSubject,
         reporter: &dyn Reporter,
-    ) -> Result<Found> {
+    ) -> Result<Analysis> {
         let dictionary = checked.dictionary.to_device(subject.model().device())?;
         let site = dictionary.config().site;
         let (mut report, features, details) = match &checked.ids {
@@ -200,7 +208,7 @@ impl Look for Features {
         };
         let mut cards = Vec::new();
         if let Some(texts) = &checked.texts {
-            let examples = self.collected(texts, &features, &dictionary, subject, reporter)?;
+            let examples = self.collect_examples(texts, &features, &dictionary, subject, reporter)?;
             let logits = feature_logits(subject.model(), &dictionary, &features, LOGITS)?;
             report.notes.push(format!(
                 "examples: {} tokens of {} texts, {}; the first token of each text is left out",
@@ -210,34 +218,43 @@ impl Look for Features {
             ));
             if logits.is_none() {
                 report.notes.push(format!(
-                    "{} is not added to the residual stream: no logits",
+                    "no logits, because {} does not write to the residual stream",
                     dictionary.explained_site()
                 ));
             }
-            let seen = Seen { subject, logits, tokens: examples.tokens(), summaries: examples.finish() };
+            let collected = CollectedFeatures {
+                subject,
+                logits,
+                tokens: examples.tokens(),
+                summaries: examples.finish(),
+            };
             if checked.ids.is_none() {
-                seen.list(&mut report);
+                collected.list(&mut report);
             }
-            cards = seen.cards();
+            cards = collected.cards();
             if let Some(folder) = &self.features_dir {
                 write_features(folder, site.layer, &cards)?;
-                report.notes.push(format!("written: {} features to {}", cards.len(), folder.display()));
+                report.notes.push(format!("wrote {} features to {}", cards.len(), folder.display()));
             }
         }
         if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
             report.notes.push(
-                "warning: it was trained with a token in front of each text (bos), and none is here".into(),
+                "warning: it was trained with a BOS token before each text, but the texts here have none"
+                    .into(),
             );
         }
-        if site.kind != SiteKind::Z && dictionary.config().needs_centring() {
+        if site.kind != SiteKind::Z && dictionary.config().needs_centering() {
             report.notes.push("the mean of the residual stream is subtracted, as in training".into());
         }
-        Ok(Found { features: cards, ..Found::new(report, details) })
+        Ok(Analysis { features: cards, ..Analysis::new(report, details) })
     }
 }
 
 impl Features {
-    /// A report of features and tokens of a text; which features it has; and how well all of them explain the text.
+    /// Analyzes one text.
+    ///
+    /// Returns a report of features by token, the features in it, and details on how well all features
+    /// explain the text.
     fn in_text(
         &self,
         ids: &[u32],
@@ -268,7 +285,7 @@ impl Features {
         report.values = order.iter().flat_map(|feature| rows.iter().map(|row| Some(row[*feature]))).collect();
         report.scale = Scale::Amount;
         report.notes.push(format!(
-            "{active} of {} features are active; {:.1} at a token on average",
+            "{active} of {} features are active; {:.1} per token on average",
             dictionary.latents(),
             explained.mean_l0
         ));
@@ -285,8 +302,8 @@ impl Features {
         Ok((report, order, json!({ "site": site.to_string(), "explained": values })))
     }
 
-    /// Reads the texts, of which few are in memory as tokens at once.
-    fn collected(
+    /// Collects examples in batches, so that few texts are in memory as tokens.
+    fn collect_examples(
         &self,
         texts: &TextFile,
         features: &[usize],
@@ -329,22 +346,24 @@ impl Features {
         }
         read(&mut batch)?;
         if examples.tokens() == 0 {
-            let error = wrong("expected texts of at least two tokens; the first token of each is left out");
+            let error =
+                invalid_option("expected texts of at least two tokens; the first token of each is left out");
             return Err(LookError::In { origin: texts.path().display().to_string(), error: Box::new(error) });
         }
         Ok(examples)
     }
 }
 
-/// Checks that `examples` of each of some features fit into memory.
+/// Checks that `examples` texts for each of `features` features fit into memory.
 pub(crate) fn check_examples(examples: usize, features: usize) -> Result<()> {
     if examples == 0 {
-        return Err(wrong("`examples`: expected at least 1"));
+        return Err(invalid_option("`examples`: expected at least 1"));
     }
-    let bytes = FeatureExamples::most_bytes(features, examples);
+    let bytes = FeatureExamples::max_bytes(features, examples);
     if bytes > MOST_BYTES {
-        return Err(wrong(format!(
-            "`examples` {examples} of each of {features} features may take {} MiB, more than {}; lower it, or choose some of the features",
+        return Err(invalid_option(format!(
+            "`examples` {examples}: {features} features may need {} MiB, more than {} MiB; lower it, or \
+             select fewer `features`",
             bytes >> 20,
             MOST_BYTES >> 20
         )));
@@ -352,22 +371,22 @@ pub(crate) fn check_examples(examples: usize, features: usize) -> Result<()> {
     Ok(())
 }
 
-/// Features as they were seen in texts.
-pub(crate) struct Seen<'a> {
+/// Features with the statistics collected from texts.
+pub(crate) struct CollectedFeatures<'a> {
     pub(crate) subject: &'a LookSubject<'a>,
     pub(crate) summaries: Vec<FeatureSummary>,
-    /// Of each; `None` where they add nothing to the residual stream.
+    /// Top and bottom logits of each feature; `None` if it adds nothing to the residual stream.
     pub(crate) logits: Option<Vec<FeatureLogits>>,
-    /// How many there were in all texts.
+    /// Number of tokens in all texts.
     pub(crate) tokens: u64,
 }
 
-impl Seen<'_> {
+impl CollectedFeatures<'_> {
     fn density(&self, summary: &FeatureSummary) -> f32 {
         summary.active as f32 / self.tokens as f32
     }
 
-    /// The features as values of the report: how often each is active, and its strongest text.
+    /// Lists the features in the report: how often each is active, and its strongest text.
     fn list(&self, report: &mut Report) {
         let silent = self.summaries.iter().filter(|summary| summary.active == 0).count();
         let features = self.summaries.iter();
@@ -376,15 +395,15 @@ impl Seen<'_> {
         report.texts = features.map(|summary| self.strongest(summary)).collect();
         report.scale = Scale::Amount;
         report.notes.push(format!(
-            "values: share of the tokens at which a feature is active; {silent} of {} are never active",
+            "values: fraction of the tokens at which a feature is active; {silent} of {} are never active",
             self.summaries.len()
         ));
     }
 
-    /// The strongest text, near its strongest token.
+    /// Excerpt of the strongest text around its strongest token.
     fn strongest(&self, summary: &FeatureSummary) -> String {
         let Some(text) = summary.strongest.first() else { return String::new() };
-        let words = |ids: &[u32]| ids.iter().map(|id| self.subject.shown(*id)).collect::<String>();
+        let words = |ids: &[u32]| ids.iter().map(|id| self.subject.printable(*id)).collect::<String>();
         let (before, rest) = text.ids.split_at(text.strongest);
         let (strongest, after) = rest.split_at(1);
         let before = &before[before.len().saturating_sub(SHOWN)..];

@@ -1,4 +1,4 @@
-//! Text files that an option names, or that lie in a folder that an option names.
+//! Text files and configurations that options name.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -10,17 +10,17 @@ use candle_gpt2_weights::{read_bounded_text, read_to_limit};
 use crate::error::Result;
 use crate::{LookError, Reader};
 
-/// Largest text: far more than any context holds.
+/// Maximum size of a text file in bytes, far more than any context holds.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
-/// Largest configuration of a dictionary, a lens or transcoders.
+/// Maximum size of the configuration of a dictionary, a lens or transcoders, in bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Reads a configuration inside a folder, which must be a regular file.
+/// Reads a configuration from a folder; it must be a regular file.
 pub(crate) fn read_config(path: &Path) -> Result<String> {
     read_bounded_text(path, MAX_CONFIG_BYTES).map_err(|error| unreadable(path, error))
 }
 
-/// Reads a text file. It may be a FIFO, since an option names it.
+/// Reads a text file, which may be a FIFO because an option names it.
 fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let bytes = File::open(path).and_then(|file| read_to_limit(file, MAX_TEXT_BYTES));
     bytes.map_err(|error| unreadable(path, error))
@@ -30,13 +30,13 @@ fn unreadable(path: &Path, error: Error) -> LookError {
     LookError::Read { path: path.to_owned(), error }
 }
 
-/// Reads a text file as UTF-8. It may be a FIFO, since an option names it.
+/// Reads a UTF-8 text file, which may be a FIFO because an option names it.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
-    let not_text = |_| Error::new(ErrorKind::InvalidData, "expected text in UTF-8");
+    let not_text = |_| Error::new(ErrorKind::InvalidData, "expected UTF-8 text");
     String::from_utf8(read_bytes(path)?).map_err(not_text).map_err(|error| unreadable(path, error))
 }
 
-/// A file of texts, one in a line, or in a `.jsonl` file objects with `prompt` or `ids`.
+/// A file with one text per line, or a `.jsonl` file of objects with `prompt` or `ids`.
 #[derive(Debug)]
 pub(crate) struct TextFile {
     path: PathBuf,
@@ -52,17 +52,17 @@ impl TextFile {
         &self.path
     }
 
-    /// How many texts there are.
+    /// Number of lines, including blank ones.
     pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether a line is white space alone.
+    /// Whether a line has only white space.
     pub(crate) fn is_blank(&self, index: usize) -> bool {
         self.rows.is_blank(index)
     }
 
-    /// The sequences of a line.
+    /// Token sequences of a line.
     pub(crate) fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
         let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());
         row.sequences.map_err(|error| LookError::In {

@@ -1,6 +1,6 @@
-//! Names in circuit-tracer's frontend.
+//! Feature numbers in circuit-tracer's frontend.
 
-/// Cantor's number of a pair: what circuit-tracer's frontend calls a feature of a layer.
-pub(crate) fn paired(layer: usize, feature: usize) -> usize {
+/// Cantor pairing of layer and feature, circuit-tracer's number for a feature.
+pub(crate) fn cantor_pair(layer: usize, feature: usize) -> usize {
     (layer + feature) * (layer + feature + 1) / 2 + feature
 }

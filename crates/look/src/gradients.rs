@@ -20,7 +20,7 @@ use crate::{CheckedMetric, LookSubject, MetricOptions, Reader, Text};
 /// let wanted = PredictionGradients { text: Text::Ids(vec![5, 6, 7]), ..PredictionGradients::default() };
 /// let sites = named_sites("resid_post2", 6)?;
 /// let found = wanted.found(&wanted.check(&reader)?, &subject, &sites, &[], &mut Chain(Vec::new()))?;
-/// assert_eq!(found.sites[&sites[0]].gradient.dims(), [1, 3, 192]);
+/// assert_eq!(found.sites[&sites[0]].gradient.dims(), [1, 3, 256]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -28,7 +28,7 @@ use crate::{CheckedMetric, LookSubject, MetricOptions, Reader, Text};
 pub struct PredictionGradients {
     /// The text.
     pub text: Text,
-    /// The prediction; without an answer the most probable token of the run without edits.
+    /// The prediction; the default answer is the most probable token of the unedited run.
     #[serde(flatten)]
     pub metric: MetricOptions,
     /// Omits the reconstruction errors of dictionaries, which are otherwise added back.
@@ -37,7 +37,7 @@ pub struct PredictionGradients {
 }
 
 impl PredictionGradients {
-    /// Reads and checks what can be without the weights of the model.
+    /// Validates the text and the options without the model's weights.
     ///
     /// # Errors
     /// If the text or an option does not fit the model.
@@ -48,7 +48,7 @@ impl PredictionGradients {
     /// Runs the model with edits and spliced dictionaries, and computes the gradients.
     ///
     /// # Errors
-    /// If the prediction does not depend on a hook point, and those of the model.
+    /// If the prediction does not depend on a hook point, or the model fails.
     pub fn found(
         &self,
         CheckedMetric { ids, prediction }: &CheckedMetric,

@@ -1,4 +1,4 @@
-//! Which features of the MLPs carry a prediction, and how they act on each other: an attribution graph.
+//! Attribution graphs: the MLP features that carry a prediction, and their effects on each other.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -9,30 +9,30 @@ use candle_core::DType;
 use candle_gpt2::{LogitsFor, Observer};
 use candle_gpt2_engine::{Reporter, Silent, Unit};
 use candle_gpt2_interpret::{
-    AttributionGraph, Chain, Edit, FeatureChange, GraphNode, GraphOptions, PlacedFeature, PrunedGraph,
+    AttributionGraph, Chain, Edit, FeatureAtPosition, FeatureChange, GraphNode, GraphOptions, PrunedGraph,
     ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders,
 };
 use candle_gpt2_pictures::{
-    AttributionGraph as DrawnGraph, Axis, FeatureCard, GraphLine, GraphPoint, Metric as Shown, PointKind,
-    Report, Scale,
+    AttributionGraph as GraphPicture, Axis, FeatureCard, GraphLine, GraphPoint, Metric as ReportMetric,
+    PointKind, Report, Scale,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::features::{check_examples, usual_examples};
 use crate::files::TextFile;
-use crate::frontend::paired;
+use crate::frontend::cantor_pair;
 use crate::graph_features::{Meanings, command};
 use crate::metric::logits_and_mean;
-use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
+use crate::{Analysis, Look, LookSubject, Reader, Text, read_transcoders};
 
-/// circuit-tracer's frontend leaves features out that are active at more than this share of the positions.
+/// Fraction of the positions above which circuit-tracer's frontend hides an active feature.
 const COMMON: f64 = 2.0 / 3.0;
-/// Of so many neurons of each MLP a token has features if there are no transcoders.
+/// Number of neurons in each MLP that serve as a token's features if there are no transcoders.
 const NEURONS: usize = 32;
 
-/// The features that carry a prediction, and what they add to each other.
+/// Attribution graph of a prediction: the features that carry it, and their direct effects.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -43,8 +43,8 @@ const NEURONS: usize = 32;
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("One day, Mia was".into());
 /// let found = Graph { max_feature_nodes: 100, ..Graph::new(text) }.at(&subject, &Silent)?;
-/// let graph = found.graph.as_ref().ok_or("it is drawn")?;
-/// assert!(graph.points.iter().any(|point| point.id.starts_with("E_")), "the embeddings are nodes");
+/// let graph = found.graph.as_ref().ok_or("no graph")?;
+/// assert!(graph.points.iter().any(|point| point.id.starts_with("E_")), "embeddings are nodes");
 /// assert!(found.page().contains("attribution graph"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -55,7 +55,8 @@ pub struct Graph {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder (cfg.json) for each layer; built-in: those of the built-in model [default: the neurons of the MLPs]
+    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder
+    /// (cfg.json) for each layer; built-in: those of the built-in model [default: the neurons of the MLPs]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub transcoders: Option<PathBuf>,
     /// Compute the edges of up to N features, those with the most influence on the prediction
@@ -70,16 +71,20 @@ pub struct Graph {
     /// Keep the most influential edges that together have this share of all influence
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().edge_threshold))]
     pub edge_threshold: f64,
-    /// Set a feature, active or not, to a value, such as 3_1201_4=0 (layer, feature, position), and compare the predicted effect with the actual one (repeatable)
+    /// Set a feature, active or not, to a value, such as 3_1201_4=0 (layer, feature, position),
+    /// and compare the predicted effect with the actual one (repeatable)
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURE=VALUE"))]
     pub set: Vec<FeatureSetting>,
-    /// How many nodes the table lists; of the features among them the effect of zeroing each is computed
+    /// Number of nodes that the table lists; of the features among them the effect of zeroing each is
+    /// computed
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().top))]
     pub top: usize,
-    /// Collect examples of the features from this file: one text per line, or in a .jsonl file JSON objects with `text` or `ids` [default: the text itself]
+    /// Collect examples of the features from this file: one text per line, or in a .jsonl file
+    /// JSON objects with `text` or `ids` [default: the text itself]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub prompts_file: Option<PathBuf>,
-    /// Number of top-activating texts per feature, and of texts from each quarter of those in which it is active
+    /// Number of top-activating texts per feature, and of texts from each quarter of those
+    /// in which it is active
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().examples))]
     pub examples: usize,
 }
@@ -103,13 +108,13 @@ impl Default for Graph {
 }
 
 impl Graph {
-    /// Of a text, by the neurons of the MLPs.
+    /// Creates options that use the neurons of the MLPs as features.
     pub fn new(text: Text) -> Self {
         Self { text, ..Self::default() }
     }
 }
 
-/// A feature at a position, and the value that it is set to.
+/// A feature at a position, and the value to set it to.
 ///
 /// ```
 /// use candle_gpt2_look::FeatureSetting;
@@ -122,17 +127,17 @@ impl Graph {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct FeatureSetting {
-    /// The layer that it reads.
+    /// Layer that the feature reads.
     pub layer: usize,
-    /// Its number in the layer.
+    /// Index of the feature in its layer.
     pub feature: usize,
-    /// The token, counted from 0.
+    /// Token position, counted from 0.
     pub position: usize,
-    /// What it is set to.
+    /// Value to set.
     pub value: f64,
 }
 
-/// Reads `3_1201_4=0`.
+/// Parses `3_1201_4=0`.
 impl FromStr for FeatureSetting {
     type Err = String;
 
@@ -160,20 +165,20 @@ impl TryFrom<String> for FeatureSetting {
     }
 }
 
-/// The node.
+/// Formats the node without the value: `3_1201_4`.
 impl Display for FeatureSetting {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}_{}_{}", self.layer, self.feature, self.position)
     }
 }
 
-/// A text, and the transcoders that explain the model on it.
+/// Validated options of an attribution graph: the text, the transcoders and the example texts.
 ///
-/// Given by `check` of a [`Graph`].
+/// Returned by `check` of [`Graph`].
 #[derive(Debug)]
 pub struct CheckedGraph {
     ids: Vec<u32>,
-    /// `None` for the neurons.
+    /// `None` to use neurons.
     transcoders: Option<Transcoders>,
     texts: Option<TextFile>,
 }
@@ -186,7 +191,7 @@ impl Look for Graph {
             [("node_threshold", self.node_threshold), ("edge_threshold", self.edge_threshold)]
         {
             if !(0.0..=1.0).contains(&share) {
-                return Err(wrong(format!("`{option}` {share}: expected a share from 0 to 1")));
+                return Err(invalid_option(format!("`{option}` {share}: expected a fraction from 0 to 1")));
             }
         }
         let ids = reader.text(&self.text)?;
@@ -196,7 +201,7 @@ impl Look for Graph {
         for (place, setting) in self.set.iter().enumerate() {
             let node = setting.to_string();
             if self.set[..place].iter().any(|before| before.to_string() == node) {
-                return Err(wrong(format!("`set` {node}: it is set twice; give one value")));
+                return Err(invalid_option(format!("`set` {node}: set more than once; give one value")));
             }
             let features = match &transcoders {
                 Some(transcoders) => {
@@ -207,17 +212,17 @@ impl Look for Graph {
             let FeatureSetting { layer, feature, position, .. } = *setting;
             let (layers, tokens) = (config.n_layer, ids.len());
             let problem = if layer >= layers {
-                format!("there is no layer {layer}; the model has {layers}")
+                format!("layer {layer} is out of range; the model has {layers}")
             } else if feature >= features {
-                format!("there is no feature {feature} in layer {layer}, which has {features}")
+                format!("feature {feature} is out of range; layer {layer} has {features}")
             } else if position >= tokens {
-                format!("there is no position {position}; the text has {tokens} tokens")
+                format!("position {position} is out of range; the text has {tokens} tokens")
             } else if position == 0 && reader.bos().is_some() {
                 "position 0 is the BOS token, whose features are left out; choose another position".into()
             } else {
                 continue;
             };
-            return Err(wrong(format!("`set` {setting}: {problem} (all counted from 0)")));
+            return Err(invalid_option(format!("`set` {setting}: {problem} (all counted from 0)")));
         }
         let texts = match &self.prompts_file {
             Some(path) => {
@@ -229,50 +234,61 @@ impl Look for Graph {
         Ok(CheckedGraph { ids, transcoders, texts })
     }
 
-    fn look(&self, checked: CheckedGraph, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(
+        &self,
+        checked: CheckedGraph,
+        subject: &LookSubject,
+        reporter: &dyn Reporter,
+    ) -> Result<Analysis> {
         let CheckedGraph { ids, transcoders, texts } = checked;
         let run = subject.run(&ids)?;
-        // Transcoders are trained without the token in front.
+        // Transcoders are trained without the BOS token.
         let options = GraphOptions { skips_first: subject.has_bos(), ..self.options() };
         let of_neurons = || Transcoders::of_neurons(subject.model(), NEURONS);
         let transcoders = transcoders.map_or_else(of_neurons, Ok)?;
         let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
-        let (graph, pruned) = self.traced(&replacement, reporter)?;
+        let (graph, pruned) = self.trace(&replacement, reporter)?;
         let (model, reader) = (subject.name(), subject.reader());
-        let mut drawn =
-            Drawn { graph: &graph, pruned: &pruned, model, reader, ids: &ids, known: Known::default() };
+        let mut named_graph = NamedGraph {
+            graph: &graph,
+            pruned: &pruned,
+            model,
+            reader,
+            ids: &ids,
+            facts: FeatureFacts::default(),
+        };
         let texts = (&ids[..], texts.as_ref(), self.examples);
         let placed = transcoders.cast(DType::F32, subject.model().device())?;
-        let meanings = Meanings::new(&drawn.features(), &placed, subject, texts, reporter)?;
-        drawn.known.zeroed = self.zeroed(&run, &replacement, &drawn)?;
-        drawn.known.meanings = Some(meanings);
-        drawn.known.transcoders = self.transcoders.as_ref().map(|folder| (folder, transcoders.input()));
-        let mut report = self.report(&drawn);
+        let meanings = Meanings::new(&named_graph.features(), &placed, subject, texts, reporter)?;
+        named_graph.facts.zeroed = self.zeroed(&run, &replacement, &named_graph)?;
+        named_graph.facts.meanings = Some(meanings);
+        named_graph.facts.transcoders = self.transcoders.as_ref().map(|folder| (folder, transcoders.input()));
+        let mut report = self.report(&named_graph);
         if self.transcoders.is_none() {
             report.notes.push(format!(
                 "features are neurons: the {NEURONS} most active of each MLP at each token; pass `transcoders` for trained features"
             ));
         }
-        let mut details = drawn.frontend(self);
+        let mut details = named_graph.frontend(self);
         if !self.set.is_empty() {
-            details["interventions"] = self.intervene(&run, &replacement, &drawn, &mut report)?;
+            details["interventions"] = self.intervene(&run, &replacement, &named_graph, &mut report)?;
         }
-        Ok(Found { graph: Some(drawn.picture()), ..Found::new(report, details) })
+        Ok(Analysis { graph: Some(named_graph.picture()), ..Analysis::new(report, details) })
     }
 }
 
-fn traced(replacement: &ReplacementModel, reporter: &dyn Reporter) -> Result<AttributionGraph> {
+fn trace_graph(replacement: &ReplacementModel, reporter: &dyn Reporter) -> Result<AttributionGraph> {
     let bar = std::cell::OnceCell::new();
-    let heard = std::cell::Cell::new(0);
+    let reported = std::cell::Cell::new(0);
     let progress = |done: usize, total: usize| {
         let bar = bar.get_or_init(|| reporter.start("tracing", total as u64, Unit::Items("nodes")));
-        bar.advance((done - heard.replace(done)) as u64);
+        bar.advance((done - reported.replace(done)) as u64);
     };
     Ok(AttributionGraph::trace(replacement, &progress)?)
 }
 
 impl Graph {
-    /// What limits the replacement model of its text.
+    /// Returns the options of a replacement model, with these limits.
     pub fn options(&self) -> GraphOptions {
         GraphOptions {
             max_feature_nodes: self.max_feature_nodes,
@@ -281,33 +297,36 @@ impl Graph {
         }
     }
 
-    /// The graph of a replacement model of a text, with nothing set, which needs no model any more; `model` is what the user calls it.
+    /// Creates the report and the picture of a replacement model's graph, without interventions.
+    ///
+    /// The model itself is no longer needed. `model` is its display name.
     ///
     /// # Errors
-    /// When choosing among the edges takes more memory than it may.
+    /// If pruning the edges needs more memory than `max_memory`.
     pub fn of_replacement(
         &self,
         replacement: &ReplacementModel,
         ids: &[u32],
         model: &str,
         reader: &Reader,
-    ) -> Result<(Report, DrawnGraph)> {
-        let (graph, pruned) = self.traced(replacement, &Silent)?;
-        let drawn = Drawn { graph: &graph, pruned: &pruned, model, reader, ids, known: Known::default() };
-        Ok((self.report(&drawn), drawn.picture()))
+    ) -> Result<(Report, GraphPicture)> {
+        let (graph, pruned) = self.trace(replacement, &Silent)?;
+        let named_graph =
+            NamedGraph { graph: &graph, pruned: &pruned, model, reader, ids, facts: FeatureFacts::default() };
+        Ok((self.report(&named_graph), named_graph.picture()))
     }
 
-    fn traced(
+    fn trace(
         &self,
         replacement: &ReplacementModel,
         reporter: &dyn Reporter,
     ) -> Result<(AttributionGraph, PrunedGraph)> {
-        let graph = traced(replacement, reporter)?;
+        let graph = trace_graph(replacement, reporter)?;
         let (needed, limit) = (graph.pruning_bytes(self.node_threshold), self.options().max_bytes);
         if needed > limit {
-            return Err(wrong(format!(
-                "`node_threshold` {}: to choose among the edges of so many nodes takes about {} MiB, more than the {} MiB of `max_memory`; \
-                 lower the one, or raise the other",
+            return Err(invalid_option(format!(
+                "`node_threshold` {}: pruning the edges of this many nodes needs about {} MiB, more than the \
+                 {} MiB of `max_memory`; lower `node_threshold`, or raise `max_memory`",
                 self.node_threshold,
                 needed.div_ceil(1 << 20),
                 limit >> 20
@@ -317,48 +336,52 @@ impl Graph {
         Ok((graph, pruned))
     }
 
-    fn report(&self, drawn: &Drawn) -> Report {
-        let mut report = drawn.reader.report("graph", drawn.title(), drawn.model, drawn.ids);
-        self.list_nodes(&mut report, drawn);
-        drawn.add_notes(&mut report);
+    fn report(&self, named_graph: &NamedGraph) -> Report {
+        let mut report =
+            named_graph.reader.report("graph", named_graph.title(), named_graph.model, named_graph.ids);
+        self.list_nodes(&mut report, named_graph);
+        named_graph.add_notes(&mut report);
         report
     }
 
-    /// The nodes that are kept with the most influence, as values of the report.
-    fn list_nodes(&self, report: &mut Report, drawn: &Drawn) {
-        let order = self.listed(drawn);
-        report.axes = vec![Axis::new("node", order.iter().map(|node| drawn.id(*node)))];
-        report.values = order.iter().map(|node| Some(rounded(drawn.graph.influence()[*node]))).collect();
-        report.texts = order.iter().map(|node| drawn.short_name(*node)).collect();
+    /// Lists the most influential kept nodes as values of the report.
+    fn list_nodes(&self, report: &mut Report, named_graph: &NamedGraph) {
+        let order = self.listed(named_graph);
+        report.axes = vec![Axis::new("node", order.iter().map(|node| named_graph.id(*node)))];
+        report.values =
+            order.iter().map(|node| Some(rounded(named_graph.graph.influence()[*node]))).collect();
+        report.texts = order.iter().map(|node| named_graph.short_name(*node)).collect();
         report.scale = Scale::Amount;
     }
 
-    /// The nodes of the table, the most influential first.
-    fn listed(&self, drawn: &Drawn) -> Vec<usize> {
-        let influence = drawn.graph.influence();
-        let mut order: Vec<usize> = drawn.kept().collect();
-        order.retain(|node| !matches!(drawn.graph.nodes[*node], GraphNode::Logit { .. }));
+    /// Nodes of the table, most influential first.
+    fn listed(&self, named_graph: &NamedGraph) -> Vec<usize> {
+        let influence = named_graph.graph.influence();
+        let mut order: Vec<usize> = named_graph.kept().collect();
+        order.retain(|node| !matches!(named_graph.graph.nodes[*node], GraphNode::Logit { .. }));
         order.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
         order.truncate(self.top.max(1));
         order
     }
 
-    /// The predicted and the actual change of the most probable logit, less the mean of all, if a listed feature is set to 0.
+    /// Predicted and actual effect on the top logit of setting each listed feature to 0.
+    ///
+    /// Logits are relative to the mean of all logits.
     fn zeroed(
         &self,
         run: &Run,
         replacement: &ReplacementModel,
-        drawn: &Drawn,
+        named_graph: &NamedGraph,
     ) -> Result<BTreeMap<usize, [f64; 2]>> {
-        let Some((token, best)) = drawn.best() else { return Ok(BTreeMap::new()) };
-        let before = centred_logits(run, Chain(Vec::new()))?[token as usize];
+        let Some((token, best)) = named_graph.best() else { return Ok(BTreeMap::new()) };
+        let before = centered_logits(run, Chain(Vec::new()))?[token as usize];
         let mut effects = BTreeMap::new();
-        for node in self.listed(drawn) {
-            if !matches!(drawn.graph.nodes[node], GraphNode::Feature { .. }) {
+        for node in self.listed(named_graph) {
+            if !matches!(named_graph.graph.nodes[node], GraphNode::Feature { .. }) {
                 continue;
             }
-            let changes = [FeatureChange { node: drawn.graph.origins[node], value: 0.0 }];
-            let predicted = drawn.graph.predicted(&changes, &[])[best];
+            let changes = [FeatureChange { node: named_graph.graph.origins[node], value: 0.0 }];
+            let predicted = named_graph.graph.predicted(&changes, &[])[best];
             let after = edited_logits(run, replacement.edits(&changes)?)?[token as usize];
             effects.insert(node, [predicted, after - before]);
         }
@@ -370,27 +393,27 @@ impl Graph {
         &self,
         run: &Run,
         replacement: &ReplacementModel,
-        drawn: &Drawn,
+        named_graph: &NamedGraph,
         report: &mut Report,
     ) -> Result<Value> {
-        let graph = drawn.graph;
+        let graph = named_graph.graph;
         let targets = graph.targets();
         let (mut changes, mut edits, mut set) = (Vec::new(), Vec::new(), Vec::new());
         let mut added = vec![0.0; targets.len()];
         for setting in &self.set {
             let FeatureSetting { layer, feature, position, value } = *setting;
-            let is_it = |node: &GraphNode| {
+            let is_feature = |node: &GraphNode| {
                 matches!(node, GraphNode::Feature { layer: l, position: p, feature: f, .. }
                     if (*l, *p, *f) == (layer, position, feature))
             };
-            let from = match replacement.nodes().iter().find(|node| is_it(node)) {
+            let from = match replacement.nodes().iter().find(|node| is_feature(node)) {
                 Some(GraphNode::Feature { activation, .. }) => *activation,
                 _ => 0.0,
             };
-            let placed = PlacedFeature { layer, position, feature };
-            match graph.nodes.iter().position(is_it) {
+            let placed = FeatureAtPosition { layer, position, feature };
+            match graph.nodes.iter().position(is_feature) {
                 Some(node) => changes.push(FeatureChange { node: graph.origins[node], value }),
-                // Inactive, or not among the features with the most influence: the graph has no edges from it.
+                // The graph has no edges from features that are inactive or have too little influence.
                 None => {
                     let effects = replacement.unit_effects(placed, &targets)?;
                     added.iter_mut().zip(effects).for_each(|(sum, effect)| *sum += (value - from) * effect);
@@ -398,24 +421,25 @@ impl Graph {
             }
             edits.extend(replacement.addition(placed, value - from)?);
             set.push(json!({ "node_id": setting.to_string(), "from": from, "to": value }));
-            let named = drawn.known.name((layer, feature), drawn.reader);
-            report.notes.push(format!("{setting}{named} set from {} to {value}", three(from)));
+            let named = named_graph.facts.name((layer, feature), named_graph.reader);
+            report.notes.push(format!("{setting}{named} set from {} to {value}", three_decimals(from)));
         }
         let moved = graph.predicted(&changes, &added);
-        let before = centred_logits(run, Chain(Vec::new()))?;
+        let before = centered_logits(run, Chain(Vec::new()))?;
         let after = edited_logits(run, edits)?;
         let mut logits = Vec::new();
         for node in (0..graph.nodes.len()).rev() {
             let GraphNode::Logit { token, .. } = graph.nodes[node] else { break };
             let (before, after) = (before[token as usize], after[token as usize]);
-            let (predicted, text) = (before + moved[node], drawn.reader.shown(token));
+            let (predicted, text) = (before + moved[node], named_graph.reader.printable(token));
             report
                 .notes
                 .push(format!("logit of {text:?}: {before:.3}; predicted {predicted:.3}, actual {after:.3}"));
             logits.push(json!({
                 "id": token, "text": text, "before": before, "predicted": predicted, "actual": after,
             }));
-            report.metric = Some(Shown { name: drawn.logit_name(token), before, after: Some(after) });
+            report.metric =
+                Some(ReportMetric { name: named_graph.logit_name(token), before, after: Some(after) });
         }
         report.notes.push(
             "logits are relative to their mean; predicted: from the edges, with attention patterns, norms and the set of active features frozen; \
@@ -427,58 +451,58 @@ impl Graph {
     }
 }
 
-/// The logits of a run with edits, as [`centred_logits`].
+/// Logits of a run with edits, centered by [`centered_logits`].
 fn edited_logits(run: &Run, mut edits: Vec<Edit>) -> Result<Vec<f64>> {
-    centred_logits(run, Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect()))
+    centered_logits(run, Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect()))
 }
 
-/// The logits after the last token, less their mean.
-fn centred_logits(run: &Run, observer: Chain) -> Result<Vec<f64>> {
+/// Logits after the last token, minus their mean.
+fn centered_logits(run: &Run, observer: Chain) -> Result<Vec<f64>> {
     let (logits, mean) = logits_and_mean(run, LogitsFor::LastToken, observer)?;
     Ok(logits.into_iter().map(|logit| logit - mean).collect())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "reports are of f32")]
+#[expect(clippy::cast_possible_truncation, reason = "report values are f32")]
 fn rounded(value: f64) -> f32 {
     value as f32
 }
 
-/// A number in three digits.
-fn three(value: f64) -> String {
+/// Formats a number with three decimals.
+fn three_decimals(value: f64) -> String {
     format!("{value:.3}").replace('-', "−")
 }
 
-/// Facts about the features besides the graph.
+/// Data on the features beyond the graph itself.
 #[derive(Default)]
-struct Known<'a> {
+struct FeatureFacts<'a> {
     meanings: Option<Meanings>,
-    /// Effects of zeroing listed features, see [`Graph::zeroed`].
+    /// Effects of zeroing the listed features, from [`Graph::zeroed`].
     zeroed: BTreeMap<usize, [f64; 2]>,
-    /// The folder of trained transcoders, and what they read.
+    /// Folder of the trained transcoders, and their input.
     transcoders: Option<(&'a PathBuf, TranscoderInput)>,
 }
 
-impl Known<'_> {
-    /// `, says …` of a feature.
+impl FeatureFacts<'_> {
+    /// Suffix of a node's description with the feature's name: `, says …`.
     fn name(&self, feature: (usize, usize), reader: &Reader) -> String {
         let name = self.meanings.as_ref().and_then(|meanings| meanings.name(feature, reader));
         name.map_or(String::new(), |name| format!(", {name}"))
     }
 }
 
-/// A graph with what is needed to name its nodes.
-struct Drawn<'a> {
+/// A graph with the data needed to name its nodes.
+struct NamedGraph<'a> {
     graph: &'a AttributionGraph,
     pruned: &'a PrunedGraph,
-    /// What the user calls it.
+    /// Display name of the model.
     model: &'a str,
     reader: &'a Reader,
     ids: &'a [u32],
-    known: Known<'a>,
+    facts: FeatureFacts<'a>,
 }
 
-impl Drawn<'_> {
-    /// The features that are kept, by layer.
+impl NamedGraph<'_> {
+    /// Kept features, by layer.
     fn features(&self) -> BTreeMap<usize, Vec<usize>> {
         let mut features: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for node in self.kept() {
@@ -493,7 +517,7 @@ impl Drawn<'_> {
         features
     }
 
-    /// The layer and number of a feature.
+    /// Layer and index of a feature node.
     fn feature(&self, node: usize) -> Option<(usize, usize)> {
         match self.graph.nodes[node] {
             GraphNode::Feature { layer, feature, .. } => Some((layer, feature)),
@@ -502,17 +526,17 @@ impl Drawn<'_> {
     }
 
     fn card(&self, node: usize) -> Option<&FeatureCard> {
-        self.known.meanings.as_ref()?.cards.get(&self.feature(node)?)
+        self.facts.meanings.as_ref()?.cards.get(&self.feature(node)?)
     }
 
-    /// The tokens that a feature makes most probable: `says ·ball ·cup ·sled`.
+    /// Tokens that a feature makes most probable: `says ·ball ·cup ·sled`.
     fn meaning(&self, node: usize) -> Option<String> {
-        self.known.meanings.as_ref()?.name(self.feature(node)?, self.reader)
+        self.facts.meanings.as_ref()?.name(self.feature(node)?, self.reader)
     }
 
-    /// The command that shows more of a feature.
+    /// Command that shows more of a feature.
     fn command(&self, node: usize) -> Option<String> {
-        let ((folder, input), (layer, feature)) = self.known.transcoders.zip(self.feature(node))?;
+        let ((folder, input), (layer, feature)) = self.facts.transcoders.zip(self.feature(node))?;
         command(folder.to_str()?, layer, feature, input.hook())
     }
 
@@ -528,12 +552,12 @@ impl Drawn<'_> {
         self.ids.len() - 1
     }
 
-    /// The token at a position as it is shown, with its place.
+    /// Printable form of the token at a position, with the position.
     fn token(&self, position: usize) -> String {
-        format!("{} {position}", self.reader.shown(self.ids[position]))
+        format!("{} {position}", self.reader.printable(self.ids[position]))
     }
 
-    /// What a node is called in files and options.
+    /// Identifier of a node in files and options.
     fn id(&self, node: usize) -> String {
         match self.graph.nodes[node] {
             GraphNode::Feature { layer, position, feature, .. } => format!("{layer}_{feature}_{position}"),
@@ -544,11 +568,11 @@ impl Drawn<'_> {
         }
     }
 
-    /// What a node is, in words.
+    /// Description of a node.
     fn name(&self, node: usize) -> String {
         match self.graph.nodes[node] {
             GraphNode::Feature { layer, position, feature, activation } => {
-                let (token, named) = (self.token(position), self.known.name((layer, feature), self.reader));
+                let (token, named) = (self.token(position), self.facts.name((layer, feature), self.reader));
                 format!("feature {feature} of layer {layer} at {token}{named}, active {activation:.3}")
             }
             GraphNode::Error { layer, position } => {
@@ -557,18 +581,22 @@ impl Drawn<'_> {
             GraphNode::Embedding { position, .. } => format!("embedding of {}", self.token(position)),
             GraphNode::Position { position } => format!("embedding of position {position}"),
             GraphNode::Logit { token, probability } => {
-                format!("logit of {}, probability {probability:.3}", self.reader.shown(token))
+                format!("logit of {}, probability {probability:.3}", self.reader.printable(token))
             }
         }
     }
 
-    /// The same where the id is beside it.
+    /// Short description of a node, for use next to its identifier.
     fn short_name(&self, node: usize) -> String {
         match self.graph.nodes[node] {
             GraphNode::Feature { layer, position, feature, .. } => {
-                let named = self.known.name((layer, feature), self.reader);
-                let effect = self.known.zeroed.get(&node).map_or(String::new(), |[predicted, actual]| {
-                    format!(", zeroed: predicted {}, actual {}", three(*predicted), three(*actual))
+                let named = self.facts.name((layer, feature), self.reader);
+                let effect = self.facts.zeroed.get(&node).map_or(String::new(), |[predicted, actual]| {
+                    format!(
+                        ", zeroed: predicted {}, actual {}",
+                        three_decimals(*predicted),
+                        three_decimals(*actual)
+                    )
                 });
                 format!("feature at {}{effect}{named}", self.token(position))
             }
@@ -578,10 +606,10 @@ impl Drawn<'_> {
     }
 
     fn logit_name(&self, token: u32) -> String {
-        format!("logit of {:?} minus the mean of all", self.reader.shown(token))
+        format!("logit of {:?} minus the mean of all", self.reader.printable(token))
     }
 
-    /// The most probable token, and its node.
+    /// Most probable token, and its node.
     fn best(&self) -> Option<(u32, usize)> {
         let logit = |(node, kind): (usize, &GraphNode)| match kind {
             GraphNode::Logit { token, .. } => Some((*token, node)),
@@ -591,7 +619,7 @@ impl Drawn<'_> {
     }
 
     fn title(&self) -> String {
-        let best = self.best().map_or(String::new(), |(token, _)| self.reader.shown(token));
+        let best = self.best().map_or(String::new(), |(token, _)| self.reader.printable(token));
         format!("attribution graph of the prediction {best:?}")
     }
 
@@ -617,16 +645,16 @@ impl Drawn<'_> {
         if let Some((token, node)) = self.best() {
             report.notes.push(self.sum(token, node));
             let before = self.parts(node).iter().map(|(_, value)| value).sum();
-            report.metric = Some(Shown { name: self.logit_name(token), before, after: None });
+            report.metric = Some(ReportMetric { name: self.logit_name(token), before, after: None });
         }
-        if !self.known.zeroed.is_empty() {
+        if !self.facts.zeroed.is_empty() {
             let name = self.best().map_or(String::new(), |(token, _)| self.logit_name(token));
             report.notes.push(format!(
                 "says: the tokens that a feature makes most probable by itself; zeroed: the change of the {name} if the feature is set to 0, \
                  as the edges predict it and as the model computes it"
             ));
         }
-        let first = self.known.zeroed.keys().find_map(|node| self.command(*node));
+        let first = self.facts.zeroed.keys().find_map(|node| self.command(*node));
         report.notes.extend(first.map(|command| format!("examples of a feature: {command}")));
         let common = self.common();
         if common > 0 {
@@ -636,13 +664,13 @@ impl Drawn<'_> {
         }
     }
 
-    /// What nodes of each kind and biases add to a target.
+    /// Contributions to a target from each kind of node and from biases.
     fn parts(&self, target: usize) -> Vec<(&'static str, f64)> {
         let of = |kind: fn(&GraphNode) -> bool| {
             let sources = (0..self.graph.nodes.len()).filter(|source| kind(&self.graph.nodes[*source]));
             sources.map(|source| f64::from(self.graph.edge(target, source))).sum::<f64>()
         };
-        let (biases, left_out) = self.graph.rest(target);
+        let (biases, left_out) = self.graph.remainders(target);
         vec![
             ("features", of(|node| matches!(node, GraphNode::Feature { .. }))),
             ("untraced features", left_out),
@@ -661,7 +689,7 @@ impl Drawn<'_> {
         format!("{} {sum:.4} = {}", self.logit_name(token), shown.join(" + "))
     }
 
-    /// Nodes that are kept of features that are active nearly everywhere.
+    /// Number of kept nodes whose features are active nearly everywhere.
     fn common(&self) -> usize {
         let place = |node: &GraphNode| match node {
             GraphNode::Feature { layer, feature, .. } => Some((*layer, *feature)),
@@ -674,7 +702,7 @@ impl Drawn<'_> {
         counts.values().filter(|count| **count as f64 > most).sum()
     }
 
-    /// The graph as circuit-tracer's frontend reads it.
+    /// Graph in the JSON format of circuit-tracer's frontend.
     fn frontend(&self, options: &Graph) -> Value {
         let text = |id: u32| self.reader.token_text(id);
         let tokens: Vec<String> = self.ids.iter().map(|id| text(*id)).collect();
@@ -715,7 +743,7 @@ impl Drawn<'_> {
         let (n_layer, best) = (self.n_layer(), self.best());
         let mut value = match self.graph.nodes[node] {
             GraphNode::Feature { layer, position, feature, activation } => json!({
-                "feature": paired(layer, feature), "layer": layer.to_string(), "ctx_idx": position,
+                "feature": cantor_pair(layer, feature), "layer": layer.to_string(), "ctx_idx": position,
                 "feature_type": "cross layer transcoder", "jsNodeId": format!("{layer}_{feature}-0"),
                 "clerp": self.meaning(node).unwrap_or_default(), "activation": activation,
             }),
@@ -736,7 +764,7 @@ impl Drawn<'_> {
                 "feature_type": "logit", "token_prob": probability,
                 "is_target_logit": best.is_some_and(|(best, _)| best == token),
                 "jsNodeId": format!("L_{token}-{}", self.last()),
-                // The page takes the probability out of this text.
+                // circuit-tracer's page parses the probability from this text.
                 "clerp": format!("Output \"{}\" (p={probability:.3})", text(token)),
             }),
         };
@@ -750,7 +778,7 @@ impl Drawn<'_> {
                 value[key] = part;
             }
         }
-        if let Some([predicted, actual]) = self.known.zeroed.get(&node) {
+        if let Some([predicted, actual]) = self.facts.zeroed.get(&node) {
             value["zeroed"] = json!({ "predicted": predicted, "actual": actual });
         }
         if let Some(command) = self.command(node) {
@@ -762,8 +790,8 @@ impl Drawn<'_> {
         value
     }
 
-    /// The nodes that are kept, as they are drawn.
-    fn picture(&self) -> DrawnGraph {
+    /// Kept nodes and edges, for pages and pictures.
+    fn picture(&self) -> GraphPicture {
         let n_layer = self.n_layer();
         let layers = (0..n_layer).map(|layer| format!("layer {layer}"));
         let rows =
@@ -782,7 +810,7 @@ impl Drawn<'_> {
             };
             places[node] = Some(points.len());
             let (influence, share) = (self.graph.influence()[node], self.pruned.shares[node]);
-            let (card, zeroed) = (self.card(node).cloned(), self.known.zeroed.get(&node).copied());
+            let (card, zeroed) = (self.card(node).cloned(), self.facts.zeroed.get(&node).copied());
             points.push(GraphPoint {
                 id: self.id(node),
                 name: self.name(node),
@@ -801,6 +829,6 @@ impl Drawn<'_> {
             let (source, target) = places[edge.source].zip(places[edge.target])?;
             Some(GraphLine { source, target, weight: edge.weight })
         };
-        DrawnGraph { rows, points, lines: self.pruned.edges.iter().filter_map(line).collect() }
+        GraphPicture { rows, points, lines: self.pruned.edges.iter().filter_map(line).collect() }
     }
 }

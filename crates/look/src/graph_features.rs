@@ -1,4 +1,4 @@
-//! Meanings of the features of an attribution graph: the tokens that each makes more probable, and texts in which it is active.
+//! Meanings of an attribution graph's features: the tokens that each promotes, and example texts.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,23 @@ use candle_gpt2_interpret::{FeatureExamples, FeatureLogits, Transcoders, directi
 use candle_gpt2_pictures::FeatureCard;
 
 use crate::error::Result;
-use crate::features::{LOGITS, Seen};
+use crate::features::{CollectedFeatures, LOGITS};
 use crate::files::TextFile;
 use crate::{LookSubject, Reader};
 
-/// Tokens that a name lists.
+/// Number of tokens in a feature's name.
 const NAMED: usize = 3;
 
-/// Meanings of features, by layer and number.
+/// Meanings of features, by layer and index.
 pub(crate) struct Meanings {
     logits: BTreeMap<(usize, usize), FeatureLogits>,
     pub(crate) cards: BTreeMap<(usize, usize), FeatureCard>,
 }
 
 impl Meanings {
-    /// Meanings of features, given by layer. Examples come from a file, or from the text of the graph alone.
+    /// Computes the meanings of features, which are grouped by layer.
+    ///
+    /// Examples come from a file, or otherwise from the text of the graph.
     pub(crate) fn new(
         features: &BTreeMap<usize, Vec<usize>>,
         transcoders: &Transcoders,
@@ -61,25 +63,25 @@ impl Meanings {
             let logits = direction_logits(model, &directions, LOGITS)?;
             let named = numbers.iter().zip(&logits);
             meanings.logits.extend(named.map(|(feature, logits)| ((layer, *feature), logits.clone())));
-            let seen = Seen {
+            let collected = CollectedFeatures {
                 subject,
                 logits: Some(logits),
                 tokens: examples.tokens().max(1),
                 summaries: examples.finish(),
             };
-            meanings.cards.extend(seen.cards().into_iter().map(|card| ((layer, card.index), card)));
+            meanings.cards.extend(collected.cards().into_iter().map(|card| ((layer, card.index), card)));
         }
         Ok(meanings)
     }
 
-    /// The tokens that a feature makes most probable: `says ·ball ·cup ·sled`.
+    /// Names a feature by the tokens that it makes most probable: `says ·ball ·cup ·sled`.
     pub(crate) fn name(&self, feature: (usize, usize), reader: &Reader) -> Option<String> {
         let top = self.logits.get(&feature)?.top.iter().take(NAMED);
-        Some(top.fold("says".to_owned(), |name, (id, _)| name + " " + &reader.shown(*id)))
+        Some(top.fold("says".to_owned(), |name, (id, _)| name + " " + &reader.printable(*id)))
     }
 }
 
-/// The command that shows more examples of a feature, if `gpt2 look features` reads the transcoders.
+/// Command that shows more examples of a feature, if `gpt2 look features` can read the transcoders.
 pub(crate) fn command(transcoders: &str, layer: usize, feature: usize, input: &str) -> Option<String> {
     let sae = match transcoders {
         BUILT_IN => format!("{BUILT_IN} --site blocks.{layer}.{input}"),

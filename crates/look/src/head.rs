@@ -1,15 +1,17 @@
-//! One head of attention at one token, step by step, in the words and the order in which it is computed by hand: query and keys, attention
-//! scores, scaled and masked, softmax to attention weights, and the context vector as the sum of the values by these weights.
+//! One attention head at one token, step by step.
+//!
+//! The steps follow the computation by hand: query and keys, attention scores, scaling and masking, softmax
+//! to attention weights, and the context vector as the weighted sum of the values.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_interpret::{Head, Record};
 use serde::Serialize;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::{LookSubject, Reader, Text};
 
-/// The steps of a head for one token, which looks at another.
+/// Computes the steps of a head for one query token and one key token.
 ///
 /// ```
 /// use candle_gpt2_interpret::Head;
@@ -31,17 +33,17 @@ use crate::{LookSubject, Reader, Text};
 pub struct OneHead {
     /// The text.
     pub text: Text,
-    /// The head (`layer`, `head`).
+    /// Head (`layer`, `head`).
     pub head: Head,
-    /// The token whose query is taken (`query`), counted from 0, or from −1 at the end.
+    /// Query token (`query`), counted from 0, or from −1 at the end.
     pub query: i64,
-    /// The token whose key and value are taken (`key`): that of the query, or one before it.
+    /// Key token (`key`), from which the value is also taken: the query token or an earlier one.
     pub key: i64,
 }
 
-/// A head and a pair of tokens that exist, whose steps can be computed.
+/// A head and a pair of tokens that were validated.
 ///
-/// Given by [`OneHead::check`].
+/// Returned by [`OneHead::check`].
 #[derive(Debug, Clone)]
 pub struct CheckedHead {
     ids: Vec<u32>,
@@ -50,50 +52,52 @@ pub struct CheckedHead {
     key: usize,
 }
 
-/// The steps. `D` is the width of a head; lists over keys have `query + 1` entries, for no token sees one behind it.
+/// Steps of a head.
 ///
-/// Given by [`CheckedHead::look`]; see [`OneHead`] for an example.
+/// `D` is the head size. Lists over keys have `query + 1` entries, because no token attends to later ones.
+///
+/// Returned by [`CheckedHead::look`]; see [`OneHead`] for an example.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HeadSteps {
-    /// The whole text, token by token.
+    /// All tokens of the text.
     pub tokens: Vec<String>,
-    /// The layer.
+    /// Layer index.
     pub layer: usize,
-    /// The head.
+    /// Head index in the layer.
     pub head: usize,
-    /// The token that looks.
+    /// Index of the query token.
     pub query: usize,
-    /// The token that is looked at.
+    /// Index of the key token.
     pub key: usize,
-    /// `D`.
+    /// Head size `D`.
     pub head_dim: usize,
-    /// What scores are multiplied by: `1/√D`, or as the configuration says.
+    /// Factor of the scores: `1/√D`, or as configured.
     pub scale: f64,
-    /// The query vector of the token that looks, `(D)`.
+    /// Query vector of the query token, `(D)`.
     pub q: Vec<f32>,
-    /// The key vector of the token that is looked at, `(D)`.
+    /// Key vector of the key token, `(D)`.
     pub k: Vec<f32>,
-    /// Their products, entry by entry, `(D)`.
+    /// Elementwise products of the query and key vectors, `(D)`.
     pub products: Vec<f32>,
-    /// The attention score of the pair: the sum of the products.
+    /// Attention score of the pair: the sum of the products.
     pub score: f32,
-    /// The same, scaled.
+    /// Attention score of the pair after scaling.
     pub scaled: f32,
-    /// The scaled attention scores of all keys that the token sees.
+    /// Scaled attention scores of all keys that the query token sees.
     pub scores: Vec<f32>,
-    /// The attention weights: the softmax of the scores. They add up to 1.
+    /// Attention weights: the softmax of the scores, with a sum of 1.
     pub weights: Vec<f32>,
-    /// The value vector of the token that is looked at, `(D)`.
+    /// Value vector of the key token, `(D)`.
     pub v: Vec<f32>,
-    /// The context vector of the token that looks, `(D)`: the sum of the value vectors, each times its weight.
+    /// Context vector of the query token, `(D)`: the sum of the value vectors times their weights.
     pub context: Vec<f32>,
 }
 
 impl OneHead {
-    /// Reads and checks what can be without the weights of the model.
+    /// Validates the text, the head and the tokens without the model's weights.
     ///
     /// # Errors
-    /// When the text, the head or a token does not exist, or the key comes after the query.
+    /// If the text, the head or a token is invalid, or the key comes after the query.
     pub fn check(&self, reader: &Reader) -> Result<CheckedHead> {
         let ids = reader.text(&self.text)?;
         let config = reader.config();
@@ -102,8 +106,8 @@ impl OneHead {
             .map(|(option, position)| reader.position(option, position, ids.len()));
         let (query, key) = (query?, key?);
         if key > query {
-            return Err(wrong(format!(
-                "`key` {key}: token {query} sees itself and the tokens before it, of which this is none"
+            return Err(invalid_option(format!(
+                "`key` {key}: token {query} attends only to itself and earlier tokens"
             )));
         }
         Ok(CheckedHead { ids, head: self.head, query, key })
@@ -111,12 +115,12 @@ impl OneHead {
 }
 
 impl CheckedHead {
-    /// The tokens to run the model on: those after the query have no part in its steps.
+    /// Returns the tokens to run the model on; tokens after the query do not affect its steps.
     pub fn ids(&self) -> &[u32] {
         self.ids.get(..=self.query).unwrap_or_default()
     }
 
-    /// The places that a record needs for [`CheckedHead::steps`].
+    /// Returns the hook points that a record needs for [`CheckedHead::steps`].
     pub fn sites(&self) -> Vec<Site> {
         [SiteKind::Q, SiteKind::K, SiteKind::V, SiteKind::AttnScores, SiteKind::Pattern, SiteKind::Z]
             .map(|kind| self.site(kind))
@@ -127,18 +131,18 @@ impl CheckedHead {
         Site::in_block(self.head.layer, kind)
     }
 
-    /// Runs the model, and takes the steps.
+    /// Runs the model and computes the steps.
     ///
     /// # Errors
-    /// Those of the model.
+    /// If the model fails.
     pub fn look(&self, subject: &LookSubject) -> Result<HeadSteps> {
         self.steps(&subject.run(self.ids())?.record(self.sites())?, subject.reader())
     }
 
-    /// The steps, from a record of [`CheckedHead::sites`] on [`CheckedHead::ids`].
+    /// Computes the steps from a record of [`CheckedHead::sites`] on [`CheckedHead::ids`].
     ///
     /// # Errors
-    /// When the record lacks one of them.
+    /// If the record lacks a hook point.
     pub fn steps(&self, record: &Record, reader: &Reader) -> Result<HeadSteps> {
         let Head { layer, head } = self.head;
         let of_token = |kind: SiteKind, token: usize| -> Result<Vec<f32>> {
@@ -152,7 +156,7 @@ impl CheckedHead {
         let products: Vec<f32> = q.iter().zip(&k).map(|(q, k)| q * k).collect();
         let scores = of_keys(SiteKind::AttnScores)?;
         Ok(HeadSteps {
-            tokens: self.ids.iter().map(|id| reader.shown(*id)).collect(),
+            tokens: self.ids.iter().map(|id| reader.printable(*id)).collect(),
             layer,
             head,
             query: self.query,

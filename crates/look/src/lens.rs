@@ -1,4 +1,4 @@
-//! What each layer would predict if it were the last: the logit lens, and the tuned lens.
+//! Logit lens and tuned lens: what each layer would predict if it were the last.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,17 +10,19 @@ use candle_gpt2_pictures::{Report, Scale};
 use candle_gpt2_weights::TensorFile;
 use serde::Deserialize;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::files::read_config;
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{Details, Found, LensDetails, Look, LookError, LookSubject, Reader, Text, TokenChoice};
+use crate::{Analysis, Details, LensDetails, Look, LookError, LookSubject, Reader, Text, TokenChoice};
 
-/// Most tokens of a cell.
+/// Maximum number of tokens listed for a cell.
 const MOST_TOKENS: usize = 1000;
 
-/// The residual stream before each block, and after the last, through the final norm and the output head.
+/// Applies the final norm and the output head to the residual stream at every layer.
+///
+/// The layers are the residual stream before each block, and after the last one.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -32,7 +34,7 @@ const MOST_TOKENS: usize = 1000;
 /// let lens = Lens { watch: vec![" night".into()], ..Lens::new(Text::Words("Good night, good".into())) };
 /// let found = lens.at(&subject, &Silent)?;
 /// let Details::Lens(details) = found.details else { panic!("a lens has cells") };
-/// assert_eq!((details.layers.len(), details.watch.len()), (7, 1));
+/// assert_eq!((details.layers.len(), details.watch.len()), (8, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -64,15 +66,15 @@ impl Default for Lens {
 }
 
 impl Lens {
-    /// Of a text, with the probability of the most probable token in each cell and five tokens in the details.
+    /// Creates options with the most probable token in each cell and five tokens in the details.
     pub fn new(text: Text) -> Self {
         Self { text, ..Self::default() }
     }
 }
 
-/// The checked options of a lens.
+/// Validated options of a lens.
 ///
-/// Given by [`Lens`]'s `check`.
+/// Returned by [`Lens`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedLens {
     ids: Vec<u32>,
@@ -80,7 +82,7 @@ pub struct CheckedLens {
     tuned: Option<TunedLens>,
 }
 
-/// Reads a tuned lens, and checks that it is one for such a model.
+/// Reads a tuned lens and checks that it fits the model.
 fn tuned(path: &Path, model: &Gpt2Config) -> Result<TunedLens> {
     let of_file = |path: &Path| {
         let path = path.to_owned();
@@ -101,10 +103,15 @@ impl Look for Lens {
 
     fn check(&self, reader: &Reader) -> Result<CheckedLens> {
         if !(1..=MOST_TOKENS).contains(&self.top) {
-            return Err(wrong(format!("`top`: expected from 1 to {MOST_TOKENS}, found {}", self.top)));
+            return Err(invalid_option(format!(
+                "`top`: expected from 1 to {MOST_TOKENS}, found {}",
+                self.top
+            )));
         }
         if self.watch.is_empty() && self.show.is_watched() {
-            return Err(wrong("`show` rank and watched-probability need a token: give `watch` TEXT"));
+            return Err(invalid_option(
+                "`show` rank and watched-probability need a token: give `watch` TEXT",
+            ));
         }
         let watch = self.watch.iter().map(|token| reader.token("watch", token)).collect::<Result<_>>()?;
         let ids = reader.text(&self.text)?;
@@ -112,7 +119,7 @@ impl Look for Lens {
         Ok(CheckedLens { ids, watch, tuned })
     }
 
-    fn look(&self, checked: CheckedLens, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedLens, subject: &LookSubject, _: &dyn Reporter) -> Result<Analysis> {
         let CheckedLens { ids, watch, tuned } = checked;
         let tuned = tuned.map(|lens| lens.to_device(subject.loaded().device())).transpose()?;
         let options = LensOptions { top: self.top, watch };
@@ -123,17 +130,19 @@ impl Look for Lens {
         let cells: Vec<&LensCell> = layers.iter().flat_map(|layer| &layer.cells).collect();
         let mut what = if tuned.is_some() { "tuned lens" } else { "logit lens" }.to_owned();
         if let Some(token) = options.watch.first().filter(|_| self.show.is_watched()) {
-            what += &format!(" of {:?}", subject.shown(*token));
+            what += &format!(" of {:?}", subject.printable(*token));
         }
         let report = Self::report(&what, self.show, &cells, &ids, subject.name(), subject.reader());
         let vocabulary = Arc::clone(subject.vocabulary());
         let details = LensDetails { show: self.show, layers, watch: options.watch, vocabulary };
-        Ok(Found { report, details: Details::Lens(details), graph: None, features: Vec::new() })
+        Ok(Analysis { report, details: Details::Lens(details), graph: None, features: Vec::new() })
     }
 }
 
 impl Lens {
-    /// The report on the cells of all layers, each with those of every token; `model` is what the user calls it.
+    /// Creates the report on the cells of all layers, layer by layer and then token by token.
+    ///
+    /// `model` is the model's display name.
     pub fn report(
         what: &str,
         show: LensValue,
@@ -148,8 +157,8 @@ impl Lens {
             _ => Scale::Amount,
         };
         let most_probable =
-            |cell: &&LensCell| cell.top.first().map_or(String::new(), |(id, _)| reader.shown(*id));
-        // Values of the watched token do not belong to the most probable one.
+            |cell: &&LensCell| cell.top.first().map_or(String::new(), |(id, _)| reader.printable(*id));
+        // Values of a watched token do not belong to the most probable one.
         let texts = match show.is_watched() {
             true => Vec::new(),
             false => cells.iter().map(most_probable).collect(),

@@ -1,4 +1,4 @@
-//! The interface of every analysis: options that are checked before the weights are needed, and a report.
+//! Trait of all analyses: options are validated without the weights, and the result is a report.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
 use candle_gpt2_pictures::{Axis, Report, Token};
 
 use crate::error::Result;
-use crate::{Found, Reader};
+use crate::{Analysis, Reader};
 
-/// One way to look into a model: its options.
+/// An analysis of a model, with its options as fields.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -27,31 +27,38 @@ use crate::{Found, Reader};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Look {
-    /// What is known once text and options are read.
+    /// Validated text and options.
     type Checked;
 
-    /// Reads and checks what can be without the weights of the model.
+    /// Validates the text and the options without the model's weights.
     ///
     /// # Errors
-    /// When the text or an option does not fit the model, or a file that is named cannot be used.
+    /// If the text or an option does not fit the model, or a named file cannot be used.
     fn check(&self, reader: &Reader) -> Result<Self::Checked>;
 
-    /// Looks. `checked` is of the reader of the subject.
+    /// Runs the analysis.
+    ///
+    /// `checked` must come from the subject's reader.
     ///
     /// # Errors
-    /// When the question cannot be answered, and those of the model.
-    fn look(&self, checked: Self::Checked, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found>;
+    /// If the analysis is impossible for this input, or the model fails.
+    fn look(
+        &self,
+        checked: Self::Checked,
+        subject: &LookSubject,
+        reporter: &dyn Reporter,
+    ) -> Result<Analysis>;
 
-    /// Checks and looks.
+    /// Validates the options and runs the analysis.
     ///
     /// # Errors
-    /// Those of both.
-    fn at(&self, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    /// Errors of [`Look::check`] and [`Look::look`].
+    fn at(&self, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Analysis> {
         self.look(self.check(subject.reader())?, subject, reporter)
     }
 }
 
-/// A model in memory that is looked into.
+/// A loaded model to analyze.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -70,17 +77,17 @@ pub struct LookSubject<'a> {
 }
 
 impl<'a> LookSubject<'a> {
-    /// A model, what its user calls it, and what reads the texts.
+    /// Creates a subject from a model, its display name and the reader of its texts.
     pub fn new(loaded: &'a LoadedModel, name: String, reader: &'a Reader) -> Self {
         Self { loaded, name, reader }
     }
 
-    /// What reads the texts.
+    /// Reader of the texts.
     pub fn reader(&self) -> &Reader {
         self.reader
     }
 
-    /// What its user calls it.
+    /// Display name of the model.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -101,7 +108,9 @@ impl<'a> LookSubject<'a> {
         self.loaded.vocabulary()
     }
 
-    /// Runs the model on tokens. Rejects models without finite logits, which every view would misrepresent.
+    /// Prepares a run on tokens, after checking that the logits of the last token are finite.
+    ///
+    /// Every view would misrepresent a model with non-finite logits.
     pub(crate) fn run<'b>(&'b self, ids: &'b [u32]) -> Result<Run<'b>> {
         let run = Run::new(self.model(), ids)?;
         let logits = run.logits(LogitsFor::LastToken, &mut Chain(Vec::new()))?;
@@ -112,12 +121,12 @@ impl<'a> LookSubject<'a> {
         }
     }
 
-    /// A token as it is shown.
-    pub(crate) fn shown(&self, id: u32) -> String {
-        self.reader.shown(id)
+    /// Printable form of a token.
+    pub(crate) fn printable(&self, id: u32) -> String {
+        self.reader.printable(id)
     }
 
-    /// A token as it is, for programs.
+    /// Raw text of a token, for programs.
     pub(crate) fn token_text(&self, id: u32) -> String {
         self.reader.token_text(id)
     }
@@ -130,12 +139,12 @@ impl<'a> LookSubject<'a> {
         self.reader.bos().is_some()
     }
 
-    /// A report without its values.
+    /// Creates a report without values.
     pub(crate) fn report(&self, what: &str, title: impl Into<String>, ids: &[u32]) -> Report {
         self.reader.report(what, title.into(), &self.name, ids)
     }
 
-    /// What a metric is, in words.
+    /// Describes a metric in words.
     pub(crate) fn metric_name(&self, metric: &Metric) -> String {
         let measure = match metric.measure {
             Measure::Logit => "logit",
@@ -144,25 +153,25 @@ impl<'a> LookSubject<'a> {
         };
         let name = match metric.against {
             Some(against) => {
-                let [answer, against] = [metric.answer, against].map(|id| self.shown(id));
+                let [answer, against] = [metric.answer, against].map(|id| self.printable(id));
                 format!("{measure} difference ({answer:?} − {against:?})")
             }
-            None => format!("{measure} of {:?}", self.shown(metric.answer)),
+            None => format!("{measure} of {:?}", self.printable(metric.answer)),
         };
         format!("{name} at position {}", metric.position)
     }
 
-    /// Whether a BOS token precedes every text, in words: for looks whose tables list no tokens.
+    /// States whether a BOS token precedes every text, for tables that do not list tokens.
     pub(crate) fn in_front(&self) -> &'static str {
         if self.has_bos() { "with a BOS token" } else { "without a BOS token" }
     }
 
-    /// The axis of all heads of a layer.
+    /// Axis of all heads in a layer.
     pub(crate) fn head_axis(&self) -> Axis {
         Axis::numbers("head", 0..self.config().n_head)
     }
 
-    /// The axis of all layers.
+    /// Axis of all layers.
     pub(crate) fn layer_axis(&self) -> Axis {
         Axis::numbers("layer", 0..self.config().n_layer)
     }

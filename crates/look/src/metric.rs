@@ -1,17 +1,17 @@
-//! The number that a prediction is summed up in.
+//! Metrics that summarize a prediction in one number.
 
 use candle_core::{DType, Device};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
 use serde::Deserialize;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
 use crate::{Reader, Text, TokenChoice};
 
-/// Which number of which prediction is looked at.
+/// Prediction to measure: answer, comparison token, position and measure.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -22,7 +22,7 @@ use crate::{Reader, Text, TokenChoice};
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let metric = MetricOptions { answer: Some(" not".into()), against: Some(" be".into()), ..MetricOptions::default() };
 /// let attribute = Attribute { metric, ..Attribute::new(Text::Words("One day, Mia was".into())) };
-/// let metric = attribute.at(&subject, &Silent)?.report.metric.ok_or("there is none")?;
+/// let metric = attribute.at(&subject, &Silent)?.report.metric.ok_or("no metric")?;
 /// assert!(metric.name.contains("not"), "{}", metric.name);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -39,7 +39,7 @@ pub struct MetricOptions {
     /// Position of the token after which the answer is predicted: from 0, or negative, with -1 for the last
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = MetricOptions::default().position, allow_negative_numbers = true))]
     pub position: i64,
-    /// How to measure the answer; with --against, the difference between the two tokens
+    /// Measure of the answer; with --against, the difference between the two tokens
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "MEASURE", default_value = "logit", value_parser = choices::<Measure>()))]
     pub measure: Measure,
@@ -51,7 +51,7 @@ impl Default for MetricOptions {
     }
 }
 
-/// A prediction, and the number of it; without an answer the model says which token it is.
+/// A prediction and its measure; the default answer is the most probable token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prediction {
     answer: Option<u32>,
@@ -60,9 +60,9 @@ pub(crate) struct Prediction {
     measure: Measure,
 }
 
-/// A text, and the prediction that is looked at.
+/// A text, and the prediction to measure.
 ///
-/// Given by `check` of a look with [`MetricOptions`].
+/// Returned by `check` of analyses with [`MetricOptions`].
 #[derive(Debug)]
 pub struct CheckedMetric {
     pub(crate) ids: Vec<u32>,
@@ -78,10 +78,10 @@ impl CheckedMetric {
 }
 
 impl MetricOptions {
-    /// The metric of a text of so many tokens.
+    /// Validates the metric for a text of `tokens` tokens.
     pub(crate) fn read(&self, reader: &Reader, tokens: usize) -> Result<Prediction> {
         if self.against.is_some() && self.answer.is_none() {
-            return Err(wrong("`against` is compared with `answer`; give both, or neither"));
+            return Err(invalid_option("`against` requires `answer`; give both or neither"));
         }
         let token = |option: &str, token: &Option<TokenChoice>| {
             token.as_ref().map(|token| reader.token(option, token)).transpose()
@@ -96,7 +96,7 @@ impl MetricOptions {
 }
 
 impl Prediction {
-    /// The metric, with the most probable token if no answer was given.
+    /// Returns the metric; the default answer is the most probable token.
     pub(crate) fn metric(&self, run: &Run) -> Result<Metric> {
         let Self { answer, against, position, measure } = *self;
         let answer = match answer {
@@ -111,14 +111,14 @@ impl Prediction {
     }
 }
 
-/// The logits after one token, and their mean.
+/// Returns the logits after one token, and their mean.
 pub(crate) fn logits_and_mean(
     run: &Run,
     logits_for: LogitsFor,
     mut observer: Chain,
 ) -> Result<(Vec<f64>, f64)> {
     let logits = run.logits(logits_for, &mut observer)?.flatten_all()?;
-    // Apple's GPUs have no f64.
+    // Apple GPUs do not support f64.
     let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
     Ok((logits, mean))

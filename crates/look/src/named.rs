@@ -1,14 +1,14 @@
-//! Choices by their names, the same wherever they are written.
+//! Named choices, with the same names in every interface.
 
-use candle_gpt2_interpret::{By, CircuitMetric, LensValue, Measure, Selection};
+use candle_gpt2_interpret::{CircuitMetric, GridAxis, LensValue, Measure, Selection};
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 
-/// One of few values that have names.
+/// An enumeration whose values have names.
 ///
 /// ```
 /// use candle_gpt2_look::{Method, Named, Numbers, Parts, named};
@@ -16,41 +16,41 @@ use crate::error::{Result, wrong};
 /// assert_eq!(Parts::of_name("head"), Some(Parts::Head));
 /// assert_eq!(Numbers::NAMES[1].name, "transformer-lens");
 /// assert_eq!(named::<Method>("method", "gradient")?, Method::Gradient);
-/// let told = named::<Parts>("unit", "brain").err().ok_or("it is known")?.to_string();
-/// assert_eq!(told, "`unit`: expected component, layer, head or neuron, found \"brain\"");
+/// let message = named::<Parts>("unit", "brain").err().ok_or("expected an error")?.to_string();
+/// assert_eq!(message, "`unit`: expected component, layer, head or neuron, found \"brain\"");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Named: Copy + PartialEq + Send + Sync + Sized + 'static {
-    /// Each value with its name and what it is.
+    /// Values with their names and descriptions.
     const NAMES: &'static [Name<Self>];
 
-    /// The value of this name.
+    /// Returns the value with this name.
     fn of_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|known| known.name == name).map(|known| known.value)
     }
 }
 
-/// A value with its name.
+/// A value with its name and description.
 ///
 /// Listed in [`Named::NAMES`].
 #[derive(Debug, Clone, Copy)]
 pub struct Name<T> {
-    /// How it is written: `head-and-position`.
+    /// Name as users write it, such as `head-and-position`.
     pub name: &'static str,
-    /// The value.
+    /// Value.
     pub value: T,
-    /// What it is, in a line.
+    /// One-line description.
     pub meaning: &'static str,
 }
 
-/// The value that an option names.
-///
-/// # Errors
-/// When there is none of this name; the message lists those that there are.
+/// Parses the named value of an option.
 ///
 /// See [`Named`] for an example.
+///
+/// # Errors
+/// If no value has this name; the message lists the valid names.
 pub fn named<T: Named>(option: &str, name: &str) -> Result<T> {
-    of_name(name).map_err(|error| wrong(format!("`{option}`: {error}")))
+    of_name(name).map_err(|error| invalid_option(format!("`{option}`: {error}")))
 }
 
 fn of_name<T: Named>(name: &str) -> std::result::Result<T, String> {
@@ -61,7 +61,7 @@ fn of_name<T: Named>(name: &str) -> std::result::Result<T, String> {
     })
 }
 
-/// Reads a choice by its name.
+/// Deserializes a choice by its name.
 pub(crate) fn choice<'de, D: Deserializer<'de>, T: Named>(
     deserializer: D,
 ) -> std::result::Result<T, D::Error> {
@@ -69,7 +69,7 @@ pub(crate) fn choice<'de, D: Deserializer<'de>, T: Named>(
     of_name(&name).map_err(D::Error::custom)
 }
 
-/// Reads a choice that need not be made.
+/// Deserializes an optional choice by its name.
 pub(crate) fn some_choice<'de, D: Deserializer<'de>, T: Named>(
     deserializer: D,
 ) -> std::result::Result<Option<T>, D::Error> {
@@ -77,7 +77,7 @@ pub(crate) fn some_choice<'de, D: Deserializer<'de>, T: Named>(
     name.map(|name| of_name(&name).map_err(D::Error::custom)).transpose()
 }
 
-/// Reads a choice at a command line, whose help lists them all.
+/// Creates a command-line parser for a choice, whose help lists the values.
 #[cfg(feature = "clap")]
 pub(crate) fn choices<T: Named>() -> impl TypedValueParser<Value = T> {
     let names = T::NAMES.iter().map(|known| PossibleValue::new(known.name).help(known.meaning));
@@ -88,38 +88,38 @@ const fn name<T>(name: &'static str, value: T, meaning: &'static str) -> Name<T>
     Name { name, value, meaning }
 }
 
-/// Whose numbers are wanted.
+/// Convention for activations and heads: the checkpoint's or TransformerLens'.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbers {
-    /// Those of the checkpoint as it is.
+    /// Values of the checkpoint as it is.
     #[default]
     Raw,
-    /// Those that TransformerLens' compatibility mode shows of it.
+    /// Values of TransformerLens' compatibility mode.
     TransformerLens,
 }
 
 impl Named for Numbers {
     const NAMES: &'static [Name<Self>] = &[
-        name("raw", Self::Raw, "As the checkpoint has them"),
-        name("transformer-lens", Self::TransformerLens, "As TransformerLens' compatibility mode shows them"),
+        name("raw", Self::Raw, "Unmodified, as in the checkpoint"),
+        name("transformer-lens", Self::TransformerLens, "As in TransformerLens' compatibility mode"),
     ];
 }
 
-/// The parts that a prediction is divided into.
+/// Parts that a prediction is divided into.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Parts {
-    /// Both embeddings, and attention and MLP of each layer.
+    /// Both embeddings, and the attention and MLP of each layer.
     #[default]
     Component,
-    /// The residual stream on its way.
+    /// Residual stream at each layer.
     Layer,
-    /// Each head, and all else.
+    /// Each head, and everything else.
     Head,
-    /// Each neuron, and all else.
+    /// Each neuron, and everything else.
     Neuron,
 }
 
@@ -132,7 +132,7 @@ impl Named for Parts {
     ];
 }
 
-/// How the weight of a token is found.
+/// Attribution method for the weights of tokens.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -140,9 +140,9 @@ pub enum Method {
     /// Integrated gradients.
     #[default]
     Integrated,
-    /// The gradient times the embedding.
+    /// Gradient times the embedding.
     InputTimesGradient,
-    /// The gradient.
+    /// Gradient.
     Gradient,
 }
 
@@ -154,21 +154,21 @@ impl Named for Method {
     ];
 }
 
-/// How the edges of a circuit are found.
+/// Method of scoring the edges of a circuit.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CircuitMethod {
-    /// The gradient of the clean run.
+    /// Gradient of the clean run (EAP).
     Eap,
-    /// The mean gradient on the way from the corrupted input to the clean one.
+    /// Mean gradient between the corrupted and the clean input (EAP-IG).
     #[default]
     EapIg,
-    /// The mean of the gradients of both runs.
+    /// Mean of the gradients of both runs.
     CleanCorrupted,
-    /// The gradient of the clean run, with the positions or spans of both ends of an edge.
+    /// Gradient of the clean run, separately for the positions or spans of an edge's ends.
     PositionAware,
-    /// A run without each edge.
+    /// One run without each edge.
     Acdc,
 }
 
@@ -188,22 +188,22 @@ impl Named for CircuitMethod {
         name(
             "position-aware",
             Self::PositionAware,
-            "As eap, with the positions of both ends of an edge, or the spans that the data names",
+            "Like eap, but separately for the positions, or named spans, of both ends of an edge",
         ),
-        name("acdc", Self::Acdc, "One run without each edge, from the logits back; for small models"),
+        name("acdc", Self::Acdc, "One run without each edge, from the logits backward; for small models"),
     ];
 }
 
-/// A task whose circuit is known.
+/// A task with a known circuit.
 ///
 /// See [`Named`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataTask {
-    /// Who gets it.
+    /// Indirect object identification.
     Ioi,
-    /// Which number may follow.
+    /// Numbers or years that may follow another.
     GreaterThan,
-    /// He or she.
+    /// Choice between "he" and "she".
     Gender,
 }
 
@@ -224,12 +224,12 @@ impl Named for CircuitMetric {
         name(
             "logit-diff",
             Self::LogitDifference,
-            "Logit of the answer minus that of the token it is compared with; means if there are several",
+            "Logit of the answer minus that of the comparison token; averaged if there are several",
         ),
         name(
             "prob-diff",
             Self::ProbabilityDifference,
-            "Probability of all answers minus that of all tokens they are compared with",
+            "Total probability of the answers minus that of the comparison tokens",
         ),
         name("kl", Self::Divergence, "Kullback-Leibler divergence from the model's prediction, in nats"),
     ];
@@ -240,7 +240,7 @@ impl Named for Selection {
         name(
             "greedy",
             Self::Greedy,
-            "From the logits back: the strongest edge into a part of the circuit so far",
+            "Backward from the logits: repeatedly the strongest edge into the circuit so far",
         ),
         name("top", Self::Strongest, "The strongest edges anywhere"),
     ];
@@ -255,8 +255,8 @@ impl Named for LensValue {
             Self::Divergence,
             "Kullback-Leibler divergence from the last layer's prediction, in nats",
         ),
-        name("next", Self::Next, "Log-probability of the token that follows in the text"),
-        name("rank", Self::Rank, "How many tokens are more probable than the watched one"),
+        name("next", Self::Next, "Log probability of the next token in the text"),
+        name("rank", Self::Rank, "Number of tokens more probable than the watched one"),
         name("watched-probability", Self::WatchedProbability, "Probability of the watched token"),
     ];
 }
@@ -269,7 +269,7 @@ impl Named for Measure {
     ];
 }
 
-impl Named for By {
+impl Named for GridAxis {
     const NAMES: &'static [Name<Self>] = &[
         name("layer", Self::Layer, "The whole layer at once"),
         name("position", Self::Position, "Each position"),

@@ -1,4 +1,4 @@
-//! Where in a text a neuron is most active.
+//! Positions in a text at which a neuron is most active.
 
 use std::ops::Range;
 
@@ -9,14 +9,16 @@ use candle_gpt2_pictures::Axis;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::error::{Result, wrong};
-use crate::{Found, Look, LookSubject, Neuron, Reader, Text};
+use crate::error::{Result, invalid_option};
+use crate::{Analysis, Look, LookSubject, Neuron, Reader, Text};
 
-/// Tokens that are shown on each side of a place.
+/// Number of tokens shown on each side of a position.
 const CONTEXT: usize = 8;
 
-/// Places of a text, however long, where a neuron is most active: outputs of the activation function (`mlp_post`). A long text is read
-/// in windows of the context.
+/// Positions of a text at which a neuron is most active.
+///
+/// The activation is the output of the activation function (`mlp_post`). A text of any length is read in
+/// windows of the context.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -52,14 +54,14 @@ fn usual_top() -> usize {
 }
 
 impl Look for Neurons {
-    /// The tokens.
+    /// Tokens of the text.
     type Checked = Vec<u32>;
 
     fn check(&self, reader: &Reader) -> Result<Vec<u32>> {
         let Neuron { layer, neuron } = self.neuron;
         let config = reader.config();
         if layer >= config.n_layer || neuron >= config.inner_width() {
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "`neuron` {layer}.{neuron}: this model has {} layers of {} neurons, counted from 0",
                 config.n_layer,
                 config.inner_width()
@@ -67,12 +69,12 @@ impl Look for Neurons {
         }
         let ids = reader.tokens(&self.text)?;
         match ids.is_empty() {
-            true => Err(wrong("the text is empty")),
+            true => Err(invalid_option("the text is empty")),
             false => Ok(ids),
         }
     }
 
-    fn look(&self, ids: Vec<u32>, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(&self, ids: Vec<u32>, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Analysis> {
         let Neuron { layer, neuron } = self.neuron;
         let bos = subject.reader().bos();
         let n_positions = subject.config().n_positions;
@@ -92,18 +94,18 @@ impl Look for Neurons {
         order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
         order.truncate(self.top.max(1));
         let around = |place: usize| -> (String, String) {
-            let text = |range: Range<usize>| ids[range].iter().map(|id| subject.shown(*id)).collect();
+            let text = |range: Range<usize>| ids[range].iter().map(|id| subject.printable(*id)).collect();
             let end = (place + 1 + CONTEXT).min(ids.len());
             (text(place.saturating_sub(CONTEXT)..place), text(place + 1..end))
         };
-        // Tokens are counted with the one in front, as by every look.
+        // Positions include the BOS token, as in every analysis.
         let index = |place: usize| place + usize::from(bos.is_some());
         let label = |place: &usize| {
             let (before, after) = around(*place);
-            format!("{}: {before}[{}]{after}", index(*place), subject.shown(ids[*place]))
+            format!("{}: {before}[{}]{after}", index(*place), subject.printable(ids[*place]))
         };
         let whole: Vec<u32> = bos.into_iter().chain(ids.iter().copied()).collect();
-        // A book's tokens would be longer than all else.
+        // The tokens of a long text would dominate the report.
         let listed = if whole.len() <= n_positions { &whole[..] } else { &[] };
         let mut report =
             subject.report("neurons", format!("where neuron {layer}.{neuron} is most active"), listed);
@@ -120,11 +122,11 @@ impl Look for Neurons {
             .map(|place| {
                 let (before, after) = around(*place);
                 json!({
-                    "index": index(*place), "id": ids[*place], "text": subject.shown(ids[*place]), "before": before, "after": after,
+                    "index": index(*place), "id": ids[*place], "text": subject.printable(ids[*place]), "before": before, "after": after,
                     "value": values[*place],
                 })
             })
             .collect();
-        Ok(Found::new(report, json!({ "places": places })))
+        Ok(Analysis::new(report, json!({ "places": places })))
     }
 }

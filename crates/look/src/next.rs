@@ -1,4 +1,4 @@
-//! What may follow a token of a text: what the model expects, and what is left of that by the settings of a text.
+//! Next-token predictions, by the model alone and under sampling settings.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
@@ -8,21 +8,21 @@ use serde::Serialize;
 
 use crate::error::Result;
 
-/// The axis of the tokens in hidden states, `(1, T, C)`.
+/// Token dimension of hidden states, `(1, T, C)`.
 const TOKEN_DIM: usize = 1;
-/// Tokens by which the room of a [`Reading`] grows.
-const ROOM_STEP: usize = 128;
+/// Number of tokens by which a [`PrefixCache`]'s capacity grows.
+const CAPACITY_STEP: usize = 128;
 
-/// What may follow a token.
+/// Tokens that may follow a token.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, History};
-/// use candle_gpt2_look::{NextTokens, Reading};
+/// use candle_gpt2_look::{NextTokens, PrefixCache};
 /// # use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// # let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let ids = model.vocabulary().encode("Good night, good")?;
-/// let logits = Reading::default().logits(model.model(), &ids, ids.len() - 1)?;
+/// let logits = PrefixCache::default().logits(model.model(), &ids, ids.len() - 1)?;
 /// let config = GenerationConfig { do_sample: true, top_k: 20, ..GenerationConfig::default() };
 /// let text_of = |id| String::from_utf8_lossy(&model.vocabulary().token_bytes(id)).into_owned();
 /// let history = History { ids: &ids, prompt_len: ids.len() };
@@ -33,9 +33,9 @@ const ROOM_STEP: usize = 128;
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NextTokens {
-    /// The most probable tokens, by the model's logits; of equals the lower id first.
+    /// Most probable tokens by the model's logits; ties are ordered by id.
     pub tokens: Vec<NextToken>,
-    /// How many tokens of the vocabulary may be chosen.
+    /// Number of tokens in the vocabulary that can be sampled.
     pub kept: usize,
 }
 
@@ -44,24 +44,26 @@ pub struct NextTokens {
 /// Part of [`NextTokens`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NextToken {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// What it writes.
+    /// Text of the token.
     pub token: String,
-    /// What the model gives it.
+    /// Logit from the model.
     pub logit: f32,
-    /// The natural logarithm of its probability by the model alone.
+    /// Natural logarithm of the model's probability, before any settings.
     pub logprob: f64,
-    /// Its probability by the settings: 0 for what they exclude, and 1 if there is no choice.
+    /// Probability under the settings: 0 if excluded, and 1 if there is no other choice.
     pub probability: f64,
 }
 
 impl NextTokens {
-    /// From the logits `(V)` after the last token of a history, for a text with this configuration and these processors besides its
-    /// own; `top` tokens are listed, with what each writes by `text_of`.
+    /// Computes the next tokens from the logits `(V)` after the last token of a history.
+    ///
+    /// The settings are the configuration and additional logits processors in `others`. The result lists
+    /// `top` tokens, with their texts from `text_of`.
     ///
     /// # Errors
-    /// When a logit is no number, or the settings leave no token.
+    /// If a logit is not a number, or the settings exclude every token.
     pub fn of(
         logits: &[f32],
         history: History<'_>,
@@ -97,67 +99,73 @@ impl NextTokens {
     }
 }
 
-/// What a model has read: asking again after another token of the same text costs the output head alone, and only the new tokens
-/// of a longer text are read.
+/// Hidden states and KV cache of a text, reused between requests.
+///
+/// A request for another token of the same text costs only the output head. A longer text costs only a pass
+/// over its new tokens.
 ///
 /// ```
-/// use candle_gpt2_look::Reading;
+/// use candle_gpt2_look::PrefixCache;
 /// # use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// # let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-/// let mut reading = Reading::default();
+/// let mut reading = PrefixCache::default();
 /// let last = reading.logits(model.model(), &[5, 6, 7], 2)?;
 /// let first = reading.logits(model.model(), &[5, 6, 7], 0)?; // the output head alone
-/// assert_eq!((last.len(), first.len()), (2048, 2048));
+/// assert_eq!((last.len(), first.len()), (4096, 4096));
 /// assert_ne!(last, first);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Default)]
-pub struct Reading(Option<Held>);
+pub struct PrefixCache(Option<CachedText>);
 
 #[derive(Debug)]
-struct Held {
+struct CachedText {
     ids: Vec<u32>,
     cache: Gpt2Cache,
-    /// What the output head makes logits of, `(1, T, C)`.
+    /// Input of the output head, `(1, T, C)`.
     hidden: Tensor,
 }
 
-impl Reading {
-    /// The logits `(V)` after the token at a place of a text, of which the model may have read the beginning. It is always asked for
-    /// the same model.
+impl PrefixCache {
+    /// Returns the logits `(V)` after the token at index `at` of a text.
+    ///
+    /// The prefix that the text shares with the previous one is reused. All calls must use the same model.
     ///
     /// # Errors
-    /// Those of the model; when there are more tokens than its context holds, or none at the place.
+    /// If the model fails, the text is longer than the context, or `at` is outside the text.
     pub fn logits(&mut self, model: &Gpt2LMHeadModel, ids: &[u32], at: usize) -> Result<Vec<f32>> {
-        // What fails leaves nothing half read.
-        let held = match self.0.take() {
-            Some(held) if held.ids.starts_with(ids) => held,
-            before => Held::read(model, ids, before)?,
+        // After an error, no partial state remains.
+        let cached = match self.0.take() {
+            Some(cached) if cached.ids.starts_with(ids) => cached,
+            before => CachedText::read(model, ids, before)?,
         };
-        let logits = model.head(&held.hidden, LogitsFor::Tokens { first: at, count: 1 })?; // (1, 1, V)
-        self.0 = Some(held);
+        let logits = model.head(&cached.hidden, LogitsFor::Tokens { first: at, count: 1 })?; // (1, 1, V)
+        self.0 = Some(cached);
         Ok(logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
     }
 }
 
-impl Held {
-    /// Reads a text after the beginning that it shares with what was read before, which is not all of it.
+impl CachedText {
+    /// Runs the model on the tokens after the prefix that a text shares with the previous one.
+    ///
+    /// The shared prefix must be shorter than the text.
     fn read(model: &Gpt2LMHeadModel, ids: &[u32], before: Option<Self>) -> candle_core::Result<Self> {
-        let equal = |held: &Self| held.ids.iter().zip(ids).take_while(|(held, new)| held == new).count();
+        let equal =
+            |cached: &Self| cached.ids.iter().zip(ids).take_while(|(cached, new)| cached == new).count();
         let known = before.as_ref().map_or(0, equal);
-        let capacity = ids.len().next_multiple_of(ROOM_STEP).min(model.config().n_positions);
+        let capacity = ids.len().next_multiple_of(CAPACITY_STEP).min(model.config().n_positions);
         let (mut cache, hidden) = match before.filter(|_| known > 0) {
             None => (model.new_cache(1, capacity)?, None),
-            Some(held) => {
-                let mut cache = held.cache;
+            Some(cached) => {
+                let mut cache = cached.cache;
                 cache.truncate(0, known)?;
-                let has_room = cache.rooms().iter().all(|room| known + room >= ids.len());
+                let has_room = cache.free_tokens().iter().all(|room| known + room >= ids.len());
                 if !has_room {
                     let small = std::mem::replace(&mut cache, model.new_cache(1, capacity)?);
                     cache.copy_row(0, &small, 0, known)?;
                 }
-                (cache, Some(held.hidden.narrow(TOKEN_DIM, 0, known)?))
+                (cache, Some(cached.hidden.narrow(TOKEN_DIM, 0, known)?))
             }
         };
         let new = ids.get(known..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Pairs of prompts: what a task is made of.
+//! Pairs of prompts, the data of a task.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,41 +9,43 @@ use candle_gpt2_interpret::PromptPair;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::files::read_text;
 use crate::{ComparedTexts, LookError, Reader, TokenChoice};
 
-/// A pair of prompts, in the fields that patching has for one pair; if several tokens are right or wrong, they are a list.
+/// A pair of prompts, with the same fields as activation patching has for one pair.
+///
+/// Several correct or incorrect tokens form a list.
 ///
 /// ```
-/// use candle_gpt2_look::{ComparedTexts, Text, WrittenPair};
+/// use candle_gpt2_look::{ComparedTexts, Text, TextPair};
 ///
 /// let line = r#"{"clean":"When Mia and Tom met, Tom saw","corrupt":"When Mia and Tom met, Ben saw","answer":[" Mia"],"against":[" Tom"]}"#;
-/// let pair: WrittenPair = serde_json::from_str(line)?;
+/// let pair: TextPair = serde_json::from_str(line)?;
 /// assert_eq!(pair.answer, [" Mia".into()]);
 /// assert_eq!(serde_json::to_string(&pair)?, line);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "WrittenLine")]
-pub struct WrittenPair {
-    /// Both prompts (`clean`, `corrupt`), of as many tokens.
+#[serde(from = "JsonPair")]
+pub struct TextPair {
+    /// Clean and corrupted prompt (`clean`, `corrupt`), with the same number of tokens.
     #[serde(flatten)]
     pub texts: ComparedTexts,
-    /// The tokens that are right after the clean one (`answer`).
+    /// Tokens that are correct after the clean prompt (`answer`).
     pub answer: Vec<TokenChoice>,
-    /// Those that they are compared with (`against`).
+    /// Tokens that the answers are compared with (`against`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub against: Vec<TokenChoice>,
-    /// Names of positions of both prompts (`spans`), which are counted from 0 without a BOS token.
+    /// Named positions of both prompts (`spans`), counted from 0 without a BOS token.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub spans: BTreeMap<String, Vec<usize>>,
 }
 
-/// A line as it is read: nothing but its fields.
+/// JSON form of a pair, which rejects unknown fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenLine {
+struct JsonPair {
     clean: crate::Text,
     corrupt: crate::Text,
     #[serde(deserialize_with = "one_or_more")]
@@ -54,9 +56,9 @@ struct WrittenLine {
     spans: BTreeMap<String, Vec<usize>>,
 }
 
-impl From<WrittenLine> for WrittenPair {
-    fn from(line: WrittenLine) -> Self {
-        let WrittenLine { clean, corrupt, answer, against, spans } = line;
+impl From<JsonPair> for TextPair {
+    fn from(line: JsonPair) -> Self {
+        let JsonPair { clean, corrupt, answer, against, spans } = line;
         Self { texts: ComparedTexts { clean, corrupt }, answer, against, spans }
     }
 }
@@ -79,21 +81,23 @@ fn one_or_more<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Pairs as their tokens, and the names of the spans that these are in.
+/// Pairs as token ids, and the names of their spans.
 #[derive(Debug)]
 pub(crate) struct ReadPairs {
     pub(crate) pairs: Vec<PromptPair>,
-    /// Empty if edges are not told apart by position.
+    /// Empty if edges are not distinguished by position.
     pub(crate) spans: Vec<String>,
 }
 
-/// What a token is in that no span names.
+/// Span of the tokens that no named span contains.
 const OTHER: &str = "other";
 
-/// How a pair is written.
+/// Expected form of a pair, for error messages.
 const FORM: &str = r#"expected {"clean": "…", "corrupt": "…", "answer": " …", "against": " …"}"#;
 
-/// Pairs of prompts: a file with one in each line, or the pairs themselves. In JSON it is a path, or a list of pairs.
+/// Pairs of prompts: a file with one pair per line, or the pairs themselves.
+///
+/// In JSON, it is a path or a list of pairs.
 ///
 /// ```
 /// use candle_gpt2_look::PairData;
@@ -109,8 +113,8 @@ const FORM: &str = r#"expected {"clean": "…", "corrupt": "…", "answer": " �
 pub enum PairData {
     /// A JSON Lines file.
     File(PathBuf),
-    /// The pairs.
-    Pairs(Vec<WrittenPair>),
+    /// Pairs in memory.
+    Pairs(Vec<TextPair>),
 }
 
 impl TryFrom<Value> for PairData {
@@ -148,11 +152,11 @@ impl From<OsString> for PairData {
     }
 }
 
-/// A pair, and what errors call it.
-type NamedPair<'a> = (String, Cow<'a, WrittenPair>);
+/// A pair and its name in error messages.
+type NamedPair<'a> = (String, Cow<'a, TextPair>);
 
 impl PairData {
-    /// What errors call the pairs, and up to `most` of them.
+    /// Returns the source's name for error messages, and up to `most` pairs.
     fn read(&self, most: usize) -> Result<(String, Vec<NamedPair<'_>>)> {
         let path = match self {
             Self::File(path) => path,
@@ -170,7 +174,7 @@ impl PairData {
             let origin = format!("{file}, line {}", number + 1);
             match serde_json::from_str(line) {
                 Ok(pair) => Ok((origin, Cow::Owned(pair))),
-                Err(error) => Err(named(origin, wrong(format!("{FORM}: {error}")))),
+                Err(error) => Err(named(origin, invalid_option(format!("{FORM}: {error}")))),
             }
         };
         Ok((file.to_string(), lines.map(read).collect::<Result<_>>()?))
@@ -181,7 +185,10 @@ fn named(origin: impl Into<String>, error: LookError) -> LookError {
     LookError::In { origin: origin.into(), error: Box::new(error) }
 }
 
-/// Reads pairs, `most` of them. With `by_position` every token is in a span: those that the pairs name, or else each position is one.
+/// Reads up to `most` pairs.
+///
+/// With `by_position`, every token belongs to a span. If the pairs name no spans, each position is a span of
+/// its own.
 pub(crate) fn read_pairs(
     data: &PairData,
     most: usize,
@@ -190,7 +197,10 @@ pub(crate) fn read_pairs(
 ) -> Result<ReadPairs> {
     let (origin, written) = data.read(most)?;
     if written.is_empty() {
-        return Err(named(origin, wrong("no pairs; give at least one, such as those of the look `data`")));
+        return Err(named(
+            origin,
+            invalid_option("no pairs; give at least one, such as those that the `data` analysis generates"),
+        ));
     }
     let mut pairs = Vec::new();
     for (origin, pair) in &written {
@@ -205,9 +215,9 @@ pub(crate) fn read_pairs(
     if names.is_empty() {
         let tokens = pairs.first().map_or(0, |pair| pair.clean.len());
         if let Some((place, pair)) = pairs.iter().enumerate().find(|(_, pair)| pair.clean.len() != tokens) {
-            let error = wrong(format!(
-                "the prompts have {} tokens and those of the first pair {tokens}; by position all must have the same length, or give \
-                 `spans`, such as {{\"subject\": [3], \"end\": [13]}}",
+            let error = invalid_option(format!(
+                "the prompts have {} tokens, but those of the first pair have {tokens}; edges by position \
+                 need prompts of equal length, or `spans` such as {{\"subject\": [3], \"end\": [13]}}",
                 pair.clean.len()
             ));
             return Err(named(&written[place].0, error));
@@ -223,7 +233,7 @@ pub(crate) fn read_pairs(
             for position in positions {
                 let tokens = pair.clean.len() - in_front;
                 let Some(span) = pair.spans.get_mut(position.saturating_add(in_front)) else {
-                    let error = wrong(format!(
+                    let error = invalid_option(format!(
                         "`spans` {name} {position}: the prompts have {tokens} tokens, counted from 0"
                     ));
                     return Err(named(origin, error));
@@ -233,15 +243,15 @@ pub(crate) fn read_pairs(
         }
     }
     names.push(OTHER.to_owned());
-    // Spans that no token is in have no scores.
+    // Spans without tokens have no scores.
     let used: BTreeSet<usize> = pairs.iter().flat_map(|pair| pair.spans.iter().copied()).collect();
     let places: BTreeMap<usize, usize> = used.iter().copied().zip(0..).collect();
     pairs.iter_mut().flat_map(|pair| &mut pair.spans).for_each(|span| *span = places[span]);
     Ok(ReadPairs { pairs, spans: used.into_iter().map(|span| names[span].clone()).collect() })
 }
 
-impl WrittenPair {
-    /// Its tokens, without spans.
+impl TextPair {
+    /// Encodes the pair, without spans.
     fn read(&self, reader: &Reader) -> Result<PromptPair> {
         let (clean, corrupted) = self.texts.ids(reader)?;
         let tokens = |option: &str, tokens: &[TokenChoice]| {
@@ -249,7 +259,7 @@ impl WrittenPair {
         };
         let (correct, incorrect) = (tokens("answer", &self.answer)?, tokens("against", &self.against)?);
         if correct.is_empty() {
-            return Err(wrong("`answer`: expected at least one token"));
+            return Err(invalid_option("`answer`: expected at least one token"));
         }
         Ok(PromptPair { clean, corrupted, correct, incorrect, spans: Vec::new() })
     }

@@ -1,27 +1,29 @@
-//! Which part of one text's run carries its prediction over to another text: activation patching, and what it would say by one
-//! gradient.
+//! Activation patching and attribution patching.
+//!
+//! Activation patching finds the activations of the clean text's run that carry its prediction over to the
+//! corrupted text. Attribution patching estimates the same from one gradient.
 
 use candle_gpt2::SiteKind;
 use candle_gpt2_engine::{Reporter, Unit};
-use candle_gpt2_interpret::{By, Grid, estimated_grid, named_sites};
+use candle_gpt2_interpret::{Grid, GridAxis, estimated_grid, named_sites};
 use candle_gpt2_pictures::{Axis, Report};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 #[cfg(feature = "clap")]
 use crate::named::choices;
 use crate::named::some_choice;
-use crate::{Found, Look, LookSubject, MetricOptions, Reader};
+use crate::{Analysis, Look, LookSubject, MetricOptions, Reader};
 
-/// The activations that are copied from the clean run into the corrupted one.
+/// Activations to copy from the clean run into the corrupted run.
 ///
 /// ```
-/// use candle_gpt2_interpret::By;
+/// use candle_gpt2_interpret::GridAxis;
 /// use candle_gpt2_look::Patched;
 ///
-/// let heads = Patched { site: "z".into(), by: Some(By::Head) };
+/// let heads = Patched { site: "z".into(), by: Some(GridAxis::Head) };
 /// assert_ne!(heads.site, Patched::default().site);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -29,14 +31,14 @@ use crate::{Found, Look, LookSubject, MetricOptions, Reader};
 #[serde(default)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Patched {
-    /// Activation to patch from the clean run into the corrupted one: resid_pre, resid_mid, attn_out, mlp_out, z, q, k, v, pattern, …,
-    /// or its TransformerLens name
+    /// Activation to patch from the clean run into the corrupted one: resid_pre, resid_mid, attn_out,
+    /// mlp_out, z, q, k, v, pattern, …, or its TransformerLens name
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE", default_value_t = Patched::default().site))]
     pub site: String,
-    /// What to patch at a time in each layer [default: position, and head if the site has heads]
+    /// Parts to patch at a time in each layer [default: position, and head if the site has heads]
     #[serde(deserialize_with = "some_choice")]
-    #[cfg_attr(feature = "clap", arg(long, value_name = "PARTS", value_parser = choices::<By>()))]
-    pub by: Option<By>,
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PARTS", value_parser = choices::<GridAxis>()))]
+    pub by: Option<GridAxis>,
 }
 
 impl Default for Patched {
@@ -46,12 +48,13 @@ impl Default for Patched {
 }
 
 impl Patched {
-    fn read(&self, reader: &Reader) -> Result<(SiteKind, By)> {
+    fn read(&self, reader: &Reader) -> Result<(SiteKind, GridAxis)> {
         let n_layer = reader.config().n_layer;
-        let sites = named_sites(&self.site, n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
+        let sites =
+            named_sites(&self.site, n_layer).map_err(|error| invalid_option(format!("`site`: {error}")))?;
         let one_kind = || {
-            wrong(format!(
-                "`site` {}: expected one kind of hook point that every block has, such as resid_pre or z",
+            invalid_option(format!(
+                "`site` {}: expected a single kind of hook point inside the blocks, such as resid_pre or z",
                 self.site
             ))
         };
@@ -60,17 +63,17 @@ impl Patched {
             return Err(one_kind());
         }
         if sites.len() != n_layer {
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "`site` {}: the grid has a row for every layer; write {}",
                 self.site,
                 kind.name()
             )));
         }
         let has_heads = kind.head_axis().is_some();
-        let by = self.by.unwrap_or(if has_heads { By::Head } else { By::Position });
-        if matches!(by, By::Head | By::HeadAndPosition) && !has_heads {
-            return Err(wrong(format!(
-                "`by`: {} has no heads; q, k, v, z, result, attn_scores and pattern have",
+        let by = self.by.unwrap_or(if has_heads { GridAxis::Head } else { GridAxis::Position });
+        if matches!(by, GridAxis::Head | GridAxis::HeadAndPosition) && !has_heads {
+            return Err(invalid_option(format!(
+                "`by`: {} has no heads; use q, k, v, z, result, attn_scores or pattern",
                 kind.name()
             )));
         }
@@ -78,8 +81,9 @@ impl Patched {
     }
 }
 
-/// Activation patching: the corrupted text, with one part at a time as in the clean one. Values are shares of the way from the
-/// corrupted text's metric (0) to the clean one's (1).
+/// Activation patching: the corrupted text, with one part at a time taken from the clean run.
+///
+/// Values are fractions of the distance from the corrupted text's metric (0) to the clean text's (1).
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -95,14 +99,14 @@ impl Patched {
 /// let metric = MetricOptions { answer: Some(" in".into()), ..MetricOptions::default() };
 /// let tokens = reader.text(&texts.clean)?.len();
 /// let found = Patch { texts, metric, patched: Patched::default() }.at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 6 * tokens, "each layer and position in turn");
+/// assert_eq!(found.report.values.len(), 7 * tokens, "one value for each layer and position");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Patch {
-    /// Both texts.
+    /// Clean and corrupted text.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
@@ -110,13 +114,15 @@ pub struct Patch {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// What is put where.
+    /// Activations to patch.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub patched: Patched,
 }
 
-/// Attribution patching: one gradient at the corrupted text, times the difference of both runs.
+/// Attribution patching: estimates the effect of activation patching from one gradient.
+///
+/// The estimate is the gradient at the corrupted text times the difference of the two runs.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -132,14 +138,14 @@ pub struct Patch {
 /// let metric = MetricOptions { answer: Some(" in".into()), ..MetricOptions::default() };
 /// let tokens = reader.text(&texts.clean)?.len();
 /// let found = Estimate { texts, metric, patched: Patched::default() }.at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 6 * tokens);
+/// assert_eq!(found.report.values.len(), 7 * tokens);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Estimate {
-    /// Both texts.
+    /// Clean and corrupted text.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
@@ -147,20 +153,20 @@ pub struct Estimate {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// What would be put where.
+    /// Activations whose patching is estimated.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub patched: Patched,
 }
 
-/// What patching needs to look.
+/// Validated options of activation patching and attribution patching.
 ///
-/// Given by `check` of [`Patch`] and of [`Estimate`].
+/// Returned by `check` of [`Patch`] and of [`Estimate`].
 #[derive(Debug)]
 pub struct CheckedPatch {
     texts: CheckedTexts,
     kind: SiteKind,
-    by: By,
+    by: GridAxis,
 }
 
 impl CheckedPatch {
@@ -197,7 +203,12 @@ impl Look for Patch {
         CheckedPatch::new(&self.texts, &self.metric, &self.patched, reader)
     }
 
-    fn look(&self, checked: CheckedPatch, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(
+        &self,
+        checked: CheckedPatch,
+        subject: &LookSubject,
+        reporter: &dyn Reporter,
+    ) -> Result<Analysis> {
         let Compared { patching, mut report } = checked.texts.compare(subject, "patch")?;
         let bar = reporter.start("patching", subject.config().n_layer as u64, Unit::Items("layers"));
         let grid = patching.grid(checked.kind, checked.by, &|| bar.advance(1))?;
@@ -207,7 +218,7 @@ impl Look for Patch {
         report.values = grid.values.iter().flatten().copied().map(Some).collect();
         report.notes.push("values: 0 = corrupted, 1 = clean".into());
         warn_of_unchanged(&mut report, &grid);
-        Ok(Found::new(report, checked.details(subject)))
+        Ok(Analysis::new(report, checked.details(subject)))
     }
 }
 
@@ -218,7 +229,7 @@ impl Look for Estimate {
         CheckedPatch::new(&self.texts, &self.metric, &self.patched, reader)
     }
 
-    fn look(&self, checked: CheckedPatch, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedPatch, subject: &LookSubject, _: &dyn Reporter) -> Result<Analysis> {
         let kind = checked.kind;
         let Compared { patching, mut report } = checked.texts.compare(subject, "estimate")?;
         let values = estimated_grid(&patching, kind, checked.by)?;
@@ -232,7 +243,7 @@ impl Look for Estimate {
                     .into(),
             );
         }
-        Ok(Found::new(report, checked.details(subject)))
+        Ok(Analysis::new(report, checked.details(subject)))
     }
 }
 
@@ -241,7 +252,7 @@ pub(crate) fn warn_of_unchanged(report: &mut Report, grid: &Grid) {
         let layers: Vec<String> = grid.unchanged.iter().map(usize::to_string).collect();
         let layers = layers.join(", ");
         report.notes.push(format!(
-            "warning: in layers {layers} what was put there is what was there; nothing changed"
+            "warning: in layers {layers} the replacement equals the original; nothing changed"
         ));
     }
 }

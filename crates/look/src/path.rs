@@ -1,4 +1,4 @@
-//! Which way a head's output takes to later heads (path patching).
+//! Path patching: the paths by which a head's output reaches later heads.
 
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{Head, Receiver};
@@ -7,10 +7,12 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
-use crate::error::{Result, wrong};
-use crate::{Found, Heads, Look, LookSubject, MetricOptions, Reader};
+use crate::error::{Result, invalid_option};
+use crate::{Analysis, Heads, Look, LookSubject, MetricOptions, Reader};
 
-/// The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another.
+/// Path patching: a run of the clean text with one path taken from the corrupted text.
+///
+/// The path leads from the output of a head to the receiver.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -33,7 +35,7 @@ use crate::{Found, Heads, Look, LookSubject, MetricOptions, Reader};
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct PathPatching {
-    /// Both texts.
+    /// Clean and corrupted text.
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
@@ -44,7 +46,8 @@ pub struct PathPatching {
     /// The heads whose output is taken from the corrupted text, together: LAYER.HEAD, separated by commas
     #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub from: Option<Heads>,
-    /// Where the path ends: `final` (the last residual stream), or queries, keys or values of a head, such as 9.9.q
+    /// End of the path: `final` (the last residual stream), or queries, keys or values of a head,
+    /// such as 9.9.q
     #[serde(default = "last_stream")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "RECEIVER", default_value_t = last_stream()))]
     pub to: String,
@@ -54,31 +57,36 @@ fn last_stream() -> String {
     "final".into()
 }
 
-/// What path patching needs to look.
+/// Validated options of path patching.
 ///
-/// Given by [`PathPatching`]'s `check`.
+/// Returned by [`PathPatching`]'s `check`.
 #[derive(Debug)]
 pub struct CheckedPath {
     texts: CheckedTexts,
     senders: Option<Heads>,
     receiver: Receiver,
-    /// The layer before which senders must lie.
+    /// Layer before which all senders must be.
     end: usize,
 }
 
 impl PathPatching {
-    /// The receiver, and the layer before which senders must lie.
+    /// Parses the receiver, and returns the layer before which all senders must be.
     fn receiver(&self, reader: &Reader) -> Result<(Receiver, usize)> {
         let text = &self.to;
         if text == "final" {
             return Ok((Receiver::Final, reader.config().n_layer));
         }
-        let other =
-            || wrong(format!("`to` {text}: expected final, or one LAYER.HEAD.q, .k or .v, such as 9.9.q"));
+        let other = || {
+            invalid_option(format!(
+                "`to` {text}: expected final, or one LAYER.HEAD.q, .k or .v, such as 9.9.q"
+            ))
+        };
         let (head, part) = text.rsplit_once('.').ok_or_else(other)?;
         let [head] = reader.heads(&head.parse()?)?.0[..] else { return Err(other()) };
         if head.layer == 0 {
-            return Err(wrong(format!("`to` {text}: no head is before layer 0")));
+            return Err(invalid_option(format!(
+                "`to` {text}: layer 0 has no earlier heads; choose a later layer"
+            )));
         }
         let receiver = match part {
             "q" => Receiver::Query(head),
@@ -97,21 +105,21 @@ impl Look for PathPatching {
         let senders = self.from.as_ref().map(|heads| reader.heads(heads)).transpose()?;
         let (receiver, end) = self.receiver(reader)?;
         if let Some(late) = senders.iter().flat_map(|heads| &heads.0).find(|head| head.layer >= end) {
-            return Err(wrong(format!(
-                "`from` {}.{}: it is not before `to` {}",
+            return Err(invalid_option(format!(
+                "`from` {}.{}: expected a head in an earlier layer than `to` {}",
                 late.layer, late.head, self.to
             )));
         }
         Ok(CheckedPath { texts: self.texts.read(&self.metric, reader)?, senders, receiver, end })
     }
 
-    fn look(&self, checked: CheckedPath, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedPath, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Analysis> {
         let CheckedPath { texts, senders, receiver, end } = checked;
         let Compared { patching, mut report } = texts.compare(subject, "path")?;
         let heads = subject.config().n_head;
-        report.notes.push(
-            "values: how far the metric goes from the clean text's (0) to the corrupted one's (1)".into(),
-        );
+        report
+            .notes
+            .push("values: the metric, scaled from the clean text (0) to the corrupted text (1)".into());
         let share = |value: f32| Some(1.0 - patching.share(value));
         if let Some(senders) = senders {
             let value = patching.path(&senders.0, receiver)?;
@@ -130,6 +138,6 @@ impl Look for PathPatching {
         }
         report.title = format!("paths to {}: {}", self.to, report.title);
         let corrupted = subject.tokens(&texts.corrupted);
-        Ok(Found::new(report, json!({ "to": self.to, "corrupted_tokens": corrupted })))
+        Ok(Analysis::new(report, json!({ "to": self.to, "corrupted_tokens": corrupted })))
     }
 }

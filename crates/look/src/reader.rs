@@ -1,4 +1,4 @@
-//! Reads and checks options that are written as text, by what is known of a model without its weights: texts, tokens, positions, heads.
+//! Parses and validates texts, tokens, positions and heads without the model's weights.
 
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_interpret::Head;
-use candle_gpt2_pictures::{Report, Token, shown};
+use candle_gpt2_pictures::{Report, Token, printable_token};
 use serde::{Deserialize, Serialize};
 
 use crate::LookError;
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 
-/// A text, or its tokens.
+/// A text, as a string or as token ids.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -23,26 +23,26 @@ use crate::error::{Result, wrong};
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let reader = Reader::without_bos(opened.vocabulary());
 /// assert_eq!(reader.text(&Text::Ids(vec![5, 6]))?, [5, 6]);
-/// assert!(reader.text(&Text::Words(String::new())).is_err(), "a text has at least one token");
+/// assert!(reader.text(&Text::Words(String::new())).is_err(), "an empty text is an error");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "invalid type: expected a text, or token ids")]
 pub enum Text {
-    /// Words, which need a tokenizer.
+    /// A string, which needs a tokenizer.
     Words(String),
     /// Token ids.
     Ids(Vec<u32>),
 }
 
-/// The empty text.
+/// Returns the empty text.
 impl Default for Text {
     fn default() -> Self {
         Self::Words(String::new())
     }
 }
 
-/// A token.
+/// A token, by its text or its id.
 ///
 /// ```
 /// use candle_gpt2_look::TokenChoice;
@@ -51,37 +51,37 @@ impl Default for Text {
 /// assert!(matches!(TokenChoice::from(" Paris"), TokenChoice::Text(text) if text == " Paris"));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, from = "WrittenToken")]
+#[serde(untagged, from = "JsonToken")]
 pub enum TokenChoice {
-    /// A text of one token.
+    /// Text of a single token.
     Text(String),
-    /// Its id.
+    /// Token id.
     Id(u32),
 }
 
-/// How JSON has it: alone, or as files of prompt pairs have it.
+/// JSON form of a token: alone, or in a list of one as in files of prompt pairs.
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "invalid type: expected a text of one token, or a token id; in a list there may be only one"
+    expecting = "invalid type: expected a text of one token, or a token id; a list may have only one element"
 )]
-enum WrittenToken {
+enum JsonToken {
     Text(String),
     Id(u32),
     OnlyText([String; 1]),
     OnlyId([u32; 1]),
 }
 
-impl From<WrittenToken> for TokenChoice {
-    fn from(written: WrittenToken) -> Self {
+impl From<JsonToken> for TokenChoice {
+    fn from(written: JsonToken) -> Self {
         match written {
-            WrittenToken::Text(text) | WrittenToken::OnlyText([text]) => Self::Text(text),
-            WrittenToken::Id(id) | WrittenToken::OnlyId([id]) => Self::Id(id),
+            JsonToken::Text(text) | JsonToken::OnlyText([text]) => Self::Text(text),
+            JsonToken::Id(id) | JsonToken::OnlyId([id]) => Self::Id(id),
         }
     }
 }
 
-/// Reads a text of one token, or `#ID`.
+/// Parses the text of one token, or `#ID`.
 impl From<&str> for TokenChoice {
     fn from(text: &str) -> Self {
         match text.strip_prefix('#').map(str::parse) {
@@ -91,7 +91,7 @@ impl From<&str> for TokenChoice {
     }
 }
 
-/// Heads in the order that they were named in.
+/// A list of heads, in the order in which they were named.
 ///
 /// ```
 /// use candle_gpt2_look::Heads;
@@ -102,42 +102,42 @@ impl From<&str> for TokenChoice {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "WrittenHeads")]
+#[serde(try_from = "JsonHeads")]
 pub struct Heads(pub Vec<Head>);
 
-/// How JSON has them: in one text, or as texts and pairs.
+/// JSON form of heads: a string, or a list of strings and pairs.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "invalid type: expected pairs of layer and head, or texts such as \"9.6\"")]
-enum WrittenHeads {
+enum JsonHeads {
     Short(String),
-    Each(Vec<WrittenPair>),
+    Each(Vec<JsonNumberPair>),
 }
 
-/// Two numbers, or a text such as `9.6`.
+/// A pair of numbers, or a string such as `9.6`.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "invalid type: expected a pair of numbers, or a text such as \"11.611\"")]
-enum WrittenPair {
+enum JsonNumberPair {
     Short(String),
     Numbers(usize, usize),
 }
 
-impl TryFrom<WrittenHeads> for Heads {
+impl TryFrom<JsonHeads> for Heads {
     type Error = LookError;
 
-    fn try_from(written: WrittenHeads) -> Result<Self> {
+    fn try_from(written: JsonHeads) -> Result<Self> {
         let each = match written {
-            WrittenHeads::Short(text) => return text.parse(),
-            WrittenHeads::Each(each) => each,
+            JsonHeads::Short(text) => return text.parse(),
+            JsonHeads::Each(each) => each,
         };
         let heads = each.into_iter().map(|head| match head {
-            WrittenPair::Numbers(layer, head) => Ok(vec![Head { layer, head }]),
-            WrittenPair::Short(text) => text.parse().map(|Self(heads)| heads),
+            JsonNumberPair::Numbers(layer, head) => Ok(vec![Head { layer, head }]),
+            JsonNumberPair::Short(text) => text.parse().map(|Self(heads)| heads),
         });
         Ok(Self(heads.collect::<Result<Vec<_>>>()?.concat()))
     }
 }
 
-/// Reads heads as `9.9,10.7`.
+/// Parses heads such as `9.9,10.7`.
 impl FromStr for Heads {
     type Err = LookError;
 
@@ -146,7 +146,7 @@ impl FromStr for Heads {
             let numbers = part.trim().split_once('.').map(|(layer, head)| (layer.parse(), head.parse()));
             match numbers {
                 Some((Ok(layer), Ok(head))) => Ok(Head { layer, head }),
-                _ => Err(wrong(format!("`{part}` is not a head; write LAYER.HEAD, such as 9.6"))),
+                _ => Err(invalid_option(format!("`{part}` is not a head; write LAYER.HEAD, such as 9.6"))),
             }
         };
         text.split(',').map(head).collect::<Result<_>>().map(Self)
@@ -161,7 +161,7 @@ impl Display for Heads {
     }
 }
 
-/// Numbers of layers or positions: single ones and ranges.
+/// Indices of layers, positions or features, as single numbers and ranges.
 ///
 /// ```
 /// use candle_gpt2_look::Ranges;
@@ -172,34 +172,34 @@ impl Display for Heads {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "WrittenRanges")]
+#[serde(try_from = "JsonRanges")]
 pub struct Ranges(Vec<RangeInclusive<usize>>);
 
-/// How JSON has them: in a text, or as numbers.
+/// JSON form of ranges: a string, a number or a list of numbers.
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "invalid type: expected numbers from 0 on, as a list or as a text such as \"0,4,8-11\""
+    expecting = "invalid type: expected non-negative integers, as a list or as a text such as \"0,4,8-11\""
 )]
-enum WrittenRanges {
+enum JsonRanges {
     Short(String),
     One(usize),
     Each(Vec<usize>),
 }
 
-impl TryFrom<WrittenRanges> for Ranges {
+impl TryFrom<JsonRanges> for Ranges {
     type Error = String;
 
-    fn try_from(written: WrittenRanges) -> std::result::Result<Self, String> {
+    fn try_from(written: JsonRanges) -> std::result::Result<Self, String> {
         match written {
-            WrittenRanges::Short(text) => text.parse(),
-            WrittenRanges::One(number) => Ok(vec![number].into()),
-            WrittenRanges::Each(numbers) => Ok(numbers.into()),
+            JsonRanges::Short(text) => text.parse(),
+            JsonRanges::One(number) => Ok(vec![number].into()),
+            JsonRanges::Each(numbers) => Ok(numbers.into()),
         }
     }
 }
 
-/// Reads `3`, `0-5` or `0,4,8-11`.
+/// Parses `3`, `0-5` or `0,4,8-11`.
 impl FromStr for Ranges {
     type Err = String;
 
@@ -222,14 +222,14 @@ impl From<Vec<usize>> for Ranges {
 }
 
 impl Ranges {
-    /// The numbers, each once and in their order, all of them below `count`.
+    /// Returns the numbers in ascending order without duplicates, if all are below `count`.
     fn below(&self, count: usize) -> std::result::Result<Vec<usize>, String> {
         let mut found = Vec::new();
         for range in &self.0 {
             let (first, last) = (*range.start(), *range.end());
             if first > last || last >= count {
                 let part = if first == last { first.to_string() } else { format!("{first}-{last}") };
-                return Err(format!("{part} is not among 0 to {}", count.saturating_sub(1)));
+                return Err(format!("{part} is out of range; expected 0 to {}", count.saturating_sub(1)));
             }
             found.extend(range.clone());
         }
@@ -239,7 +239,7 @@ impl Ranges {
     }
 }
 
-/// A neuron of an MLP.
+/// A neuron of an MLP layer.
 ///
 /// ```
 /// use candle_gpt2_look::Neuron;
@@ -250,15 +250,15 @@ impl Ranges {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "WrittenPair")]
+#[serde(try_from = "JsonNumberPair")]
 pub struct Neuron {
-    /// Its layer.
+    /// Layer index.
     pub layer: usize,
-    /// Its number there.
+    /// Index of the neuron in its layer.
     pub neuron: usize,
 }
 
-/// Reads `11.611`.
+/// Parses `11.611`.
 impl FromStr for Neuron {
     type Err = String;
 
@@ -271,18 +271,18 @@ impl FromStr for Neuron {
     }
 }
 
-impl TryFrom<WrittenPair> for Neuron {
+impl TryFrom<JsonNumberPair> for Neuron {
     type Error = String;
 
-    fn try_from(written: WrittenPair) -> std::result::Result<Self, String> {
+    fn try_from(written: JsonNumberPair) -> std::result::Result<Self, String> {
         match written {
-            WrittenPair::Short(text) => text.parse(),
-            WrittenPair::Numbers(layer, neuron) => Ok(Self { layer, neuron }),
+            JsonNumberPair::Short(text) => text.parse(),
+            JsonNumberPair::Numbers(layer, neuron) => Ok(Self { layer, neuron }),
         }
     }
 }
 
-/// What texts, tokens and heads are checked against before any weight is needed.
+/// Validates texts, tokens, positions and heads without the model's weights.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -303,16 +303,16 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// For a model of this vocabulary. With `bos` the token that texts begin with is put in front of them.
+    /// Creates a reader for a model's vocabulary.
+    ///
+    /// With `bos`, the model's start token is prepended to every text.
     ///
     /// # Errors
-    /// When the model has no such token.
+    /// If the model has no start token.
     pub fn new(vocabulary: &Arc<Vocabulary>, bos: bool) -> Result<Self> {
         let bos = match (bos, vocabulary.config().start_token()) {
             (true, None) => {
-                return Err(wrong(
-                    "`bos`: this model's configuration names no bos_token_id that its vocabulary has",
-                ));
+                return Err(invalid_option("`bos`: the model's configuration has no valid bos_token_id"));
             }
             (true, id) => id,
             (false, _) => None,
@@ -320,17 +320,17 @@ impl Reader {
         Ok(Self { vocabulary: Arc::clone(vocabulary), bos })
     }
 
-    /// For a model of this vocabulary and texts as they are.
+    /// Creates a reader that adds no BOS token to texts.
     pub fn without_bos(vocabulary: &Arc<Vocabulary>) -> Self {
         Self { vocabulary: Arc::clone(vocabulary), bos: None }
     }
 
-    /// The tokens of the model.
+    /// Vocabulary of the model.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// The token in front of every text.
+    /// BOS token that is prepended to every text, if there is one.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
@@ -339,28 +339,30 @@ impl Reader {
         self.vocabulary.config()
     }
 
-    /// A token as it is shown.
-    pub(crate) fn shown(&self, id: u32) -> String {
-        shown(&self.vocabulary.token_bytes(id))
+    /// Printable form of a token.
+    pub(crate) fn printable(&self, id: u32) -> String {
+        printable_token(&self.vocabulary.token_bytes(id))
     }
 
-    /// A token as it is, for programs; bytes that are no UTF-8 are replaced.
+    /// Raw text of a token for programs, with invalid UTF-8 replaced.
     pub(crate) fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(&self.vocabulary.token_bytes(id)).into_owned()
     }
 
-    /// A report on these tokens without its values; `model` is what the user calls it.
+    /// Creates a report on these tokens without values.
+    ///
+    /// `model` is the model's display name.
     pub(crate) fn report(&self, what: &str, title: String, model: &str, ids: &[u32]) -> Report {
         Report::new(what, title, model.to_owned(), self.listed(ids), self.bos.is_some())
     }
 
-    /// Tokens as reports have them.
+    /// Converts token ids to the tokens of a report.
     pub(crate) fn listed(&self, ids: &[u32]) -> Vec<Token> {
         let token = |(index, id): (usize, &u32)| Token::new(index, *id, &self.vocabulary.token_bytes(*id));
         ids.iter().enumerate().map(token).collect()
     }
 
-    /// The tokens of a text, however long, and without the token in front.
+    /// Encodes a text of any length, without a BOS token.
     pub(crate) fn tokens(&self, text: &Text) -> Result<Vec<u32>> {
         match text {
             Text::Words(words) => Ok(self.vocabulary.encode(words)?),
@@ -368,38 +370,40 @@ impl Reader {
         }
     }
 
-    /// The tokens of a text, after the BOS token if there is one, within the model's context.
+    /// Encodes a text, prepends the BOS token if there is one, and checks that it fits the context.
     ///
     /// # Errors
-    /// When there are none or too many, or one is outside the vocabulary.
+    /// If the text cannot be encoded, is empty or too long, or has a token outside the vocabulary.
     pub fn text(&self, text: &Text) -> Result<Vec<u32>> {
         let ids: Vec<u32> = self.bos.into_iter().chain(self.tokens(text)?).collect();
         let Gpt2Config { n_positions, vocab_size, .. } = *self.config();
         if ids.is_empty() {
-            return Err(wrong("the text is empty; give at least one token, or `bos`"));
+            return Err(invalid_option("the text is empty; give at least one token, or `bos`"));
         }
         if ids.len() > n_positions {
             let tokens = ids.len();
-            return Err(wrong(format!(
+            return Err(invalid_option(format!(
                 "the text has {tokens} tokens; this model takes at most {n_positions}"
             )));
         }
         if let Some(id) = ids.iter().find(|id| !self.config().has_token(**id)) {
-            return Err(wrong(format!("token {id} is outside the vocabulary of {vocab_size}")));
+            return Err(invalid_option(format!("token {id} is outside the vocabulary of {vocab_size}")));
         }
         Ok(ids)
     }
 
-    /// The one token that an option names.
+    /// Resolves an option that names a single token.
     pub(crate) fn token(&self, option: &str, token: &TokenChoice) -> Result<u32> {
         let id = match token {
             TokenChoice::Id(id) => *id,
             TokenChoice::Text(text) => match self.vocabulary.encode(text)?[..] {
                 [id] => id,
                 ref ids => {
-                    let tokens: Vec<String> = ids.iter().map(|id| format!("{:?}", self.shown(*id))).collect();
-                    return Err(wrong(format!(
-                        "`{option}` {text:?} has {} tokens ({}); give one token (most words need the space before them) or its id (#ID)",
+                    let tokens: Vec<String> =
+                        ids.iter().map(|id| format!("{:?}", self.printable(*id))).collect();
+                    return Err(invalid_option(format!(
+                        "`{option}` {text:?} has {} tokens ({}); give a single token (most words need a \
+                         leading space) or its id (#ID)",
                         ids.len(),
                         tokens.join(" "),
                     )));
@@ -408,22 +412,24 @@ impl Reader {
         };
         if !self.config().has_token(id) {
             let vocab_size = self.config().vocab_size;
-            return Err(wrong(format!("`{option}`: token {id} is outside the vocabulary of {vocab_size}")));
+            return Err(invalid_option(format!(
+                "`{option}`: token {id} is outside the vocabulary of {vocab_size}"
+            )));
         }
         Ok(id)
     }
 
-    /// The position that an option names in a text of so many tokens; negative ones count from the end.
+    /// Resolves a position in a text of `tokens` tokens; negative ones count from the end.
     pub(crate) fn position(&self, option: &str, position: i64, tokens: usize) -> Result<usize> {
         let place = if position < 0 { position + tokens as i64 } else { position };
         usize::try_from(place).ok().filter(|place| *place < tokens).ok_or_else(|| {
-            wrong(format!(
-                "`{option}` {position}: the text has {tokens} tokens, counted from 0, or from -1 at its end"
+            invalid_option(format!(
+                "`{option}` {position}: the text has {tokens} tokens, counted from 0, or backward from -1"
             ))
         })
     }
 
-    /// Heads that the model has, each once.
+    /// Checks that the model has these heads, and removes duplicates.
     pub(crate) fn heads(&self, heads: &Heads) -> Result<Heads> {
         let config = self.config();
         let mut found = Vec::new();
@@ -434,22 +440,22 @@ impl Reader {
             }
         }
         match found.is_empty() {
-            true => Err(wrong("`heads`: none is given")),
+            true => Err(invalid_option("`heads`: expected at least one")),
             false => Ok(Heads(found)),
         }
     }
 
-    /// Layers that the model has.
+    /// Resolves layer indices and checks that the model has them.
     pub(crate) fn layers(&self, layers: &Ranges) -> Result<Vec<usize>> {
         self.numbers("layers", layers, self.config().n_layer)
     }
 
-    /// Numbers below `count`.
+    /// Resolves numbers and checks that they are below `count`.
     pub(crate) fn numbers(&self, option: &str, numbers: &Ranges, count: usize) -> Result<Vec<usize>> {
         let below = numbers.below(count);
-        let below = below.map_err(|error| wrong(format!("`{option}`: {error}")))?;
+        let below = below.map_err(|error| invalid_option(format!("`{option}`: {error}")))?;
         match below.is_empty() {
-            true => Err(wrong(format!("`{option}`: none is given"))),
+            true => Err(invalid_option(format!("`{option}`: expected at least one"))),
             false => Ok(below),
         }
     }

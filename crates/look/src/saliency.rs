@@ -1,21 +1,21 @@
-//! How much each token of the text matters for a prediction, by gradients.
+//! Importance of each token of a text for a prediction, computed from gradients.
 
 use candle_gpt2_engine::Reporter;
-use candle_gpt2_interpret::{Saliency as Weighing, token_weights};
-use candle_gpt2_pictures::{Axis, Metric as Shown, Scale};
+use candle_gpt2_interpret::{Saliency as SaliencyMethod, token_weights};
+use candle_gpt2_pictures::{Axis, Metric as ReportMetric, Scale};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{CheckedMetric, Found, Look, LookSubject, Method, MetricOptions, Reader, Text, TokenChoice};
+use crate::{Analysis, CheckedMetric, Look, LookSubject, Method, MetricOptions, Reader, Text, TokenChoice};
 
-/// Most steps of integrated gradients.
+/// Maximum number of steps of integrated gradients.
 const MOST_STEPS: usize = 1000;
 
-/// Gradients with regard to the token embeddings.
+/// Saliency from gradients with respect to the token embeddings.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -48,7 +48,8 @@ pub struct Saliency {
     /// Steps of --method integrated
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Saliency::default().steps))]
     pub steps: usize,
-    /// Baseline token for --method integrated: a text of one token, or #ID [default: the configuration's bos_token_id]
+    /// Baseline token for --method integrated: a text of one token, or #ID
+    /// [default: the configuration's bos_token_id]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub baseline: Option<TokenChoice>,
 }
@@ -61,47 +62,49 @@ impl Default for Saliency {
 }
 
 impl Saliency {
-    /// Of a text, by integrated gradients in 50 steps.
+    /// Creates options for integrated gradients in 50 steps.
     pub fn new(text: Text) -> Self {
         Self { text, ..Self::default() }
     }
 }
 
 impl Look for Saliency {
-    /// The text with its metric, and how tokens are weighed.
-    type Checked = (CheckedMetric, Weighing);
+    /// Text with its metric, and the attribution method.
+    type Checked = (CheckedMetric, SaliencyMethod);
 
     fn check(&self, reader: &Reader) -> Result<Self::Checked> {
         let metric = CheckedMetric::read(reader, &self.text, &self.metric)?;
         let baseline = self.baseline.as_ref().map(|token| reader.token("baseline", token)).transpose()?;
-        let weighing = match self.method {
-            Method::Gradient => Weighing::Gradient,
-            Method::InputTimesGradient => Weighing::InputTimesGradient,
+        let saliency = match self.method {
+            Method::Gradient => SaliencyMethod::Gradient,
+            Method::InputTimesGradient => SaliencyMethod::InputTimesGradient,
             Method::Integrated => {
                 let steps = self.steps;
                 if !(1..=MOST_STEPS).contains(&steps) {
-                    return Err(wrong(format!("`steps`: expected from 1 to {MOST_STEPS}, found {steps}")));
+                    return Err(invalid_option(format!(
+                        "`steps`: expected from 1 to {MOST_STEPS}, found {steps}"
+                    )));
                 }
                 let Some(baseline) = baseline.or_else(|| reader.config().start_token()) else {
-                    return Err(wrong(
-                        "this model's configuration names no bos_token_id that its vocabulary has; give `baseline` TEXT",
+                    return Err(invalid_option(
+                        "the model's configuration has no valid bos_token_id; give `baseline` TEXT",
                     ));
                 };
-                Weighing::Integrated { steps, baseline }
+                SaliencyMethod::Integrated { steps, baseline }
             }
         };
-        Ok((metric, weighing))
+        Ok((metric, saliency))
     }
 
     fn look(
         &self,
-        (CheckedMetric { ids, prediction }, weighing): Self::Checked,
+        (CheckedMetric { ids, prediction }, saliency): Self::Checked,
         subject: &LookSubject,
         _: &dyn Reporter,
-    ) -> Result<Found> {
+    ) -> Result<Analysis> {
         let run = subject.run(&ids)?;
         let metric = prediction.metric(&run)?;
-        let found = token_weights(&run, &metric, weighing)?;
+        let found = token_weights(&run, &metric, saliency)?;
         let name = subject.metric_name(&metric);
         let mut report =
             subject.report("saliency", format!("how much each token matters for the {name}"), &ids);
@@ -110,15 +113,16 @@ impl Look for Saliency {
         report.values =
             found.norms.iter().map(|norm| Some(if total > 0.0 { norm / total } else { 0.0 })).collect();
         report.scale = Scale::Amount;
-        report.metric = Some(Shown { name, before: f64::from(found.values.0), after: None });
-        if let Weighing::Integrated { steps, baseline } = weighing {
+        report.metric = Some(ReportMetric { name, before: f64::from(found.values.0), after: None });
+        if let SaliencyMethod::Integrated { steps, baseline } = saliency {
             let sum: f32 = found.sums.iter().sum();
             let difference = found.values.0 - found.values.1.unwrap_or_default();
             report.notes.push(format!(
-                "{steps} steps from {:?}; the signed sums make {sum:.4} of the metric's difference {difference:.4}",
-                subject.shown(baseline)
+                "{steps} steps from {:?}; the signed sums add up to {sum:.4}, and the metric differs by \
+                 {difference:.4}",
+                subject.printable(baseline)
             ));
         }
-        Ok(Found::new(report, json!({ "sums": found.sums, "norms": found.norms })))
+        Ok(Analysis::new(report, json!({ "sums": found.sums, "norms": found.norms })))
     }
 }

@@ -1,4 +1,4 @@
-//! Which features of the MLPs' transcoders are strongest at each token of a text, and what one of them is about.
+//! Strongest transcoder features at each token of a text, and details of one feature.
 
 use candle_core::{DType, Device};
 use candle_gpt2::Gpt2LMHeadModel;
@@ -11,13 +11,16 @@ use crate::Reader;
 use crate::error::Result;
 use crate::features::LOGITS;
 
-/// The `top` strongest features of each of some layers at each token: a row for each layer and place, the strongest last. `record` has
-/// the site of each layer's dictionary; `name` is what the user calls the model.
+/// Lists the `top` strongest features of some layers at each token.
 ///
-/// The text of a cell is the number of the feature and the token that it makes most probable; a cell without an active feature is empty.
+/// The report has a row for each layer and rank, with the strongest features in a layer's last row. The text
+/// of a cell is the feature's number and the token that it makes most probable. A cell without an active
+/// feature is empty.
+///
+/// `record` must have the hook point of each layer's dictionary. `name` is the model's display name.
 ///
 /// # Errors
-/// When the record lacks a site, or there is no memory for the output head in f32.
+/// If the record lacks a hook point, or memory for the output head in f32 runs out.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -64,10 +67,10 @@ pub fn strongest_features(
         let text = |feature: usize| {
             let place = features.binary_search(&feature).ok();
             let most = place.zip(logits.as_ref()).and_then(|(place, logits)| logits[place].top.first());
-            let token = most.map_or(String::new(), |(id, _)| reader.shown(*id));
+            let token = most.map_or(String::new(), |(id, _)| reader.printable(*id));
             format!("{feature} {token}")
         };
-        // The first layer is drawn at the bottom, and the strongest feature of a layer above the others.
+        // Pictures have the first layer at the bottom, and a layer's strongest features in its top row.
         for place in (0..top.min(dictionary.latents())).rev() {
             labels.push(format!("{layer}, {}", ordinal(place + 1)));
             let cells = strongest.iter().map(|row| row.get(place));
@@ -80,18 +83,19 @@ pub fn strongest_features(
     let cells = (ids.len() * layers.len()) as f64;
     report
         .notes
-        .push(format!("{:.1} features of a layer are active at a token on average", active as f64 / cells));
-    report
-        .notes
-        .push("the text of a cell: the feature's number, and the token that it makes most probable".into());
+        .push(format!("on average, {:.1} features per layer are active at a token", active as f64 / cells));
+    report.notes.push("cell text: the feature's index, and the token that it promotes most".into());
     Ok(report)
 }
 
-/// A feature in a text, such as one of [`strongest_features`]: how strong it is at each token, and the tokens that it makes more and less probable. `record` has the site of
-/// the dictionary.
+/// Describes a feature in a text, such as one of [`strongest_features`].
+///
+/// The card has the activation at each token, and the tokens that the feature makes more and less probable.
+/// `record` must have the dictionary's hook point.
 ///
 /// # Errors
-/// When the dictionary has no such feature, the record lacks its site, or there is no memory for the output head in f32.
+/// If the feature does not exist, the record lacks the hook point, or memory for the output head in f32 runs
+/// out.
 pub fn feature_in_text(
     record: &Record,
     ids: &[u32],
@@ -131,14 +135,14 @@ pub fn feature_in_text(
     })
 }
 
-/// The latents of each token.
+/// Latents of each token, `(T, F)`.
 fn latents(record: &Record, dictionary: &Dictionary, processing: &Processing) -> Result<Vec<Vec<f32>>> {
     let input = dictionary.input(record.get(dictionary.config().site)?, processing)?;
     let latents = dictionary.encode(&input)?.flatten_to(1)?; // (T, F)
     Ok(latents.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec2()?)
 }
 
-/// `1st`, `2nd`, `3rd`, `4th`.
+/// Formats an ordinal: `1st`, `2nd`, `3rd`, `4th`.
 fn ordinal(number: usize) -> String {
     let ending = match (number % 100, number % 10) {
         (11..=13, _) => "th",

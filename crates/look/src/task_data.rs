@@ -1,18 +1,18 @@
-//! Prompts of three tasks whose circuits are known, in pairs: a clean prompt, and a corrupted one that differs in the token which
-//! decides the answer.
+//! Pairs of prompts for three tasks with known circuits.
 //!
-//! Words are one token each of the model's vocabulary, so that both prompts of a pair have as many.
+//! A pair is a clean prompt and a corrupted one that differs in the token that decides the answer. Words are
+//! one token each in the model's vocabulary, so both prompts have the same number of tokens.
 
 use std::collections::BTreeMap;
 
 use candle_gpt2::RandomStream;
 use serde::Deserialize;
 
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{ComparedTexts, DataTask, Reader, Text, WrittenPair};
+use crate::{ComparedTexts, DataTask, Reader, Text, TextPair};
 
 const SHE: &[&str] = &[
     "Mary", "Mia", "Ann", "Lily", "Emma", "Rosa", "Nina", "Kate", "Lucy", "Zoe", "Ivy", "Ruth", "Jane",
@@ -59,7 +59,7 @@ const PLACES: &[&str] = &[
     "playground",
     "cottage",
 ];
-/// What lasts, and what may be said of how long.
+/// Events of some duration, for prompts about how long they lasted.
 const EVENTS: &[&str] = &[
     "war",
     "trip",
@@ -123,7 +123,7 @@ const NUMBERS: &[&str] = &[
     "nineteen",
     "twenty",
 ];
-/// Professions that are mostly thought of as a woman's, and as a man's.
+/// Professions with a female stereotype; [`HIS`] has those with a male one.
 const HERS: &[&str] = &[
     "nurse",
     "teacher",
@@ -159,7 +159,9 @@ const HIS: &[&str] = &[
     "judge",
 ];
 
-/// Two people, and one gives the other something; who is in front changes. A is the giver.
+/// Frames in which one of two people gives the other something; `A` is the giver.
+///
+/// `X` and `Y` are the two people in either order.
 const GIVING: &[&str] = &[
     "When {X} and {Y} went to the {P}, {A} gave a {O} to",
     "When {X} and {Y} were at the {P}, {A} gave the {O} to",
@@ -194,12 +196,14 @@ const OF_NAMES: &[&str] = &[
     "When {A} looked at the {O},",
 ];
 
-/// So many words of a kind are needed.
+/// Minimum number of usable words of a kind.
 const FEWEST: usize = 3;
-/// Most pairs that are made at once.
+/// Maximum number of pairs.
 const MOST_PAIRS: usize = 1_000_000;
 
-/// Pairs of prompts of a task whose circuit is known, made from words of the model's vocabulary. The same seed gives the same pairs.
+/// Pairs of prompts for a task with a known circuit, made from words of the model's vocabulary.
+///
+/// The same seed gives the same pairs.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -233,13 +237,13 @@ fn usual_count() -> usize {
     100
 }
 
-/// Words of the vocabulary, and random choices among them.
-struct Maker<'a> {
+/// Generator of pairs, with a vocabulary and a random number stream.
+struct PairGenerator<'a> {
     reader: &'a Reader,
     random: RandomStream,
 }
 
-/// A pair of prompts while it is made: roles of its frame that both have, and those in which they differ.
+/// A pair of prompts under construction: a frame with shared words and with differing words.
 struct Draft<'a> {
     frame: &'a str,
     shared: Vec<(&'a str, String)>,
@@ -260,30 +264,33 @@ impl Draft<'_> {
 }
 
 impl TaskData {
-    /// Makes the pairs.
+    /// Generates the pairs.
     ///
     /// # Errors
-    /// When more than a million are asked for, the model has no tokenizer, or its vocabulary has too few of the words as one token.
-    pub fn pairs(&self, reader: &Reader) -> Result<Vec<WrittenPair>> {
+    /// If `count` is above a million, the model has no tokenizer, or too few of the words are one token.
+    pub fn pairs(&self, reader: &Reader) -> Result<Vec<TextPair>> {
         if self.count > MOST_PAIRS {
-            return Err(wrong(format!("`count`: expected up to {MOST_PAIRS}, found {}", self.count)));
+            return Err(invalid_option(format!(
+                "`count`: expected up to {MOST_PAIRS}, found {}",
+                self.count
+            )));
         }
-        let mut maker = Maker { reader, random: RandomStream::new(self.seed) };
+        let mut generator = PairGenerator { reader, random: RandomStream::new(self.seed) };
         match self.task {
-            DataTask::Ioi => maker.giving(self.count),
-            DataTask::GreaterThan => maker.greater_than(self.count),
-            DataTask::Gender => maker.gender(self.count),
+            DataTask::Ioi => generator.giving(self.count),
+            DataTask::GreaterThan => generator.greater_than(self.count),
+            DataTask::Gender => generator.gender(self.count),
         }
     }
 }
 
-impl Maker<'_> {
+impl PairGenerator<'_> {
     fn pick<'b, T>(&mut self, from: &'b [T]) -> &'b T {
         let place = self.random.below(from.len() as u64);
         &from[usize::try_from(place).unwrap_or_default()]
     }
 
-    /// The words that are one token with the space before them.
+    /// Returns the words that are one token with a leading space.
     fn known(&self, words: &[&'static str]) -> Result<Vec<&'static str>> {
         let mut known = Vec::new();
         for word in words {
@@ -294,13 +301,13 @@ impl Maker<'_> {
         Ok(known)
     }
 
-    /// The same, at least [`FEWEST`].
+    /// Returns the words that are one token, and fails if there are fewer than [`FEWEST`].
     fn required(&self, what: &str, words: &[&'static str]) -> Result<Vec<&'static str>> {
         let known = self.known(words)?;
         match known.len() < FEWEST {
-            true => Err(wrong(format!(
-                "this model's vocabulary has {} of {} {what} as one token, and at least {FEWEST} are needed; make the pairs for another \
-                 `model`, or write your own",
+            true => Err(invalid_option(format!(
+                "only {} of {} {what} are single tokens in this model's vocabulary, and at least {FEWEST} \
+                 are needed; use another `model`, or write your own pairs",
                 known.len(),
                 words.len()
             ))),
@@ -308,19 +315,20 @@ impl Maker<'_> {
         }
     }
 
-    /// Both prompts, if they have as many tokens and end in one word each that is to be predicted.
+    /// Completes a pair, after checking that the prompts have equal lengths and differ in one token.
     fn finished(
         &self,
         draft: &Draft<'_>,
         answer: Vec<String>,
         against: Vec<String>,
         spans: &[(&str, &str)],
-    ) -> Result<WrittenPair> {
+    ) -> Result<TextPair> {
         let texts = draft.texts();
         let (clean, corrupted) = texts.ids(self.reader)?;
         let in_front = usize::from(self.reader.bos().is_some());
         let mut places: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        // A span is where the prompts differ, or the n-th place of a word; the last token is one of its own.
+        // Each occurrence of a word is a span, numbered if there are several. The last token is the span
+        // `end`.
         for (name, word) in spans {
             let ids = self.reader.vocabulary().encode(word)?;
             let found = clean.iter().enumerate().skip(in_front).filter(|(_, id)| ids == [**id]);
@@ -333,17 +341,20 @@ impl Maker<'_> {
         places.insert("end".into(), vec![clean.len() - 1 - in_front]);
         let differing = clean.iter().zip(&corrupted).filter(|(one, other)| one != other).count();
         if differing != 1 {
-            return Err(wrong(format!(
-                "this model's tokenizer divides {:?} in a way that no pair can be made of",
+            return Err(invalid_option(format!(
+                "this model's tokenizer splits {:?} so that the prompts do not differ in exactly one token; \
+                 use another `model`",
                 draft.frame
             )));
         }
         let tokens = |words: Vec<String>| words.into_iter().map(crate::TokenChoice::Text).collect();
-        Ok(WrittenPair { texts, answer: tokens(answer), against: tokens(against), spans: places })
+        Ok(TextPair { texts, answer: tokens(answer), against: tokens(against), spans: places })
     }
 
-    /// Indirect objects: of two people one gives something, and the other gets it; corrupted, a third one gives it.
-    fn giving(&mut self, count: usize) -> Result<Vec<WrittenPair>> {
+    /// Generates pairs for indirect object identification.
+    ///
+    /// One of two people gives the other something. In the corrupted prompt, a third person gives it.
+    fn giving(&mut self, count: usize) -> Result<Vec<TextPair>> {
         let names = self.required("names", &[SHE, HE].concat())?;
         let (things, places) = (self.required("things", THINGS)?, self.required("places", PLACES)?);
         let mut pairs = Vec::new();
@@ -367,8 +378,11 @@ impl Maker<'_> {
         Ok(pairs)
     }
 
-    /// Years, if they are a century and two digits, or else numbers in words: what follows is greater. Corrupted it begins at the least.
-    fn greater_than(&mut self, count: usize) -> Result<Vec<WrittenPair>> {
+    /// Generates pairs for the greater-than task, in which the next word must be greater.
+    ///
+    /// Prompts have years of a century and two digits, or numbers in words if the vocabulary lacks such
+    /// years. The corrupted prompt has the year 01, or the smallest number.
+    fn greater_than(&mut self, count: usize) -> Result<Vec<TextPair>> {
         let years = self.centuries()?;
         if years.is_empty() {
             let numbers = self.required("numbers", NUMBERS)?;
@@ -394,7 +408,7 @@ impl Maker<'_> {
         (0..count)
             .map(|_| {
                 let (century, digits) = self.pick(&years).clone();
-                // Neither end of the century: something must be greater, and something must not.
+                // Away from both ends of the century, some years are greater and some are not.
                 let places: Vec<usize> = (2..digits.len().saturating_sub(1)).collect();
                 let place = *self.pick(&places);
                 let of = |place: usize| format!("{:02}", digits[place]);
@@ -412,8 +426,9 @@ impl Maker<'_> {
             .collect()
     }
 
-    /// Centuries, each with its years that are two tokens: the century, and two digits. Those without the year 01 or with few years are
-    /// left out.
+    /// Centuries with those of their years that are two tokens: the century, and two digits.
+    ///
+    /// Centuries without the year 01, or with fewer than 20 such years, are left out.
     fn centuries(&self) -> Result<Vec<(u32, Vec<u32>)>> {
         const FEWEST_YEARS: usize = 20;
         let vocabulary = self.reader.vocabulary();
@@ -435,8 +450,11 @@ impl Maker<'_> {
         Ok(centuries)
     }
 
-    /// Professions, or if the vocabulary has too few of them names: he or she. Corrupted it is one of the other sex.
-    fn gender(&mut self, count: usize) -> Result<Vec<WrittenPair>> {
+    /// Generates pairs for the pronoun task, with professions or with names.
+    ///
+    /// Names are used if the vocabulary has too few of the professions. The corrupted prompt has a subject of
+    /// the other gender.
+    fn gender(&mut self, count: usize) -> Result<Vec<TextPair>> {
         let [hers, his] = [self.known(HERS)?, self.known(HIS)?];
         let has_sexes = self.known(&["man", "woman"])?.len() == 2;
         let has_professions = has_sexes && hers.len() >= FEWEST && his.len() >= FEWEST;

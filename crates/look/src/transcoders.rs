@@ -1,4 +1,4 @@
-//! Reads transcoders of all layers from a folder, whosever format it has, and those of the built-in model.
+//! Reads the transcoders of all layers from a folder in any supported format, or the built-in model's.
 
 use std::fmt::Display;
 use std::fs;
@@ -12,31 +12,36 @@ use candle_gpt2_weights::TensorFile;
 
 use crate::LookError;
 use crate::dictionaries::{built_in_dictionaries, read_dictionary};
-use crate::error::{Result, wrong};
+use crate::error::{Result, invalid_option};
 use crate::files::read_config;
 
-/// Reads the transcoders of every layer of such a model: a folder of circuit-tracer's (`config.yaml` or `config.json` with
-/// `layer_0.safetensors`, …, or with `W_enc_0.safetensors`, `W_dec_0.safetensors`, …), or one with a folder of SAELens' for each layer.
-/// [`BUILT_IN`] are those of the model inside the program.
+/// Reads the transcoders of every layer of a model.
+///
+/// The folder is in circuit-tracer's format, or has a SAELens folder for each layer. circuit-tracer's has
+/// `config.yaml` or `config.json`, with `layer_0.safetensors`, …, or with `W_enc_0.safetensors`,
+/// `W_dec_0.safetensors`, …. [`BUILT_IN`] selects the transcoders of the built-in model.
 ///
 /// ```
 /// use candle_gpt2::Gpt2Config;
 /// use candle_gpt2_look::read_transcoders;
 ///
-/// let error = read_transcoders("no/such/folder".as_ref(), &Gpt2Config::gpt2()).err().ok_or("it is there")?;
+/// let error = read_transcoders("no/such/folder".as_ref(), &Gpt2Config::gpt2()).err().ok_or("expected an error")?;
 /// assert!(error.to_string().contains("no/such/folder"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// When a file cannot be read, holds no transcoder, or one for another model.
+/// If a file cannot be read, is not a transcoder, or does not fit the model.
 pub fn read_transcoders(folder: &Path, model: &Gpt2Config) -> Result<Transcoders> {
     let of = |path: &Path| {
         let path = path.to_owned();
         move |error: FileError| LookError::File { path, error }
     };
     if is_nearly_built_in(folder) {
-        return Err(wrong(format!("{}: no such folder; did you mean {BUILT_IN}?", folder.display())));
+        return Err(invalid_option(format!(
+            "{}: folder not found; did you mean {BUILT_IN}?",
+            folder.display()
+        )));
     }
     let config =
         ["config.yaml", "config.json"].map(|name| folder.join(name)).into_iter().find(|path| path.is_file());
@@ -54,7 +59,7 @@ pub fn read_transcoders(folder: &Path, model: &Gpt2Config) -> Result<Transcoders
     Ok(transcoders)
 }
 
-/// The text of a file in YAML, of which JSON is a part, as JSON.
+/// Reads a YAML file and converts it to JSON; JSON files are valid YAML.
 fn as_json(path: &Path) -> Result<String> {
     let text = read_config(path)?;
     let failed = |error: &dyn Display| {
@@ -75,7 +80,7 @@ fn of_circuit_tracer(folder: &Path, config: &TranscodersConfig, model: &Gpt2Conf
         |layer: usize| files(layer).into_iter().map(|name| folder.join(name)).collect::<Vec<PathBuf>>();
     let (expected, most) = (model.n_layer, model.n_layer + 1);
     let found = (0..most).find(|layer| !paths(*layer)[0].exists()).unwrap_or(most);
-    // Without a file for the first layer the message is that this one cannot be read.
+    // If the first layer's file is missing too, the error is that it cannot be read.
     if found != expected && found > 0 {
         let error = FileError::OtherDepth { expected, found };
         return Err(LookError::File { path: folder.to_owned(), error });
@@ -96,7 +101,7 @@ fn of_circuit_tracer(folder: &Path, config: &TranscodersConfig, model: &Gpt2Conf
     Transcoders::new(config.input, layers).map_err(|error| LookError::File { path: folder.to_owned(), error })
 }
 
-/// Every folder inside that has a `cfg.json`.
+/// Reads every subfolder that has a `cfg.json`.
 fn of_saelens(folder: &Path, model: &Gpt2Config) -> Result<Vec<Dictionary>> {
     let unreadable = |error: Error| LookError::Read { path: folder.to_owned(), error };
     let mut folders = Vec::new();
@@ -108,8 +113,8 @@ fn of_saelens(folder: &Path, model: &Gpt2Config) -> Result<Vec<Dictionary>> {
     }
     folders.sort();
     if folders.is_empty() {
-        return Err(wrong(format!(
-            "{}: there are no transcoders here; expected config.yaml with a file for each layer (circuit-tracer), \
+        return Err(invalid_option(format!(
+            "{}: no transcoders found; expected config.yaml with a file for each layer (circuit-tracer), \
              or a folder with cfg.json for each layer (SAELens)",
             folder.display()
         )));

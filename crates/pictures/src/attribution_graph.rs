@@ -1,27 +1,28 @@
-//! An attribution graph as a page and as a picture: tokens from left to right, layers from the bottom up.
+//! Attribution graphs as pages and pictures: tokens from left to right, layers from the bottom up.
 //!
-//! The picture has the strongest edges; the page those of the node that is chosen, with the pinned ones as a graph of their own.
+//! A picture shows the strongest edges. A page shows the edges of the selected node, and the pinned nodes as
+//! a separate graph.
 
 use candle_gpt2_web::{FEATURE_CSS, FEATURE_HTML, GRAPH_CSS, GRAPH_HTML, script};
 use serde::Serialize;
 
-use crate::page::filled;
+use crate::page::fill_template;
 use crate::report::shortened;
-use crate::svg::{Align, Drawing, FONT, INK, MARGIN, document, hexadecimal, signed_colour};
+use crate::svg::{Align, Drawing, FONT, INK, MARGIN, document, hexadecimal, signed_color};
 use crate::{FeatureCard, PictureError, Report, Token, Width};
 
-/// More points are none to look at.
+/// Maximum number of points that are readable in a picture.
 const MAX_POINTS: usize = 3000;
-/// Edges of a picture: the strongest.
+/// Maximum number of edges in a picture; the strongest are drawn.
 const MAX_LINES: usize = 400;
-/// Between two points of a cell.
+/// Distance between two points of a cell.
 const STEP: f64 = 9.0;
 const RADIUS: f64 = 3.2;
-/// Room for the names of rows.
+/// Width reserved for the names of rows.
 const SIDE: f64 = 46.0;
 const LONGEST_TOKEN: usize = 12;
 
-/// A graph as it is drawn, with a [`Report`] for title, tokens and notes.
+/// An attribution graph to draw, with a [`Report`] for title, tokens and notes.
 ///
 /// ```
 /// use candle_gpt2_pictures::{AttributionGraph, GraphLine, GraphPoint, PointKind, Report, Token, Width, graph_page, graph_svg};
@@ -43,55 +44,55 @@ const LONGEST_TOKEN: usize = 12;
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AttributionGraph {
-    /// Names of the rows, the lowest first.
+    /// Names of the rows, lowest first.
     pub rows: Vec<String>,
-    /// The nodes.
+    /// Nodes.
     pub points: Vec<GraphPoint>,
-    /// The edges.
+    /// Edges.
     pub lines: Vec<GraphLine>,
 }
 
 /// A node of an [`AttributionGraph`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GraphPoint {
-    /// What it is called in files and options.
+    /// Identifier in files and options.
     pub id: String,
-    /// What it is, in words.
+    /// Description in words.
     pub name: String,
-    /// What kind of node it is.
+    /// Kind of node.
     pub kind: PointKind,
-    /// Its row, from 0.
+    /// Row index, from 0.
     pub row: usize,
-    /// Its token, from 0.
+    /// Token index, from 0.
     pub column: usize,
-    /// How much of the prediction goes through it.
+    /// Influence on the prediction.
     pub influence: f64,
-    /// Which share of all influence the nodes have that have as much or more.
+    /// Fraction of all influence that nodes with at least this influence have together.
     pub share: f64,
-    /// How active a feature is.
+    /// Activation of a feature.
     pub activation: Option<f64>,
-    /// The predicted and the actual change of the prediction if a feature is set to 0.
+    /// Predicted and actual change of the prediction if a feature is set to 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zeroed: Option<[f64; 2]>,
-    /// The tokens that a feature makes more probable, and texts in which it is active.
+    /// Tokens that a feature makes more probable, and texts in which it is active.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<FeatureCard>,
-    /// The command that shows more of a feature.
+    /// Command that shows more of a feature.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
-/// What kind of node a point of an [`AttributionGraph`] is.
+/// Kind of a node in an [`AttributionGraph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PointKind {
     /// A feature.
     Feature,
-    /// What no feature explains.
+    /// Reconstruction error, the part that no feature explains.
     Error,
-    /// The embedding of a token.
+    /// Embedding of a token.
     Embedding,
-    /// The embedding of a position.
+    /// Embedding of a position.
     Position,
     /// A logit.
     Logit,
@@ -100,15 +101,15 @@ pub enum PointKind {
 /// An edge of an [`AttributionGraph`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GraphLine {
-    /// Where it comes from, among the points.
+    /// Index of the source point.
     pub source: usize,
-    /// Where it leads to.
+    /// Index of the target point.
     pub target: usize,
-    /// What the source adds to the target.
+    /// Contribution of the source to the target.
     pub weight: f32,
 }
 
-/// What the script of the page reads.
+/// Data for the page's script.
 #[derive(Serialize)]
 struct Data<'a> {
     title: &'a str,
@@ -120,18 +121,28 @@ struct Data<'a> {
     graph: &'a AttributionGraph,
 }
 
-/// A graph as one HTML file that asks for nothing. A node that is clicked, or chosen by the arrow keys, shows its edges; nodes can be
-/// pinned (`p`), and pinned ones grouped under a name. The fragment of the address holds the selection.
+/// Renders a graph as one self-contained HTML file.
+///
+/// A node that is clicked, or selected with the arrow keys, shows its edges. Nodes can be pinned (`p`), and
+/// pinned nodes can be grouped under a name. The URL fragment holds the selection.
 ///
 /// See [`AttributionGraph`] for an example.
 pub fn graph_page(report: &Report, graph: &AttributionGraph) -> String {
     let elements = [GRAPH_HTML, FEATURE_HTML].concat();
     let style = [GRAPH_CSS, FEATURE_CSS].concat();
-    filled(&report.title, &elements, &style, &script("parts/graph-page.js"), &graph_data(report, graph))
+    fill_template(
+        &report.title,
+        &elements,
+        &style,
+        &script("parts/graph-page.js"),
+        &graph_data(report, graph),
+    )
 }
 
-/// A graph as the JSON that `drawGraph` of the module `parts/graph.js` draws: `title`, `model`, `tokens`, `bos`, `notes` of the
-/// report, and `rows`, `points` and `lines`.
+/// Serializes a graph as the JSON that `drawGraph` of the module `parts/graph.js` draws.
+///
+/// The keys are `title`, `model`, `tokens`, `bos` and `notes` of the report, and `rows`, `points` and
+/// `lines`.
 ///
 /// See [`AttributionGraph`] for an example.
 pub fn graph_data(report: &Report, graph: &AttributionGraph) -> String {
@@ -140,12 +151,12 @@ pub fn graph_data(report: &Report, graph: &AttributionGraph) -> String {
     serde_json::to_string(&data).unwrap_or_default()
 }
 
-/// A graph as an SVG picture: its nodes, and the strongest of its edges.
+/// Renders a graph as an SVG picture of its nodes and its strongest edges.
 ///
 /// See [`AttributionGraph`] for an example.
 ///
 /// # Errors
-/// When it has no nodes, or more than 3,000.
+/// If the graph has no nodes, or more than 3,000.
 pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Result<String, PictureError> {
     let points = graph.points.len();
     if points == 0 {
@@ -169,9 +180,9 @@ pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Res
     lines.sort_by(|a, b| b.weight.abs().total_cmp(&a.weight.abs()));
     let top = lines.first().map_or(1.0, |line| line.weight.abs()).max(f32::MIN_POSITIVE);
     for line in lines.iter().take(MAX_LINES).rev() {
-        let colour = hexadecimal(signed_colour(line.weight, top));
+        let color = hexadecimal(signed_color(line.weight, top));
         let [from, to] = [line.source, line.target].map(|point| layout.places[point]);
-        drawing.stroke(from, to, &colour, 0.3 + 1.7 * f64::from(line.weight.abs() / top));
+        drawing.stroke(from, to, &color, 0.3 + 1.7 * f64::from(line.weight.abs() / top));
     }
     for (point, place) in graph.points.iter().zip(&layout.places) {
         let fill = match point.kind {
@@ -183,7 +194,7 @@ pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Res
         drawing.circle(*place, RADIUS, fill);
     }
     for (point, [x, y]) in
-        labelled(graph).into_iter().map(|point| (&graph.points[point], layout.places[point]))
+        labeled(graph).into_iter().map(|point| (&graph.points[point], layout.places[point]))
     {
         let isolated = [x - RADIUS - 1.0, y - RADIUS];
         drawing.text(isolated, Align::End, FONT, INK, &label_of(point));
@@ -204,8 +215,8 @@ pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Res
     Ok(document(report, [width.points(), height + MARGIN], &drawing))
 }
 
-/// The most probable logit and the features with the most influence.
-fn labelled(graph: &AttributionGraph) -> Vec<usize> {
+/// Points with labels: the most probable logit and the most influential features.
+fn labeled(graph: &AttributionGraph) -> Vec<usize> {
     const FEATURES: usize = 5;
     let of_kind = |kind| (0..graph.points.len()).filter(move |point| graph.points[*point].kind == kind);
     let mut features: Vec<usize> = of_kind(PointKind::Feature).collect();
@@ -213,7 +224,7 @@ fn labelled(graph: &AttributionGraph) -> Vec<usize> {
     of_kind(PointKind::Logit).take(1).chain(features.into_iter().take(FEATURES)).collect()
 }
 
-/// A point's label: the token of a logit, and of a feature its layer and number.
+/// Label of a point: the token of a logit, or the layer and index of a feature.
 fn label_of(point: &GraphPoint) -> String {
     match point.name.strip_prefix("logit of ") {
         Some(name) => name.rsplit_once(", probability").map_or(name, |(token, _)| token).to_owned(),
@@ -221,16 +232,16 @@ fn label_of(point: &GraphPoint) -> String {
     }
 }
 
-/// Where everything is.
+/// Positions of points and rows in the picture.
 struct Layout {
     places: Vec<[f64; 2]>,
-    /// Top and height of each row, the lowest first.
+    /// Top and height of each row, lowest first.
     rows: Vec<(f64, f64)>,
     bottom: f64,
 }
 
 impl Layout {
-    /// Points of a cell stand side by side, in as many lines as they need.
+    /// Arranges the points of each cell side by side, in as many lines as needed.
     fn new(graph: &AttributionGraph, columns: usize, step: f64) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a picture is less than a thousand points wide")]
         let across = ((step / STEP) as usize).max(1);

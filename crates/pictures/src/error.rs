@@ -1,6 +1,6 @@
-//! Why a report cannot be drawn.
+//! Errors in drawing a report.
 
-/// Why a report cannot be drawn.
+/// Reason why a report cannot be drawn.
 ///
 /// ```
 /// use candle_gpt2_pictures::{PictureError, Report, Width, svg};
@@ -11,55 +11,53 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PictureError {
-    /// The number of values is not the product of the axes.
-    #[error(
-        "a report with the axes ({axes}) cannot have {found} values: their lengths do not multiply to it"
-    )]
+    /// The number of values is not the product of the axis lengths.
+    #[error("a report with axes ({axes}) cannot have {found} values; expected the product of their lengths")]
     Values {
-        /// The axes with their lengths.
+        /// Axes with their lengths.
         axes: String,
-        /// How many values there are.
+        /// Number of values.
         found: usize,
     },
-    /// There are texts, but not one for each value.
-    #[error("a report of {expected} values has {found} texts: expected one for each value, or none")]
+    /// The number of texts is neither zero nor the number of values.
+    #[error("expected {expected} texts (one per value) or none, found {found}")]
     Texts {
-        /// How many values there are.
+        /// Number of values.
         expected: usize,
-        /// How many texts there are.
+        /// Number of texts.
         found: usize,
     },
-    /// There is no value at all.
-    #[error("there is nothing to draw: the report has no values")]
+    /// The report has no values.
+    #[error("nothing to draw: the report has no values")]
     Nothing,
     /// The leading axes make more panels than a picture can hold.
     #[error("{panels} panels are too many for one picture (at most {limit}): choose fewer of {axes}")]
     TooManyPanels {
-        /// How many panels there are.
+        /// Number of panels.
         panels: usize,
-        /// How many a picture holds.
+        /// Maximum number of panels in a picture.
         limit: usize,
-        /// The axes to choose from.
+        /// Axes to choose from.
         axes: String,
     },
-    /// The picture would have more cells than it can hold.
+    /// The picture would have more cells than allowed.
     #[error(
         "{cells} cells are too many for one picture (at most {limit}): choose fewer of {axes}, or a shorter text"
     )]
     TooManyCells {
-        /// How many cells there are.
+        /// Number of cells.
         cells: usize,
-        /// How many a picture holds.
+        /// Maximum number of cells in a picture.
         limit: usize,
-        /// The axes to choose from.
+        /// Axes to choose from.
         axes: String,
     },
     /// A graph has more links than a picture can hold.
     #[error("{links} links are too many for one picture (at most {limit}): choose fewer edges")]
     TooManyLinks {
-        /// How many links there are.
+        /// Number of links.
         links: usize,
-        /// How many a picture holds.
+        /// Maximum number of links in a picture.
         limit: usize,
     },
 }

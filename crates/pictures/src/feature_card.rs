@@ -1,12 +1,12 @@
-//! Features of a dictionary: what circuit-tracer's frontend fetches for each, and a page of them.
+//! Features of a dictionary: the JSON that circuit-tracer's frontend fetches, and a page.
 
 use candle_gpt2_web::{FEATURE_CSS, FEATURE_HTML, REPORT_HTML, script};
 use serde::Serialize;
 
 use crate::Report;
-use crate::page::{data, filled};
+use crate::page::{data, fill_template};
 
-/// A feature with the texts that it is active in. As JSON it is what circuit-tracer's frontend reads.
+/// A feature with example texts, in the JSON format of circuit-tracer's frontend.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Report, feature_page};
@@ -34,62 +34,72 @@ use crate::page::{data, filled};
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FeatureCard {
-    /// Its number in the dictionary.
+    /// Index in the dictionary.
     pub index: usize,
-    /// Share of the tokens at which it is active, from 0 to 1.
+    /// Fraction of the tokens at which the feature is active, from 0 to 1.
     pub density: f32,
-    /// Its least activation that is not 0.
+    /// Smallest activation above 0.
     pub act_min: f32,
-    /// Its largest activation.
+    /// Largest activation.
     pub act_max: f32,
-    /// How often it has which activation.
+    /// Histogram of the activations.
     pub histogram: FeatureHistogram,
-    /// Tokens that it makes more probable by itself, the first the most; empty where it adds nothing to the residual stream.
+    /// Tokens that the feature makes more probable by itself, strongest first.
+    ///
+    /// The list is empty if the feature adds nothing to the residual stream.
     pub top_logits: Vec<String>,
-    /// Tokens that it makes less probable, the first the most.
+    /// Tokens that the feature makes less probable, strongest first.
     pub bottom_logits: Vec<String>,
-    /// Texts by how strong it is in them.
+    /// Example texts, grouped by activation.
     pub examples_quantiles: Vec<FeatureQuantile>,
 }
 
-/// How often a feature has which activation. Part of a [`FeatureCard`], which has an example.
+/// Histogram of a feature's activations.
+///
+/// Part of a [`FeatureCard`], which has an example.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FeatureHistogram {
-    /// Width of a bin; the first begins at 0.
+    /// Width of a bin; the first starts at 0.
     pub bin_width: f32,
-    /// Tokens in each bin.
+    /// Number of tokens in each bin.
     pub counts: Vec<u64>,
 }
 
-/// Texts in which a feature is about equally strong. Part of a [`FeatureCard`], which has an example.
+/// Texts in which a feature has similar activations.
+///
+/// Part of a [`FeatureCard`], which has an example.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FeatureQuantile {
-    /// Which texts these are.
+    /// Name of the group.
     pub quantile_name: String,
-    /// The texts, the strongest first.
+    /// Texts, strongest first.
     pub examples: Vec<FeatureText>,
 }
 
-/// A part of a text. Part of a [`FeatureCard`], which has an example.
+/// An excerpt of a text.
+///
+/// Part of a [`FeatureCard`], which has an example.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FeatureText {
-    /// Its tokens.
+    /// Tokens of the excerpt.
     pub tokens: Vec<String>,
-    /// The activation at each of them.
+    /// Activation at each token.
     pub tokens_acts_list: Vec<f32>,
-    /// The place of the token that it was chosen for.
+    /// Index of the token for which the excerpt was chosen.
     pub train_token_ind: usize,
-    /// Whether the same text is among those before it.
+    /// Whether an earlier group has the same text.
     pub is_repeated_datapoint: bool,
 }
 
-/// A report and features as one HTML file that asks for nothing. The report's first axis, or the one before the last, are the features:
-/// the one that is chosen in it is shown, and the fragment of the address keeps it.
+/// Renders a report and its features as one self-contained HTML file.
+///
+/// The report's first axis, or the one before the last, lists the features. The page shows the selected
+/// feature, and the URL fragment holds the selection.
 ///
 /// See [`FeatureCard`] for an example.
 pub fn feature_page(report: &Report, features: &[FeatureCard]) -> String {
     let features = serde_json::to_string(features).unwrap_or_default();
     let data = format!(r#"{{"report":{},"features":{features}}}"#, data(report));
     let elements = [REPORT_HTML, FEATURE_HTML].concat();
-    filled(&report.title, &elements, FEATURE_CSS, &script("parts/feature-page.js"), &data)
+    fill_template(&report.title, &elements, FEATURE_CSS, &script("parts/feature-page.js"), &data)
 }

@@ -1,6 +1,8 @@
-//! A graph of a model's parts: what a report has beside its values where the parts are connected.
+//! Graphs of connected parts of a model, shown with a report's values.
 
-/// Nodes in rows, and links upwards between them. [`Report::graph`](crate::Report::graph) holds one; it is in pages and pictures.
+/// Nodes in rows, and upward links between them.
+///
+/// [`Report::graph`](crate::Report::graph) holds one, and pages and pictures show it.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Graph, GraphLink, GraphNode, Report, Width, svg};
@@ -19,32 +21,32 @@
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
-    /// The nodes.
+    /// Nodes.
     pub nodes: Vec<GraphNode>,
-    /// The links, each from a node to one above it.
+    /// Links, each from a node to one above it.
     pub links: Vec<GraphLink>,
 }
 
 /// A node of a [`Graph`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphNode {
-    /// What is written in it.
+    /// Text in the node.
     pub label: String,
-    /// Its row, counted from 0 at the bottom.
+    /// Row, counted from 0 at the bottom.
     pub row: usize,
-    /// Its place in the row, from 0 at the left to 1 at the right.
+    /// Position in the row, from 0 at the left to 1 at the right.
     pub column: f64,
 }
 
 /// A link of a [`Graph`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphLink {
-    /// The place of the node where it begins.
+    /// Index of the source node.
     pub from: usize,
-    /// That of the node where it ends.
+    /// Index of the target node.
     pub to: usize,
-    /// Where on that node: `q` at its left, `k` in the middle, `v` at its right.
+    /// Port on the target node: `q` at the left, `k` in the middle, `v` at the right.
     pub port: Option<char>,
-    /// Its width and colour: blue above 0, red below.
+    /// Weight, drawn as width and color: blue above 0, red below.
     pub weight: f32,
 }

@@ -18,6 +18,6 @@ pub use error::PictureError;
 pub use feature_card::{FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, feature_page};
 pub use graph::{Graph, GraphLink, GraphNode};
 pub use page::{data, learned_page, page};
-pub use report::{Axis, Metric, Report, Scale, Token, shown};
+pub use report::{Axis, Metric, Report, Scale, Token, printable_token};
 pub use svg::{Width, svg};
 pub use table::table;

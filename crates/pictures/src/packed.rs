@@ -1,33 +1,34 @@
-//! Attention patterns packed for the page: only keys up to the query, in few bytes a value, one base64 text a head.
+//! Packs attention patterns for pages: keys up to the query, few bytes per value, base64 per head.
 //!
-//! A page with all values as JSON numbers would take 14 bytes each, 2 GB for 144 heads and 1,024 tokens. Three forms, the finest
-//! that stays small:
+//! A page with all values as JSON numbers would take 14 bytes for each, or 2 GB for 144 heads and 1,024
+//! tokens. Of three forms, the most precise one that stays small is used:
 //! - `u16`: the causal triangle row by row, each value as value * 65535, little endian;
-//! - `u8`: the same as value * 255;
-//! - `strongest`: of each row the strongest sources, each as key (u16, little endian) and value * 255 (u8), by rising key.
+//! - `u8`: the same with value * 255;
+//! - `strongest`: the strongest sources of each row by ascending key, each as key (u16, little endian) and
+//!   value * 255 (u8).
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Serialize;
 
 use crate::{Report, Scale};
 
-/// Up to this many tokens a pattern has its finest form, however many heads there are.
+/// Maximum number of tokens for the most precise form, for any number of heads.
 const MAX_FINE_TOKENS: usize = 128;
-/// Up to this many tokens a pattern has all its values.
+/// Maximum number of tokens for keeping all values, for any number of heads.
 const MAX_WHOLE_TOKENS: usize = 256;
-/// Longer texts have the same forms where few heads were chosen: up to this many bytes.
+/// Maximum size in bytes for the same forms in longer texts with few selected heads.
 const MAX_BYTES: usize = 2_000_000;
-/// How many sources of a token are kept where not all can be.
+/// Number of sources kept for each token if not all are.
 const STRONGEST: usize = 8;
 
-/// The patterns of all heads of a report.
+/// Patterns of all heads of a report.
 #[derive(Serialize)]
 pub(crate) struct Pattern {
     form: Form,
     strongest: usize,
-    /// What a reader should know of the form.
+    /// Precision of the form, for readers of the page.
     about: String,
-    /// One for each layer and head, heads fastest; `None` where the report has none.
+    /// Packed pattern of each layer and head, heads fastest; `None` for heads without values.
     heads: Vec<Option<String>>,
 }
 
@@ -39,8 +40,10 @@ enum Form {
     Strongest,
 }
 
-/// Packs the patterns of an attention report. `None` for reports of another kind, and where a head is neither wholly absent nor a
-/// causal pattern of shares: those are kept as they are.
+/// Packs the patterns of an attention report.
+///
+/// Returns `None` for reports of another kind, and if a head with values is not a causal pattern of
+/// fractions. The values of such reports stay unpacked.
 pub(crate) fn pack(report: &Report) -> Option<Pattern> {
     let len = report.axes.last()?.labels.len();
     if !report.is_attention() || report.scale != Scale::Share || len == 0 || len > usize::from(u16::MAX) {
@@ -72,7 +75,7 @@ pub(crate) fn pack(report: &Report) -> Option<Pattern> {
     Some(Pattern { form, strongest: STRONGEST, about, heads })
 }
 
-/// Whether a head holds a share for every key up to the query and nothing behind it.
+/// Whether a head has a fraction for every key up to the query, and nothing after it.
 fn is_causal(head: &[Option<f32>], len: usize) -> bool {
     head.chunks(len).enumerate().all(|(query, row)| {
         row[..=query].iter().all(|value| value.is_some_and(|value| (0.0..=1.0).contains(&value)))
@@ -80,6 +83,8 @@ fn is_causal(head: &[Option<f32>], len: usize) -> bool {
     })
 }
 
+/// Packs the pattern of one head.
+///
 /// # Shapes
 /// `head`: (queries, keys), both `len`.
 fn bytes(head: &[Option<f32>], len: usize, form: Form) -> Vec<u8> {
@@ -87,8 +92,8 @@ fn bytes(head: &[Option<f32>], len: usize, form: Form) -> Vec<u8> {
     for (query, row) in head.chunks(len).enumerate() {
         let shares: Vec<f32> = row[..=query].iter().map(|value| value.unwrap_or(0.0)).collect();
         match form {
-            Form::U16 => bytes.extend(shares.iter().flat_map(|share| whole(share * 65535.0).to_le_bytes())),
-            Form::U8 => bytes.extend(shares.iter().map(|share| whole(share * 255.0).to_le_bytes()[0])),
+            Form::U16 => bytes.extend(shares.iter().flat_map(|share| rounded(share * 65535.0).to_le_bytes())),
+            Form::U8 => bytes.extend(shares.iter().map(|share| rounded(share * 255.0).to_le_bytes()[0])),
             Form::Strongest => {
                 let mut keys: Vec<usize> = (0..shares.len()).collect();
                 if keys.len() > STRONGEST {
@@ -97,9 +102,9 @@ fn bytes(head: &[Option<f32>], len: usize, form: Form) -> Vec<u8> {
                     keys.sort_unstable();
                 }
                 for key in keys {
-                    let place = u16::try_from(key).expect("`pack` takes no longer texts");
+                    let place = u16::try_from(key).expect("`pack` rejects longer texts");
                     bytes.extend(place.to_le_bytes());
-                    bytes.push(whole(shares[key] * 255.0).to_le_bytes()[0]);
+                    bytes.push(rounded(shares[key] * 255.0).to_le_bytes()[0]);
                 }
             }
         }
@@ -107,7 +112,7 @@ fn bytes(head: &[Option<f32>], len: usize, form: Form) -> Vec<u8> {
     bytes
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "shares are between 0 and 1")]
-fn whole(value: f32) -> u16 {
+#[expect(clippy::cast_possible_truncation, reason = "fractions are between 0 and 1")]
+fn rounded(value: f32) -> u16 {
     value.round() as u16
 }

@@ -1,7 +1,7 @@
-//! A report as one HTML file: data, style and script inside it, no request to anywhere.
+//! Renders a report as one HTML file with data, style and script inline, which makes no requests.
 //!
-//! The data is in a script element of type `application/json`, where only `<` has a meaning to HTML; the script puts every text
-//! on the page as text. What it is drawn with is in `candle-gpt2-web`.
+//! The data is in a script element of type `application/json`, in which only `<` is special to HTML. The
+//! script inserts every string as text. Styles, elements and scripts are in `candle-gpt2-web`.
 
 use candle_gpt2_web::{
     LEARNED_CSS, LEARNED_HTML, PARTS_CSS, REPORT_HTML, REPORT_PAGE_CSS, REPORT_PAGE_HTML, script,
@@ -12,7 +12,7 @@ use crate::packed::{Pattern, pack};
 use crate::report::escaped;
 use crate::{Axis, Metric, Report, Scale, Token, Width, svg};
 
-/// What the script of the page reads: the report, with patterns of attention packed.
+/// Data for the page's script: the report, with attention patterns packed.
 #[derive(Serialize)]
 struct Data<'a> {
     schema: &'a str,
@@ -33,12 +33,15 @@ struct Data<'a> {
     bottom_up: bool,
 }
 
-/// A report as one HTML file that asks for nothing: attention patterns as a grid of heads with a large view of one, two axes as a
-/// heatmap, more with lists to choose from, one axis as bars or, where it is the text, as coloured tokens. A graph is below.
+/// Renders a report as one self-contained HTML file.
 ///
-/// The fragment of the address holds the selection: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
-/// 1/65535 in texts of at most 128 tokens, and the page says so. Numbers have three digits. A report that fails
-/// [`Report::check`] gives a page that says so.
+/// Attention patterns become a grid of heads with a large view of one. Two axes become a heatmap; more axes
+/// add lists to choose from. One axis becomes bars, or colored tokens if it is the text. A graph is shown
+/// below.
+///
+/// The URL fragment holds the selection: `#layer=3&head=1&row=5&column=2`. Attention patterns are rounded, to
+/// 1/65535 in texts of at most 128 tokens, and the page states this. Numbers have three digits. The page of a
+/// report that fails [`Report::check`] shows the error.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Report, page};
@@ -46,14 +49,14 @@ struct Data<'a> {
 /// let report = Report::new("example", "a < b".into(), "gpt2".into(), Vec::new(), false);
 /// let html = page(&report);
 /// assert!(html.contains("<title>a &lt; b"));
-/// assert!(!html.contains("https://"), "a page that loads nothing");
+/// assert!(!html.contains("https://"), "the page loads nothing");
 /// ```
 pub fn page(report: &Report) -> String {
-    // What is too large for a picture is on no page either; the values are.
+    // A graph that is too large for a picture is missing from the page, but the values are not.
     let picture = report.graph.as_ref().and_then(|_| svg(report, Width::TwoColumns).ok()).unwrap_or_default();
-    // HTML knows the element by its name.
+    // HTML recognizes inline SVG without a namespace.
     let picture = picture.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
-    filled(
+    fill_template(
         &report.title,
         &[REPORT_HTML, &picture].concat(),
         "",
@@ -62,8 +65,10 @@ pub fn page(report: &Report) -> String {
     )
 }
 
-/// How a model learned, as one HTML file that asks for nothing: loss, heads, abilities and a sample of every checkpoint that was kept, and
-/// a slider over them. `history` is the JSON that `story-probes history` prints.
+/// Renders how a model learned as one self-contained HTML file.
+///
+/// The page shows loss, heads, abilities and a sample for every saved checkpoint, with a slider. `history` is
+/// the JSON that `story-probes history` prints.
 ///
 /// ```
 /// use candle_gpt2_pictures::learned_page;
@@ -72,13 +77,13 @@ pub fn page(report: &Report) -> String {
 /// assert!(html.contains("<title>How it learned") && !html.contains("https://"));
 /// ```
 pub fn learned_page(title: &str, history: &str) -> String {
-    filled(title, LEARNED_HTML, LEARNED_CSS, &script("parts/learned-page.js"), history)
+    fill_template(title, LEARNED_HTML, LEARNED_CSS, &script("parts/learned-page.js"), history)
 }
 
-/// The page of one thing, with these elements, style, script and data.
-pub(crate) fn filled(title: &str, elements: &str, style: &str, script: &str, data: &str) -> String {
+/// Fills the page template with elements, style, script and data.
+pub(crate) fn fill_template(title: &str, elements: &str, style: &str, script: &str, data: &str) -> String {
     let data = data.replace('<', "\\u003c");
-    // Between pairs of `@@` stand the names of what goes there.
+    // Placeholders are names between pairs of `@@`.
     REPORT_PAGE_HTML
         .split("@@")
         .map(|piece| match piece {
@@ -92,7 +97,9 @@ pub(crate) fn filled(title: &str, elements: &str, style: &str, script: &str, dat
         .collect()
 }
 
-/// A report as the JSON that `drawReport` of the module `parts/report.js` draws; patterns of attention are packed.
+/// Serializes a report as the JSON that `drawReport` of the module `parts/report.js` draws.
+///
+/// Attention patterns are packed.
 ///
 /// ```
 /// use candle_gpt2_pictures::{PARTS_CSS, REPORT_HTML, Report, data, script};
@@ -100,7 +107,7 @@ pub(crate) fn filled(title: &str, elements: &str, style: &str, script: &str, dat
 /// let report = Report::new("example", "a title".into(), "gpt2".into(), Vec::new(), false);
 /// let data = data(&report).replace('<', r"\u003c"); // so that no text in it can end the script
 /// assert!(data.contains(r#""title":"a title""#));
-/// // A page of one's own.
+/// // A custom page.
 /// let page = format!(
 ///     "<style>{PARTS_CSS}</style>{REPORT_HTML}\
 ///      <script>{}modules[\"parts/report.js\"].drawReport({data}, \"\", () => {{}});</script>",

@@ -1,4 +1,4 @@
-//! What a look into a model found: named axes, values, the tokens they belong to. Everything else is drawn from this.
+//! Results of analyses: named axes, values and tokens, from which everything is drawn.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Graph, PictureError};
 
-/// What one look into a model found; as JSON, the `--json` of every look.
+/// Result of one analysis, and the JSON that every view prints with `--json`.
 ///
 /// # Shapes
 /// `values` and `texts` are row-major over `axes`, the slowest axis first.
@@ -23,37 +23,41 @@ use crate::{Graph, PictureError};
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Names the kind of report and its version: `gpt2.look.attention/1`.
+    /// Kind of report and its version: `gpt2.look.attention/1`.
     pub schema: String,
-    /// What was looked at, in one line.
+    /// Title of the analysis, in one line.
     pub title: String,
-    /// The model, as the caller named it.
+    /// Model name, as the caller gave it.
     pub model: String,
-    /// The text, token by token.
+    /// Tokens of the text.
     pub tokens: Vec<Token>,
-    /// Whether `<|endoftext|>` was put in front of the text.
+    /// Whether `<|endoftext|>` was prepended to the text.
     pub bos: bool,
-    /// What the values run over, slowest first.
+    /// Axes of the values, slowest first.
     pub axes: Vec<Axis>,
-    /// One value for each combination of labels; `None` where there is none: masked, minus infinity, not asked for.
+    /// Value for each combination of labels.
+    ///
+    /// `None` is a missing value: masked, minus infinity or not requested.
     pub values: Vec<Option<f32>>,
-    /// A text for each value, such as the likeliest token; empty where the report has none.
+    /// Text for each value, such as the most probable token; empty if the report has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<String>,
-    /// The one number that the look is about, before and after a change to the model.
+    /// Metric of the analysis, before and after a change to the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<Metric>,
     /// Warnings and conventions in plain words.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// How the values become colours.
+    /// Color scale of the values.
     pub scale: Scale,
-    /// A graph, which pictures show in place of the values, and pages beside them. The JSON has what it shows under names of its own.
+    /// Graph, shown instead of the values in pictures and next to them in pages.
+    ///
+    /// It is not serialized; the JSON has its content under other keys.
     #[serde(skip)]
     pub graph: Option<Graph>,
 }
 
-/// One token of the text.
+/// A token of the text.
 ///
 /// ```
 /// use candle_gpt2_pictures::Token;
@@ -64,15 +68,15 @@ pub struct Report {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Token {
-    /// Its place in the text, from 0.
+    /// Position in the text, from 0.
     pub index: usize,
-    /// Its id in the vocabulary.
+    /// Id in the vocabulary.
     pub id: u32,
-    /// Its bytes as [`shown`] writes them.
+    /// Printable form of the bytes, see [`printable_token`].
     pub text: String,
 }
 
-/// One axis of the values.
+/// An axis of the values.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Axis, Token};
@@ -84,13 +88,13 @@ pub struct Token {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it counts: `layer`, `head`, `query`, `key`, `token`.
+    /// Name of the counted things: `layer`, `head`, `query`, `key`, `token`.
     pub name: String,
-    /// One label for each place along it.
+    /// Label for each index along the axis.
     pub labels: Vec<String>,
 }
 
-/// A number before and after a change to the model.
+/// A metric before and after a change to the model.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Metric, Report, table};
@@ -101,15 +105,15 @@ pub struct Axis {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
-    /// What is measured, such as a difference of two logits.
+    /// Name of the metric, such as a difference of two logits.
     pub name: String,
-    /// Without the change.
+    /// Value without the change.
     pub before: f64,
-    /// With the change, where there is one.
+    /// Value with the change, if there is one.
     pub after: Option<f64>,
 }
 
-/// How values become colours.
+/// Color scale for values.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Report, Scale};
@@ -122,7 +126,7 @@ pub struct Metric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// White at 0, blue above, red below, equally far on both sides.
+    /// White at 0, blue above and red below, with the same range on both sides.
     Signed,
     /// From 0 to 1.
     Share,
@@ -131,12 +135,12 @@ pub enum Scale {
 }
 
 impl Report {
-    /// Whether the tokens begin with a BOS token, in words.
+    /// States whether the tokens begin with a BOS token.
     pub(crate) fn bos_in_words(&self) -> &'static str {
         if self.bos { "with a BOS token" } else { "no BOS token" }
     }
 
-    /// A report of this kind, such as `attention`, that has no values yet.
+    /// Creates a report of a kind, such as `attention`, without values.
     pub fn new(kind: &str, title: String, model: String, tokens: Vec<Token>, bos: bool) -> Self {
         Self {
             schema: format!("gpt2.look.{kind}/1"),
@@ -154,7 +158,7 @@ impl Report {
         }
     }
 
-    /// A text with a value for each token, which pages and pictures show as coloured text.
+    /// Creates a report with a value for each token, which pages and pictures show as colored text.
     ///
     /// ```
     /// use candle_gpt2_pictures::{Report, Scale};
@@ -171,7 +175,7 @@ impl Report {
         Self { axes, values, scale, ..Self::new("tokens", title, String::new(), tokens, false) }
     }
 
-    /// The same with attention patterns: values by layer, head, query and key.
+    /// Sets the values to attention patterns, by layer, head, query and key.
     pub fn with_patterns(self, layers: Vec<usize>, heads: Vec<usize>, values: Vec<Option<f32>>) -> Self {
         let axes = vec![
             Axis::numbers("layer", layers),
@@ -182,7 +186,9 @@ impl Report {
         Self { axes, values, scale: Scale::Share, ..self }
     }
 
-    /// The same with a value for each layer, by its label, and token of the text; `texts` are the most probable tokens, or none.
+    /// Sets a value for each layer, given by its label, and each token of the text.
+    ///
+    /// `texts` are the most probable tokens, or empty.
     pub fn with_lens(
         mut self,
         layers: Vec<String>,
@@ -191,13 +197,13 @@ impl Report {
         scale: Scale,
     ) -> Self {
         if !texts.is_empty() {
-            self.notes.push("the text of a cell is the most probable token there".into());
+            self.notes.push("cell text: the most probable token".into());
         }
         let axes = vec![Axis::new("layer", layers), Axis::tokens("token", &self.tokens)];
         Self { axes, values, texts, scale, ..self }
     }
 
-    /// Checks that the numbers of values and texts fit the axes.
+    /// Checks that the numbers of values and texts match the axes.
     ///
     /// # Errors
     /// [`PictureError::Values`] or [`PictureError::Texts`] with both numbers.
@@ -216,7 +222,7 @@ impl Report {
         Ok(())
     }
 
-    /// The value at a place of `values`, if there is one that can be drawn.
+    /// Value at an index of `values`, if it is present and finite.
     pub(crate) fn at(&self, place: usize) -> Option<f32> {
         self.values.get(place).copied().flatten().filter(|value| value.is_finite())
     }
@@ -227,7 +233,7 @@ impl Report {
         names == ["layer", "head", "query", "key"] && self.axes[2].labels.len() == self.axes[3].labels.len()
     }
 
-    /// Whether the rows of a heatmap are drawn from the bottom upwards: layers over the tokens of the text.
+    /// Whether a heatmap has its first row at the bottom, as layers over tokens have.
     pub(crate) fn is_bottom_up(&self) -> bool {
         match &self.axes[..] {
             [.., rows, columns] => {
@@ -243,7 +249,7 @@ impl Report {
         !self.tokens.is_empty() && labels.eq(axis.labels.iter().cloned())
     }
 
-    /// The value whose colour is the strongest: 1 for shares, else the largest magnitude.
+    /// Value with the strongest color: 1 for fractions, otherwise the largest magnitude.
     pub(crate) fn top(&self) -> f32 {
         if self.scale == Scale::Share {
             return 1.0;
@@ -255,44 +261,46 @@ impl Report {
 }
 
 impl Token {
-    /// A token from its place, its id and its bytes.
+    /// Creates a token from its position, its id and its bytes.
     pub fn new(index: usize, id: u32, bytes: &[u8]) -> Self {
-        Self { index, id, text: shown(bytes) }
+        Self { index, id, text: printable_token(bytes) }
     }
 
-    /// Text and index, so that equal tokens stay apart: `·Mary 10`.
+    /// Text with the index, which distinguishes equal tokens: `·Mary 10`.
     pub fn label(&self) -> String {
         format!("{} {}", self.text, self.index)
     }
 }
 
 impl Axis {
-    /// An axis with these labels.
+    /// Creates an axis with these labels.
     pub fn new(name: impl Into<String>, labels: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { name: name.into(), labels: labels.into_iter().map(Into::into).collect() }
     }
 
-    /// An axis of the text: one label for each token, with its index.
+    /// Creates an axis over a text, with a label for each token and its index.
     pub fn tokens(name: impl Into<String>, tokens: &[Token]) -> Self {
         Self::new(name, tokens.iter().map(Token::label))
     }
 
-    /// An axis whose labels are numbers.
+    /// Creates an axis with numeric labels.
     pub fn numbers(name: impl Into<String>, numbers: impl IntoIterator<Item = usize>) -> Self {
         Self::new(name, numbers.into_iter().map(|number| number.to_string()))
     }
 }
 
-/// How a token's bytes are shown: a space as `·`, a newline as `↵`; other control characters, those that turn the direction
-/// of the text, and bytes that are no UTF-8 as `\xNN`; the rest as it is.
+/// Returns a token's bytes in printable form.
+///
+/// A space becomes `·` and a newline `↵`. Other control characters, characters that change the text
+/// direction, and invalid UTF-8 become `\xNN`.
 ///
 /// ```
-/// use candle_gpt2_pictures::shown;
+/// use candle_gpt2_pictures::printable_token;
 ///
-/// assert_eq!(shown(b" two\nlines"), "·two↵lines");
-/// assert_eq!(shown(b"\xe2\x82"), r"\xE2\x82");
+/// assert_eq!(printable_token(b" two\nlines"), "·two↵lines");
+/// assert_eq!(printable_token(b"\xe2\x82"), r"\xE2\x82");
 /// ```
-pub fn shown(bytes: &[u8]) -> String {
+pub fn printable_token(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
@@ -303,14 +311,14 @@ pub fn shown(bytes: &[u8]) -> String {
     text
 }
 
-/// A text of a report without what a terminal or a picture could not show; spaces stay.
+/// Escapes everything that a terminal or a picture could not show; spaces stay.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     text.chars().for_each(|character| push_printable(&mut printable, character));
     printable
 }
 
-/// A text between tags, of HTML and of XML.
+/// Escapes a text for use between tags of HTML and XML.
 pub(crate) fn escaped(text: &str) -> String {
     let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
@@ -319,7 +327,7 @@ pub(crate) fn escaped(text: &str) -> String {
 fn push_printable(text: &mut String, character: char) {
     match character {
         '\n' => text.push('↵'),
-        // Separators of lines, marks and overrides of direction, and what XML does not allow.
+        // Line separators, direction marks and overrides, and characters that XML forbids.
         '\u{61c}'
         | '\u{200e}'
         | '\u{200f}'
@@ -340,11 +348,11 @@ fn push_bytes(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// A value in three digits, an integer in full, or a power of ten where it is very large or small.
+/// Formats a value in three digits, an integer in full, or with an exponent if very large or small.
 pub(crate) fn short(value: f32) -> String {
     let magnitude = value.abs();
     if magnitude < 1e5 && value.fract() == 0.0 {
-        return format!("{:.0}", value + 0.0); // Not -0.
+        return format!("{:.0}", value + 0.0); // Avoids -0.
     }
     let decimals = match magnitude {
         1e2..1e5 => 0,
@@ -358,7 +366,7 @@ pub(crate) fn short(value: f32) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A label of at most `length` characters: what is too long loses the end of its text, never its index.
+/// Shortens a label to `length` characters; cuts the end of its text, but never its index.
 pub(crate) fn shortened(label: &str, length: usize) -> String {
     let label = printable(label);
     if label.chars().count() <= length {

@@ -1,14 +1,15 @@
-//! A report as an SVG picture for a paper: text as text, a white ground, no script, a colour bar.
+//! Renders a report as an SVG picture for a paper: real text, white background, color bar, no script.
 //!
-//! Lengths are points, 72 an inch. One axis becomes bars, or a line where there are many; two become a heatmap; more become a panel
-//! for each combination of the leading ones. Cells without a value are grey. A graph is drawn in place of values.
+//! Lengths are in points, 72 per inch. One axis becomes bars, or a line if it is long. Two axes become a
+//! heatmap, and more become a panel for each combination of the leading axes. Cells without a value are gray.
+//! A graph replaces the values.
 
 use std::fmt::Write;
 
 use crate::report::{escaped, printable, short, shortened};
 use crate::{Axis, Graph, PictureError, Report, Scale};
 
-/// How wide the picture is.
+/// Width of the picture.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Axis, Report, Width, svg};
@@ -22,9 +23,9 @@ use crate::{Axis, Graph, PictureError, Report, Scale};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
-    /// A column of a page with two: 3.3 inches.
+    /// One column of a two-column page: 3.3 inches.
     OneColumn,
-    /// The whole page: 6.8 inches.
+    /// Full width of the page: 6.8 inches.
     TwoColumns,
 }
 
@@ -41,30 +42,30 @@ const POINTS_PER_INCH: f64 = 72.0;
 const MAX_PANELS: usize = 160;
 const MAX_CELLS: usize = 20_000;
 const MAX_LINKS: usize = 4_000;
-/// More values along one axis than this are a line instead of bars.
+/// Maximum number of values drawn as bars instead of a line.
 const MAX_BARS: usize = 60;
-/// More values than this have a running mean over them.
+/// Maximum number of values drawn without their running mean.
 const MAX_PLAIN_CURVE: usize = 400;
-/// Up to so many panels have labels along both axes.
-const MAX_LABELLED_PANELS: usize = 4;
+/// Maximum number of panels with labels along both axes.
+const MAX_LABELED_PANELS: usize = 4;
 const MAX_LABEL: usize = 18;
 
 pub(crate) const FONT: f64 = 7.0;
 const SMALLEST_FONT: f64 = 4.5;
-/// The width of a letter as a part of the font's size; a little generous, since the font is the reader's.
+/// Letter width as a fraction of the font size, generous because the reader's font is unknown.
 const LETTER: f64 = 0.57;
 const NARROW_LETTER: f64 = 0.3;
 const WIDE_LETTER: f64 = 0.9;
 pub(crate) const MARGIN: f64 = 4.0;
-/// Between a label and what it belongs to, on both sides together.
+/// Gap between a label and its target, on both sides together.
 const LABEL_GAP: f64 = 5.0;
-/// Room on the left for the turned name of the rows.
+/// Space on the left for the rotated name of the row axis.
 const NAME_ROOM: f64 = FONT + 3.0;
-/// Room on the right for the colour bar and its numbers.
+/// Space on the right for the color bar and its numbers.
 const BAR_ROOM: f64 = 40.0;
 const MAX_HEIGHT: f64 = 620.0;
 const BARS_HEIGHT: f64 = 110.0;
-/// The width from which cells have their values printed in them.
+/// Minimum width of cells with printed values.
 const PRINTED_CELL: f64 = 16.0;
 
 const NONE: &str = "#dcdee3";
@@ -74,10 +75,13 @@ const ZERO: [f64; 3] = [255.0, 255.0, 255.0];
 const BLUE: [[f64; 3]; 2] = [[98.0, 163.0, 214.0], [12.0, 48.0, 110.0]];
 const RED: [[f64; 3]; 2] = [[232.0, 132.0, 108.0], [146.0, 18.0, 38.0]];
 
-/// A report as an SVG picture. Where cells hold texts and the first of two axes is the layer, the lowest layer is at the bottom.
+/// Renders a report as an SVG picture.
+///
+/// Layers over tokens, and layers with texts in their cells, have the lowest layer at the bottom.
 ///
 /// # Errors
-/// When the report fails [`Report::check`], holds no value and no graph, or would make more than 160 panels, 20,000 cells or 4,000 links.
+/// If the report fails [`Report::check`], has neither values nor a graph, or needs more than 160 panels,
+/// 20,000 cells or 4,000 links.
 pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
     report.check()?;
     let mut drawing = Drawing::default();
@@ -88,11 +92,11 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
     Ok(document(report, size, &drawing))
 }
 
-/// The whole picture of what was drawn.
+/// Creates the SVG document of a drawing.
 pub(crate) fn document(report: &Report, [width, height]: [f64; 2], drawing: &Drawing) -> String {
     let [inches, high_inches] = [width, height].map(|points| number(points / POINTS_PER_INCH));
     let front = report.bos_in_words();
-    // What is of no model is of no text either.
+    // Without a model there is no BOS note either.
     let of = if report.model.is_empty() { String::new() } else { format!(", {}, {front}", report.model) };
     let title = escaped(&format!("{}{of}", report.title));
     format!(
@@ -105,7 +109,7 @@ pub(crate) fn document(report: &Report, [width, height]: [f64; 2], drawing: &Dra
     )
 }
 
-/// Draws the values and returns the size of the picture, which is at most this wide.
+/// Draws the values and returns the size of the picture, which is at most `width` wide.
 fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f64; 2], PictureError> {
     let cells = (0..report.values.len()).filter(|place| report.at(*place).is_some()).count();
     if cells == 0 {
@@ -121,7 +125,7 @@ fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f6
     }
 }
 
-/// Draws a graph from the bottom upwards and gives the height of the picture.
+/// Draws a graph from the bottom up and returns the height of the picture.
 fn draw_graph(
     drawing: &mut Drawing,
     report: &Report,
@@ -142,7 +146,7 @@ fn draw_graph(
     let widest = widths.iter().copied().fold(0.0, f64::max);
     let top_row = graph.nodes.iter().map(|node| node.row).max().unwrap_or(0);
     let first = MARGIN + FONT + 6.0 + NODE / 2.0;
-    // The middle of a node.
+    // Center of a node.
     let place = |node: usize| {
         let node = &graph.nodes[node];
         let x = MARGIN + widest / 2.0 + node.column * (width - 2.0 * MARGIN - widest);
@@ -186,7 +190,7 @@ fn draw_graph(
     Ok(first + top_row as f64 * ROW + NODE / 2.0 + MARGIN)
 }
 
-/// How far a curve's middle moves to the side so that it runs past the boxes between its ends, as far as it can.
+/// Sideways shift of a curve's middle that best avoids the boxes between its ends.
 fn bow_around(boxes: &[([f64; 2], f64)], [x, y]: [f64; 2], [end_x, end]: [f64; 2], half_height: f64) -> f64 {
     const STEP: f64 = 12.0;
     const POINTS: i32 = 24;
@@ -210,19 +214,19 @@ fn bow_around(boxes: &[([f64; 2], f64)], [x, y]: [f64; 2], [end_x, end]: [f64; 2
     bows.min_by_key(|bow| crossed(*bow)).unwrap_or(0.0)
 }
 
-/// Where a text stands: its anchor, and whether it is turned to read upwards.
+/// Anchor of a text, and whether it is rotated to read upwards.
 #[derive(Clone, Copy)]
 pub(crate) enum Align {
     Start,
     Middle,
     End,
-    /// Turned to read upwards, with its end at the place.
+    /// Rotated to read upwards, with its end at the position.
     Upwards,
-    /// Turned to read upwards, with its middle at the place.
+    /// Rotated to read upwards, with its middle at the position.
     Turned,
 }
 
-/// The elements drawn so far.
+/// SVG elements drawn so far.
 #[derive(Default)]
 pub(crate) struct Drawing {
     body: String,
@@ -245,10 +249,10 @@ impl Drawing {
         ));
     }
 
-    pub(crate) fn stroke(&mut self, from: [f64; 2], to: [f64; 2], colour: &str, width: f64) {
+    pub(crate) fn stroke(&mut self, from: [f64; 2], to: [f64; 2], color: &str, width: f64) {
         let [x1, y1, x2, y2, width] = [from[0], from[1], to[0], to[1], width].map(number);
         self.push(format_args!(
-            "<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" stroke=\"{colour}\" stroke-width=\"{width}\"/>"
+            "<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" stroke=\"{color}\" stroke-width=\"{width}\"/>"
         ));
     }
 
@@ -259,7 +263,7 @@ impl Drawing {
         ));
     }
 
-    /// A text whose middle line is at `y`.
+    /// Draws a text, vertically centered at `y`.
     pub(crate) fn text(&mut self, [x, y]: [f64; 2], align: Align, font: f64, fill: &str, text: &str) {
         let (anchor, turn) = match align {
             Align::Start => ("start", false),
@@ -268,7 +272,7 @@ impl Drawing {
             Align::Upwards => ("end", true),
             Align::Turned => ("middle", true),
         };
-        // A third of the font's size from the middle of a letter to its foot.
+        // A letter's middle is about a third of the font size above its baseline.
         let (x, y) = if turn { (x + font * 0.35, y) } else { (x, y + font * 0.35) };
         let turn = if turn {
             format!(" transform=\"rotate(-90 {} {})\"", number(x), number(y))
@@ -290,10 +294,10 @@ impl Drawing {
     }
 }
 
-/// One heatmap: its values, where it is and how large its cells are.
+/// A heatmap: its values, position and cell size.
 struct Panel<'a> {
     report: &'a Report,
-    /// Where the values of the panel begin.
+    /// Index of the panel's first value.
     start: usize,
     top: f32,
     corner: [f64; 2],
@@ -305,62 +309,62 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f6
     let (leading, last) = report.axes.split_at(report.axes.len() - 2);
     let [rows, columns] = [&last[0], &last[1]];
     let panel_len = rows.labels.len() * columns.labels.len();
-    let there: Vec<usize> = report
+    let visible: Vec<usize> = report
         .values
         .chunks(panel_len)
         .enumerate()
         .filter_map(|(panel, values)| values.iter().any(Option::is_some).then_some(panel))
         .collect();
-    if there.len() > MAX_PANELS {
+    if visible.len() > MAX_PANELS {
         let axes = leading.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(PictureError::TooManyPanels { panels: there.len(), limit: MAX_PANELS, axes });
+        return Err(PictureError::TooManyPanels { panels: visible.len(), limit: MAX_PANELS, axes });
     }
-    let is_whole = there.len() * panel_len == report.values.len();
+    let is_whole = visible.len() * panel_len == report.values.len();
     let across = match leading {
         [.., _, inner] if is_whole => inner.labels.len(),
-        _ => columns_of_panels(there.len()),
+        _ => columns_of_panels(visible.len()),
     };
-    let is_labelled = there.len() <= MAX_LABELLED_PANELS;
+    let is_labeled = visible.len() <= MAX_LABELED_PANELS;
     let is_captioned = !leading.is_empty();
 
-    let gap = if is_labelled { 8.0 } else { 3.0 };
+    let gap = if is_labeled { 8.0 } else { 3.0 };
     let outer = (width - 2.0 * MARGIN - BAR_ROOM + gap) / across as f64 - gap;
-    let side = if is_labelled { NAME_ROOM + room_for(rows, FONT).min(outer * 0.4) } else { 0.0 };
+    let side = if is_labeled { NAME_ROOM + room_for(rows, FONT).min(outer * 0.4) } else { 0.0 };
     let room = outer - side;
     let cell = cell_size(report, rows, columns, room);
     let is_turned = columns.labels.iter().any(|label| text_width(label, FONT) > cell[0] * 0.95);
-    let foot = match (is_labelled, is_turned) {
+    let foot = match (is_labeled, is_turned) {
         (false, _) => 0.0,
         (true, true) => room_for(columns, cell[0].clamp(SMALLEST_FONT, FONT)) + FONT + 3.0,
         (true, false) => 2.0 * FONT + 5.0,
     };
     let caption = if is_captioned { FONT + 1.0 } else { 0.0 };
     let body = [cell[0] * columns.labels.len() as f64, cell[1] * rows.labels.len() as f64];
-    // Few rows have no room for a name beside them: it has a line of its own above them.
-    let name = if is_labelled && text_width(&rows.name, FONT) > body[1] { FONT + 2.0 } else { 0.0 };
+    // If there are few rows, the axis name does not fit beside them and gets a line above.
+    let name = if is_labeled && text_width(&rows.name, FONT) > body[1] { FONT + 2.0 } else { 0.0 };
     let step = [side + body[0].max(room.min(body[0] + 1.0)) + gap, caption + name + body[1] + foot + gap];
     let begin = [MARGIN, MARGIN];
 
-    for (place, panel) in there.iter().enumerate() {
+    for (place, panel) in visible.iter().enumerate() {
         let [x, y] =
             [begin[0] + (place % across) as f64 * step[0], begin[1] + (place / across) as f64 * step[1]];
         let corner = [x + side, y + caption + name];
         if is_captioned {
-            let font = if is_labelled { FONT } else { FONT.min(body[0] / 2.6).max(SMALLEST_FONT) };
-            let text = caption_of(leading, *panel, is_labelled);
+            let font = if is_labeled { FONT } else { FONT.min(body[0] / 2.6).max(SMALLEST_FONT) };
+            let text = caption_of(leading, *panel, is_labeled);
             drawing.text([corner[0], y + caption / 2.0 - 0.5], Align::Start, font, INK, &text);
         }
         let panel = Panel { report, start: panel * panel_len, top: report.top(), corner, cell };
         draw_heatmap(drawing, &panel, rows, columns);
-        if is_labelled {
+        if is_labeled {
             draw_labels(drawing, &panel, rows, columns, [body, [side, foot]], is_turned);
         }
     }
-    let panel_rows = there.len().div_ceil(across) as f64;
+    let panel_rows = visible.len().div_ceil(across) as f64;
     let mut height = begin[1] + panel_rows * step[1] - gap + MARGIN;
     let right = begin[0] + across as f64 * step[0] - gap + 8.0;
     let has_none = report.values.iter().any(Option::is_none);
-    let bar_end = draw_colour_bar(
+    let bar_end = draw_color_bar(
         drawing,
         report,
         [right, begin[1] + caption + name],
@@ -368,11 +372,11 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f6
         has_none,
     );
     height = height.max(bar_end + MARGIN);
-    // No wider than what is drawn.
+    // The picture is no wider than its contents.
     let mut used = right + BAR_ROOM;
-    if !is_labelled {
+    if !is_labeled {
         let names = leading.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(".");
-        let legend = format!("panels: {names}; downwards: {}; across: {}", rows.name, columns.name);
+        let legend = format!("panels: {names}; rows: {}; columns: {}", rows.name, columns.name);
         drawing.text([begin[0], height + FONT / 2.0 - 1.0], Align::Start, FONT, INK, &legend);
         height += FONT + MARGIN;
         used = used.max(begin[0] + text_width(&legend, FONT) + MARGIN);
@@ -387,7 +391,9 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f6
     Ok([used.min(width), height])
 }
 
-/// Lists the labels of an axis below panels that are too small for them, and gives where that ends. Numbers from 0 need no list.
+/// Lists an axis's labels below panels that are too small for them, and returns the new height.
+///
+/// Consecutive numbers from 0 need no list.
 fn draw_legend(drawing: &mut Drawing, name: &str, axis: &Axis, width: f64, mut height: f64) -> f64 {
     if axis.labels.iter().enumerate().all(|(place, label)| *label == place.to_string()) {
         return height;
@@ -397,7 +403,7 @@ fn draw_legend(drawing: &mut Drawing, name: &str, axis: &Axis, width: f64, mut h
         let label = shortened(label, MAX_LABEL);
         match lines.last_mut() {
             Some(line) if text_width(line, FONT) + text_width(&label, FONT) < width - 4.0 * MARGIN => {
-                // An em space: SVG joins ordinary ones.
+                // An em space, because SVG collapses ordinary spaces.
                 *line += &format!("\u{2003}{label}");
             }
             _ => lines.push(label),
@@ -410,7 +416,7 @@ fn draw_legend(drawing: &mut Drawing, name: &str, axis: &Axis, width: f64, mut h
     height + MARGIN
 }
 
-/// How many panels stand side by side where the axes do not say.
+/// Number of panels in a row if the axes do not determine it.
 fn columns_of_panels(panels: usize) -> usize {
     (1..=panels).find(|columns| columns * columns >= panels).unwrap_or(1)
 }
@@ -426,7 +432,7 @@ fn caption_of(leading: &[Axis], mut panel: usize, is_long: bool) -> String {
     parts.join(if is_long { ", " } else { "." })
 }
 
-/// Width and height of a cell: square where the axes are alike, wide where there are texts.
+/// Width and height of a cell: square if the axes have equal lengths, wide if there are texts.
 fn cell_size(report: &Report, rows: &Axis, columns: &Axis, room: f64) -> [f64; 2] {
     let wide = (room / columns.labels.len() as f64).min(if report.texts.is_empty() { 24.0 } else { 60.0 });
     let high = if !report.texts.is_empty() {
@@ -448,7 +454,7 @@ fn draw_heatmap(drawing: &mut Drawing, panel: &Panel<'_>, rows: &Axis, columns: 
     for row in 0..count[1] {
         for column in 0..count[0] {
             if let Some(value) = report.at(start + row * count[0] + column) {
-                let fill = hexadecimal(colour(value, report.scale, *top));
+                let fill = hexadecimal(color(value, report.scale, *top));
                 drawing.rect(
                     [corner[0] + column as f64 * cell[0], row_top(panel, row, count[1])],
                     *cell,
@@ -472,7 +478,7 @@ fn draw_heatmap(drawing: &mut Drawing, panel: &Panel<'_>, rows: &Axis, columns: 
             let longest = text.chars().count().clamp(1, MAX_LABEL) as f64;
             let font = (cell[0] * 0.94 / (longest * LETTER)).min(cell[1] * 0.75).clamp(SMALLEST_FONT, FONT);
             let text = fitted(text, cell[0] * 0.96, font);
-            let fill = report.at(place).map_or(INK, |value| ink_on(colour(value, report.scale, *top)));
+            let fill = report.at(place).map_or(INK, |value| ink_on(color(value, report.scale, *top)));
             let middle =
                 [corner[0] + (column as f64 + 0.5) * cell[0], row_top(panel, row, count[1]) + cell[1] / 2.0];
             drawing.text(middle, Align::Middle, font, fill, &text);
@@ -485,7 +491,7 @@ fn row_top(panel: &Panel<'_>, row: usize, rows: usize) -> f64 {
     panel.corner[1] + line as f64 * panel.cell[1]
 }
 
-/// Labels of rows and columns and the names of the axes.
+/// Draws the labels of rows and columns, and the names of the axes.
 fn draw_labels(
     drawing: &mut Drawing,
     panel: &Panel<'_>,
@@ -529,8 +535,8 @@ fn draw_labels(
     );
 }
 
-/// Draws which colour is which value, and gives where that ends.
-fn draw_colour_bar(
+/// Draws the color bar and returns its lower end.
+fn draw_color_bar(
     drawing: &mut Drawing,
     report: &Report,
     [x, y]: [f64; 2],
@@ -544,7 +550,7 @@ fn draw_colour_bar(
     drawing.push(format_args!("<g shape-rendering=\"crispEdges\">"));
     for step in 0..STEPS {
         let share = 1.0 - (step as f32 + 0.5) / STEPS as f32;
-        let fill = hexadecimal(colour(bottom + (top - bottom) * share, report.scale, top));
+        let fill = hexadecimal(color(bottom + (top - bottom) * share, report.scale, top));
         drawing.rect([x, y + step as f64 * high], [7.0, high], &fill);
     }
     drawing.push(format_args!("</g>"));
@@ -567,7 +573,7 @@ fn draw_colour_bar(
     y + length + 16.0
 }
 
-/// Draws one axis as bars, or as a line, and gives the height of the picture.
+/// Draws one axis as bars or as a line, and returns the height of the picture.
 fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) -> f64 {
     let values = || (0..report.values.len()).map(|place| report.at(place));
     let [low, high] = [values().flatten().fold(0.0, f32::min), values().flatten().fold(0.0, f32::max)];
@@ -639,7 +645,7 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
     name + FONT / 2.0 + MARGIN
 }
 
-/// Draws the text, each token on the colour of its value, and gives where that ends.
+/// Draws the text, each token on the color of its value, and returns its lower end.
 fn draw_tokens(drawing: &mut Drawing, report: &Report, width: f64, mut y: f64) -> f64 {
     const LINE: f64 = FONT + 5.0;
     let mut x = MARGIN;
@@ -648,7 +654,7 @@ fn draw_tokens(drawing: &mut Drawing, report: &Report, width: f64, mut y: f64) -
         if x + wide > width - MARGIN && x > MARGIN {
             (x, y) = (MARGIN, y + LINE);
         }
-        let fill = report.at(place).map(|value| colour(value, report.scale, report.top()));
+        let fill = report.at(place).map(|value| color(value, report.scale, report.top()));
         drawing.rect([x, y], [wide, LINE - 1.0], &fill.map_or_else(|| NONE.to_owned(), hexadecimal));
         let ink = fill.map_or(INK, ink_on);
         drawing.text([x + wide / 2.0, y + LINE / 2.0], Align::Middle, FONT, ink, &token.text);
@@ -657,7 +663,7 @@ fn draw_tokens(drawing: &mut Drawing, report: &Report, width: f64, mut y: f64) -
     y + LINE + 6.0
 }
 
-/// The mean of the values around a place, over a fiftieth of all; nothing where there is no value.
+/// Mean of the values around an index, over a fiftieth of all; `None` if the value is missing.
 fn running_mean(values: &[Option<f32>], place: usize) -> Option<f32> {
     values[place]?;
     let reach = values.len() / 100;
@@ -666,19 +672,19 @@ fn running_mean(values: &[Option<f32>], place: usize) -> Option<f32> {
     Some(known.iter().sum::<f32>() / known.len() as f32)
 }
 
-/// Room for the longest label of an axis.
+/// Width of an axis's longest label, with a gap.
 fn room_for(axis: &Axis, font: f64) -> f64 {
     let widths = axis.labels.iter().map(|label| text_width(&shortened(label, MAX_LABEL), font));
     widths.fold(0.0, f64::max) + LABEL_GAP
 }
 
-/// Of how many labels one is drawn, so that they do not touch.
-#[expect(clippy::cast_possible_truncation, reason = "a few at most: a cell is never that small")]
+/// Interval between drawn labels at which they do not touch.
+#[expect(clippy::cast_possible_truncation, reason = "a small number, because cells have a minimum size")]
 fn stride(font: f64, cell: f64) -> usize {
     (font / cell).ceil().max(1.0) as usize
 }
 
-/// A text whose index stays at its end where letters run from right to left.
+/// Keeps the index at the end of a text that runs from right to left.
 fn ordered(text: &str) -> String {
     let is_leftward =
         |letter| matches!(letter, '\u{590}'..='\u{8ff}' | '\u{fb1d}'..='\u{fdff}' | '\u{fe70}'..='\u{fefc}');
@@ -688,16 +694,16 @@ fn ordered(text: &str) -> String {
     }
 }
 
-/// A label cut to a width.
+/// Shortens a label to a width.
 fn fitted(label: &str, width: f64, font: f64) -> String {
-    // No letter is narrower than a quarter of the font.
+    // No letter is narrower than a quarter of the font size.
     let most = (4.0 * width / font).max(1.0);
     let lengths = (1..=label.chars().count()).rev().filter(|length| (*length as f64) <= most);
     let cut = lengths.map(|length| shortened(label, length)).find(|cut| text_width(cut, font) <= width);
     cut.unwrap_or_else(|| shortened(label, 1))
 }
 
-/// How wide a text probably is; letters of East Asian scripts are square.
+/// Estimated width of a text; East Asian letters are square.
 fn text_width(text: &str, font: f64) -> f64 {
     let width = |character| match character {
         'f' | 'i' | 'j' | 'l' | 'r' | 't' | 'I' | '|' | '.' | ',' | ':' | ';' | '\'' | '!' | '·' | ' '
@@ -709,12 +715,12 @@ fn text_width(text: &str, font: f64) -> f64 {
     text.chars().map(|character| font * width(character)).sum()
 }
 
-/// Blue above 0, red below, the stronger the nearer to `top`.
-pub(crate) fn signed_colour(value: f32, top: f32) -> [f64; 3] {
-    colour(value, Scale::Signed, top)
+/// Blue above 0, red below, and stronger towards `top`.
+pub(crate) fn signed_color(value: f32, top: f32) -> [f64; 3] {
+    color(value, Scale::Signed, top)
 }
 
-fn colour(value: f32, scale: Scale, top: f32) -> [f64; 3] {
+fn color(value: f32, scale: Scale, top: f32) -> [f64; 3] {
     let ends = if scale == Scale::Signed && value < 0.0 { RED } else { BLUE };
     let magnitude = if scale == Scale::Signed { value.abs() } else { value };
     let way = f64::from(magnitude / top).clamp(0.0, 1.0) * 2.0;
@@ -722,21 +728,21 @@ fn colour(value: f32, scale: Scale, top: f32) -> [f64; 3] {
     std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
 }
 
-pub(crate) fn hexadecimal(colour: [f64; 3]) -> String {
-    format!("#{}", colour.map(|channel| format!("{:02x}", byte(channel))).concat())
+pub(crate) fn hexadecimal(color: [f64; 3]) -> String {
+    format!("#{}", color.map(|channel| format!("{:02x}", byte(channel))).concat())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "colours are mixed of numbers up to 255")]
+#[expect(clippy::cast_possible_truncation, reason = "color components are at most 255")]
 fn byte(channel: f64) -> u8 {
     channel.round() as u8
 }
 
-/// Black or white, whichever can be read on a colour.
+/// Black or white, whichever is readable on a color.
 fn ink_on([red, green, blue]: [f64; 3]) -> &'static str {
     if 0.3 * red + 0.59 * green + 0.11 * blue > 118.0 { INK } else { "#fff" }
 }
 
-/// A value that fits into a cell.
+/// Formats a value to fit into a cell.
 fn three_digits(value: f32) -> String {
     let text = if value.abs() >= 99.95 { format!("{value:.0}") } else { format!("{value:.2}") };
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
@@ -752,7 +758,7 @@ fn tick_text(value: f32) -> String {
     }
 }
 
-/// A length with two decimals at most.
+/// Formats a length with at most two decimals.
 fn number(length: f64) -> String {
     let text = format!("{length:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,23 +1,24 @@
-//! A report as plain text for a terminal, at most about a hundred columns wide.
+//! Renders a report as plain text for a terminal, at most about a hundred columns wide.
 
 use crate::report::{printable, short, shortened};
 use crate::{Report, Scale};
 
-/// The widest line, in characters.
+/// Maximum width of a line, in characters.
 const WIDTH: usize = 100;
-/// The longest label.
+/// Maximum length of a label.
 const LABEL: usize = 24;
-/// The longest label above a column.
+/// Maximum length of a label above a column.
 const COLUMN_LABEL: usize = 12;
-/// More values along one axis than this are cut to the strongest.
+/// Maximum number of values listed for one axis; if there are more, the strongest are listed.
 const LINES: usize = 40;
-/// Of more axes, this many of the strongest cells are listed.
+/// Number of strongest cells listed for several axes.
 const CELLS: usize = 30;
-/// How many tokens of the text are listed.
+/// Maximum number of tokens listed.
 const TOKENS: usize = 200;
 
-/// A report as text: model, tokens with their indices, values, notes. What is too wide for a terminal is cut to its strongest
-/// values, and the text says so.
+/// Renders a report as text: model, tokens with their indices, values and notes.
+///
+/// Output that is too wide for a terminal is reduced to the strongest values, and the text states this.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Axis, Report, table};
@@ -67,7 +68,7 @@ pub fn table(report: &Report) -> String {
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// Lines of one axis: label, value, text.
+/// Lines for one axis: label, value and text.
 fn values(report: &Report) -> Vec<String> {
     let labels: Vec<String> = report.axes[0].labels.iter().map(|label| shortened(label, LABEL)).collect();
     let width = widest(&labels);
@@ -88,7 +89,7 @@ fn values(report: &Report) -> Vec<String> {
     lines
 }
 
-/// Two axes as rows and columns, where they fit.
+/// Two axes as rows and columns, if the width allows.
 fn matrix(report: &Report) -> Option<Vec<String>> {
     let [rows, columns] = report.axes.as_slice() else { return None };
     let labels: Vec<String> = rows.labels.iter().map(|label| shortened(label, LABEL)).collect();
@@ -110,7 +111,9 @@ fn matrix(report: &Report) -> Option<Vec<String>> {
     Some(lines)
 }
 
-/// A grid of values, with their texts if there are any, layers from the top down. A grid that is too wide continues below.
+/// Grid of values and their texts, with the last layer first.
+///
+/// A grid that is too wide continues below.
 fn grid(report: &Report) -> Vec<String> {
     let [rows, columns] = report.axes.as_slice() else { return Vec::new() };
     let mut order: Vec<usize> = (0..rows.labels.len()).collect();
@@ -131,7 +134,7 @@ fn grid(report: &Report) -> Vec<String> {
     let mut lines = vec![format!("rows: {rows}, columns: {}", printable(&report.axes[1].name))];
     let (mut begin, mut blocks) = (0, 0);
     while begin < columns {
-        // Columns of this block, each with its heading.
+        // Columns of this block with their headings.
         let mut block: Vec<Vec<String>> = Vec::new();
         let mut width = first;
         for column in begin..columns {
@@ -159,12 +162,12 @@ fn grid(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The strongest cells with their labels.
+/// Strongest cells with their labels.
 fn strongest(report: &Report) -> Vec<String> {
     let places = strongest_places(report, CELLS);
     let axes: Vec<String> = report.axes.iter().map(|axis| printable(&axis.name)).collect();
-    let there = report.values.iter().flatten().count();
-    let heading = format!("the {} strongest of {there} values ({}):", places.len(), axes.join(", "));
+    let present = report.values.iter().flatten().count();
+    let heading = format!("the {} strongest of {present} values ({}):", places.len(), axes.join(", "));
     let lines = places.into_iter().map(|place| {
         let label = labels_of(report, place).join("  ");
         format!("{:>9}  {label}  {}", shown_value(report, place), text_at(report, place))
@@ -172,7 +175,7 @@ fn strongest(report: &Report) -> Vec<String> {
     std::iter::once(heading).chain(lines).collect()
 }
 
-/// One line for each head: where it looks on average, and its strongest pair.
+/// One line for each head: its mean attention to some keys, and its strongest pair.
 fn heads(report: &Report) -> Vec<String> {
     let len = report.axes[2].labels.len();
     let queries = &report.axes[2].labels;
@@ -208,7 +211,7 @@ fn heads(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The places of the values with the largest magnitudes, the largest first.
+/// Indices of the values with the largest magnitudes, largest first.
 fn strongest_places(report: &Report, count: usize) -> Vec<usize> {
     let magnitude = |place: &usize| report.at(*place).map_or(0.0, f32::abs);
     let mut places: Vec<usize> =
@@ -239,7 +242,7 @@ fn widest(texts: &[String]) -> usize {
     texts.iter().map(|text| text.chars().count()).max().unwrap_or(0)
 }
 
-/// The spaces before a text that is to end at `width`.
+/// Spaces that right-align a text at `width`.
 fn padding(text: &str, width: usize) -> String {
     " ".repeat(width.saturating_sub(text.chars().count()))
 }
@@ -248,7 +251,7 @@ fn wrapped(indent: &str, pieces: impl IntoIterator<Item = String>) -> Vec<String
     wrapped_by("  ", indent, pieces)
 }
 
-/// Lines of at most [`WIDTH`] characters; a longer piece has a line of its own.
+/// Wraps pieces into lines of at most [`WIDTH`] characters; a longer piece gets its own line.
 fn wrapped_by(between: &str, indent: &str, pieces: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for piece in pieces {

@@ -1,4 +1,4 @@
-//! The KV cache of a prefix, to continue from.
+//! KV cache of a prefix, which later calls extend.
 
 use std::sync::Arc;
 
@@ -8,21 +8,23 @@ use candle_gpt2_engine::LoadedModel;
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
-use crate::errors::{Result, wrong_type, wrong_value};
+use crate::errors::{Result, type_error, value_error};
 use crate::model::Model;
 use crate::process::{computing, start};
-use crate::raised::{Lent, Raised};
+use crate::raised::{Exclusive, Raised};
 use crate::values::{Text, Values, number};
 
-/// A KV cache: the tokens that a model has read, with their keys and values. `model.logits(ids, cache=cache)` reads more.
+/// KV cache: tokens that a model has processed, with their keys and values.
+///
+/// `model.logits(ids, cache=cache)` appends tokens.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Cache {
     pub(crate) loaded: Arc<LoadedModel>,
-    held: Lent<Held>,
+    contents: Exclusive<Contents>,
 }
 
-/// What a cache holds.
-pub(crate) struct Held {
+/// Contents of a cache.
+pub(crate) struct Contents {
     pub(crate) ids: Vec<u32>,
     pub(crate) cache: Gpt2Cache,
 }
@@ -30,70 +32,82 @@ pub(crate) struct Held {
 impl Cache {
     pub(crate) fn new(loaded: Arc<LoadedModel>, capacity: usize) -> Result<Self> {
         let cache = loaded.model().new_cache(1, capacity)?;
-        Ok(Self::of(loaded, Held { ids: Vec::new(), cache }))
+        Ok(Self::from_contents(loaded, Contents { ids: Vec::new(), cache }))
     }
 
-    fn of(loaded: Arc<LoadedModel>, held: Held) -> Self {
-        Self { loaded, held: Lent::new("the cache", held) }
+    fn from_contents(loaded: Arc<LoadedModel>, contents: Contents) -> Self {
+        Self { loaded, contents: Exclusive::new("the cache", contents) }
     }
 }
 
 #[pymethods]
 impl Cache {
     fn __len__(&self, py: Python<'_>) -> Result<usize> {
-        self.held.with(py, |held| held.ids.len())
+        self.contents.with(py, |contents| contents.ids.len())
     }
 
     fn __repr__(&self, py: Python<'_>) -> Result<String> {
-        let (tokens, room) =
-            self.held.with(py, |held| (held.ids.len(), held.cache.rooms().into_iter().sum::<usize>()))?;
+        let (tokens, room) = self.contents.with(py, |contents| {
+            (contents.ids.len(), contents.cache.free_tokens().into_iter().sum::<usize>())
+        })?;
         Ok(format!("Cache({tokens} tokens, room for {room} more)"))
     }
 
-    /// The tokens.
+    /// Token IDs in the cache.
     #[getter]
     fn ids(&self, py: Python<'_>) -> Result<Vec<u32>> {
-        self.held.with(py, |held| held.ids.clone())
+        self.contents.with(py, |contents| contents.ids.clone())
     }
 
-    /// An independent copy.
+    /// Returns an independent copy.
     fn fork(&self, py: Python<'_>) -> Result<Self> {
-        let held = self.held.with(py, |held| {
-            Ok::<_, candle_core::Error>(Held { ids: held.ids.clone(), cache: held.cache.fork(&[0])? })
+        let contents = self.contents.with(py, |contents| {
+            Ok::<_, candle_core::Error>(Contents {
+                ids: contents.ids.clone(),
+                cache: contents.cache.fork(&[0])?,
+            })
         })??;
-        Ok(Self::of(Arc::clone(&self.loaded), held))
+        Ok(Self::from_contents(Arc::clone(&self.loaded), contents))
     }
 
-    /// Forgets the tokens after the first `length`; of a negative length as many at the end. Gives the cache itself.
+    /// Keeps only the first `length` tokens and returns the cache.
+    ///
+    /// A negative length drops that many tokens from the end.
     fn truncate(slf: Bound<'_, Self>, length: i64) -> Result<Bound<'_, Self>> {
-        slf.get().held.with(slf.py(), |held| {
-            let tokens = held.ids.len();
+        slf.get().contents.with(slf.py(), |contents| {
+            let tokens = contents.ids.len();
             let kept = match usize::try_from(length) {
                 Ok(kept) => Some(kept),
                 Err(_) => usize::try_from(length.unsigned_abs()).ok().and_then(|cut| tokens.checked_sub(cut)),
             };
             let Some(kept) = kept.filter(|kept| *kept <= tokens) else {
-                return Err(wrong_value(format!("length {length}: the cache holds {tokens} tokens")));
+                return Err(value_error(format!("length {length}: the cache holds {tokens} tokens")));
             };
-            held.cache.truncate(0, kept)?;
-            held.ids.truncate(kept);
+            contents.cache.truncate(0, kept)?;
+            contents.ids.truncate(kept);
             Ok(())
         })??;
         Ok(slf)
     }
 
     fn __reduce__(&self) -> Result<()> {
-        Err(wrong_type(
-            "a cache cannot be pickled; pickle the model and the cache's `ids`, and read them again there",
+        Err(type_error(
+            "a cache cannot be pickled; pickle the model and the cache's `ids`, and rebuild it in the other \
+             process",
         ))
     }
 }
 
 #[pymethods]
 impl Model {
-    /// Logits after the last token, an array (vocabulary,); with last_only=False after each token, (tokens, vocabulary). With a
-    /// cache the tokens follow those that it holds, and are added to it.
-    #[pyo3(signature = (ids, last_only = true, cache = None, hooks = None))]
+    /// Returns the logits after the last token of a text or token IDs, an array of shape (vocabulary,).
+    ///
+    /// Unlike HookedTransformer, this method prepends no BOS token by default.
+    ///
+    /// last_only: False returns the logits after every token, (tokens, vocabulary). cache: a prefix that the
+    /// tokens extend; the call adds them to it. hooks: see run_with_cache. prepend_bos: prepend a BOS token to
+    /// a text.
+    #[pyo3(signature = (ids, last_only = true, cache = None, hooks = None, prepend_bos = false))]
     fn logits<'py>(
         &self,
         py: Python<'py>,
@@ -101,25 +115,27 @@ impl Model {
         last_only: bool,
         cache: Option<&Bound<'py, Cache>>,
         hooks: Option<&Bound<'py, PyAny>>,
+        prepend_bos: bool,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         start()?;
-        let ids = Text::read(ids)?.into_ids(py, self.loaded.vocabulary())?;
+        let (text, bos) = (Text::read(ids)?, self.bos(prepend_bos)?);
+        let ids = py.detach(|| text.encoded_after(bos, self.loaded.vocabulary()))?;
         if let Some(id) = ids.iter().find(|id| !self.loaded.config().has_token(**id)) {
             let vocab_size = self.loaded.config().vocab_size;
-            return Err(wrong_value(format!("token {id} is outside the vocabulary of {vocab_size}")));
+            return Err(value_error(format!("token {id} is outside the vocabulary of {vocab_size}")));
         }
         let cache = cache.map(Bound::get);
         if cache.is_some_and(|cache| !Arc::ptr_eq(&cache.loaded, &self.loaded)) {
-            return Err(wrong_value("the cache is another model's"));
+            return Err(value_error("the cache belongs to another model"));
         }
         let raised = Raised::default();
         let hooked = self.hooked(hooks, &raised)?;
         let wanted = if last_only { LogitsFor::LastToken } else { LogitsFor::EveryToken };
-        let forward = |held: Option<&mut Held>| forward(hooked.model(), &ids, wanted, held);
+        let forward = |contents: Option<&mut Contents>| forward(hooked.model(), &ids, wanted, contents);
         let logits = computing(py, &hooked, || {
             raised.computing(|| match cache {
                 None => forward(None),
-                Some(cache) => cache.held.lent_to(&raised, |held| forward(Some(held)))?,
+                Some(cache) => cache.contents.run_for(&raised, |contents| forward(Some(contents)))?,
             })
         });
         let (numbers, vocab_size) = (raised.or(logits)?, self.loaded.config().vocab_size);
@@ -127,62 +143,65 @@ impl Model {
         Ok(Values { numbers, shape }.into_array(py)?)
     }
 
-    /// A cache for `logits`, with room for this many tokens, by default the whole context.
+    /// Creates an empty cache for `logits`.
+    ///
+    /// capacity: maximum number of tokens, by default the model's context.
     #[pyo3(signature = (capacity = None))]
     fn cache(&self, #[pyo3(from_py_with = number)] capacity: Option<usize>) -> Result<Cache> {
-        let most = self.loaded.config().n_positions;
-        match capacity.unwrap_or(most) {
-            capacity if capacity <= most => Cache::new(Arc::clone(&self.loaded), capacity),
-            capacity => Err(wrong_value(format!(
-                "capacity: expected at most the context of {most}, found {capacity}"
+        let max_capacity = self.loaded.config().n_positions;
+        match capacity.unwrap_or(max_capacity) {
+            capacity if capacity <= max_capacity => Cache::new(Arc::clone(&self.loaded), capacity),
+            capacity => Err(value_error(format!(
+                "capacity: expected at most {max_capacity}, the model's context, found {capacity}"
             ))),
         }
     }
 }
 
-/// The logits of tokens after those that are held, if any.
+/// Computes the logits of `ids`, which follow the cached tokens, if any.
 fn forward(
     model: &Gpt2LMHeadModel,
     ids: &[u32],
     wanted: LogitsFor,
-    held: Option<&mut Held>,
+    contents: Option<&mut Contents>,
 ) -> Result<Vec<f32>> {
-    /// Tokens whose logits are held twice.
+    /// Number of tokens whose logits are in memory twice.
     const PIECE_TOKENS: usize = 128;
 
     if ids.is_empty() {
-        return Err(wrong_value("there are no tokens; give at least one"));
+        return Err(value_error("no tokens; pass at least one token id"));
     }
-    let (past, room) = held.as_ref().map_or((0, model.config().n_positions), |held| {
-        (held.ids.len(), held.cache.rooms().into_iter().sum())
+    let (past, room) = contents.as_ref().map_or((0, model.config().n_positions), |contents| {
+        (contents.ids.len(), contents.cache.free_tokens().into_iter().sum())
     });
     if ids.len() > room {
         let tokens = ids.len();
-        return Err(wrong_value(format!(
-            "{tokens} tokens do not fit after {past}; there is room for {room}"
+        return Err(value_error(format!(
+            "{tokens} tokens do not fit after {past} cached tokens; the remaining capacity is {room}"
         )));
     }
     let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
     let compute = |cache: Option<&mut Gpt2Cache>| -> candle_core::Result<Vec<f32>> {
         let pass = &mut Pass::inference();
         if wanted == LogitsFor::LastToken || model.is_observed() {
-            return Ok(Values::of(&model.forward_with(&input, wanted, cache, pass)?)?.numbers);
+            return Ok(Values::from_tensor(&model.forward_with(&input, wanted, cache, pass)?)?.numbers);
         }
-        // Those of a long text are large, and an array needs them in memory of its own.
+        // The logits of a long text are large, and the result needs its own memory, so compute them in
+        // pieces.
         let hidden = model.transformer().forward_with(&input, cache, pass)?;
         let mut numbers = Vec::with_capacity(ids.len().saturating_mul(model.config().vocab_size));
         for first in (0..ids.len()).step_by(PIECE_TOKENS) {
             let count = PIECE_TOKENS.min(ids.len() - first);
             let piece = model.head(&hidden, LogitsFor::Tokens { first, count })?;
-            numbers.extend(Values::of(&piece)?.numbers);
+            numbers.extend(Values::from_tensor(&piece)?.numbers);
         }
         Ok(numbers)
     };
-    let Some(Held { cache, ids: read }) = held else { return Ok(compute(None)?) };
+    let Some(Contents { cache, ids: read }) = contents else { return Ok(compute(None)?) };
     let numbers = compute(Some(&mut *cache));
     match numbers.is_ok() {
         true => read.extend(ids),
-        // The head may have been ended after the blocks had read the tokens.
+        // An interrupt may have stopped the head after the blocks added the tokens to the cache.
         false => cache.truncate(0, past)?,
     }
     Ok(numbers?)

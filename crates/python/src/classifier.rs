@@ -1,5 +1,6 @@
-//! A classifier that Python holds: labels of texts or of their tokens, or which of several texts is right, as dicts with the names of
-//! `gpt2 classify --json`.
+//! Python classifiers: labels of texts or of their tokens, or the best of several choices.
+//!
+//! Result dicts have the keys of `gpt2 classify --json`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,22 +10,24 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
 use serde::Serialize;
 
-use crate::errors::{Failure, Result, wrong_type, wrong_value};
-use crate::generate::{all_of, check_batch_size};
-use crate::model::{Adapters, HubAccess, HubToken, Opened};
+use crate::errors::{Failure, Result, type_error, value_error};
+use crate::generate::{check_batch_size, collect_with_notes};
+use crate::model::{Adapters, HubAccess, HubToken, OpenArguments};
 use crate::process::{computing_on, start, thread_count};
 use crate::reporting::reporting;
-use crate::values::{Text, Texts, dict_of, number, python_of};
+use crate::values::{Text, Texts, number, report_to_dict, to_python};
 
-/// A GPT-2 in memory that labels texts or their tokens, or chooses among several texts. Threads may share it; a pickle holds its name,
-/// by which another process opens it again.
+/// GPT-2 classifier: labels texts or their tokens, or ranks several choices.
+///
+/// Threads may share a Classifier. A pickle stores its name and options, and another process reopens the
+/// model from them.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Classifier {
     loaded: Arc<candle_gpt2_engine::Classifier>,
-    opened: Opened,
+    opened: OpenArguments,
 }
 
-/// The result for a text.
+/// Result for one text.
 #[derive(Serialize)]
 struct Report<'a> {
     prompt_ids: &'a Question,
@@ -32,16 +35,16 @@ struct Report<'a> {
     classification: &'a Classification,
 }
 
-/// Choices, of one prompt or of each.
+/// Choices: one list for all prompts, or one list per prompt.
 #[derive(FromPyObject)]
 enum Choices {
     #[pyo3(annotation = "list of str")]
-    OfOne(Vec<String>),
+    Shared(Vec<String>),
     #[pyo3(annotation = "list of lists of str")]
-    OfEach(Vec<Vec<String>>),
+    PerText(Vec<Vec<String>>),
 }
 
-/// The question that a text is.
+/// Builds the question for one text.
 fn question(
     text: Text,
     choices: Option<&[String]>,
@@ -55,12 +58,15 @@ fn question(
             Question::of_choices(vocabulary, &prompt, choices, keep_last)?
         }
         (Text::Ids(_), Some(_)) => {
-            return Err(wrong_type("choices follow a text (str); give the tokens of each choice as a list"));
+            return Err(type_error(
+                "choices need a text prompt (str); to pass token ids, pass a list with the ids of each choice \
+                 as `text`",
+            ));
         }
     })
 }
 
-/// The questions that texts are, and whether they are a list of them.
+/// Builds the questions, and returns whether the input was a list.
 fn questions(
     py: Python<'_>,
     texts: &Bound<'_, PyAny>,
@@ -69,22 +75,22 @@ fn questions(
     keep_last: Option<usize>,
 ) -> Result<(bool, Vec<Question>)> {
     let (is_list, texts) = Texts::read(texts)?.into_list();
-    let texts = all_of(py, texts, "text")?;
+    let texts = collect_with_notes(py, texts, "text")?;
     let has_ids = texts.iter().all(|text| matches!(text, Text::Ids(_)));
     if choices.is_none() && is_list && has_ids && !vocabulary.config().head.has_labels() {
-        // The tokens of each choice of one question.
+        // A list of token ID sequences holds the choices of a single question.
         let ids = texts.into_iter().map(|text| text.encoded(vocabulary)).collect::<Result<_>>()?;
         return Ok((false, vec![Question::of_choice_ids(vocabulary, ids, keep_last)?]));
     }
-    let of_each: Vec<Option<&[String]>> = match &choices {
+    let choices_per_text: Vec<Option<&[String]>> = match &choices {
         None => vec![None; texts.len()],
-        Some(Choices::OfOne(choices)) => vec![Some(choices); texts.len()],
-        Some(Choices::OfEach(choices)) if choices.len() == texts.len() => {
+        Some(Choices::Shared(choices)) => vec![Some(choices); texts.len()],
+        Some(Choices::PerText(choices)) if choices.len() == texts.len() => {
             choices.iter().map(|choices| Some(choices.as_slice())).collect()
         }
-        Some(Choices::OfEach(choices)) => {
+        Some(Choices::PerText(choices)) => {
             let (found, expected) = (choices.len(), texts.len());
-            return Err(wrong_value(format!(
+            return Err(value_error(format!(
                 "choices: expected one list for each of {expected} texts, found {found}"
             )));
         }
@@ -93,21 +99,23 @@ fn questions(
         let made = question(text, choices, vocabulary, keep_last);
         made.map_err(|error| if is_list { error.with_note(py, &format!("text {index}")) } else { error })
     };
-    let questions = texts.into_iter().zip(of_each).enumerate().map(question);
+    let questions = texts.into_iter().zip(choices_per_text).enumerate().map(question);
     Ok((is_list, questions.collect::<Result<_>>()?))
 }
 
 #[pymethods]
 impl Classifier {
-    /// Opens a classifier: a checkpoint folder or weights file of a GPT2ForSequenceClassification, a GPT2ForTokenClassification or a
-    /// GPT2DoubleHeadsModel, or such a model on the Hugging Face Hub. The options are those of Model.from_pretrained. name_or_path may
-    /// be None if an adapter names its base model.
+    /// Opens a classifier from a checkpoint folder, a weights file or the Hugging Face Hub.
+    ///
+    /// The model is a GPT2ForSequenceClassification, a GPT2ForTokenClassification or a GPT2DoubleHeadsModel.
+    /// The options are those of Model.from_pretrained. name_or_path may be None if an adapter names its base
+    /// model.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path, dtype = None, device = None, tokenizer = None, revision = None, offline = false,
         cache_dir = None, token = None, local_files_only = false, adapter = None
     ))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python keyword arguments")]
     fn from_pretrained(
         cls: &Bound<'_, PyType>,
         name_or_path: Option<PathBuf>,
@@ -123,7 +131,8 @@ impl Classifier {
     ) -> Result<Self> {
         start()?;
         let hub = HubAccess::new(offline || local_files_only, cache_dir, token)?;
-        let opened = Opened::classifier(name_or_path, dtype, device, tokenizer, (revision, hub), adapter)?;
+        let opened =
+            OpenArguments::classifier(name_or_path, dtype, device, tokenizer, (revision, hub), adapter)?;
         let opened = reporting(cls.py(), |listener| opened.with_base_model(listener))?;
         let options = opened.options()?;
         let loaded =
@@ -131,15 +140,18 @@ impl Classifier {
         Ok(Self { loaded: Arc::new(loaded), opened })
     }
 
-    /// The model's labels: for a text (or token ids) a dict with prompt_ids and `labels`, a list of dicts with label, score (as
-    /// transformers' pipeline has them) and logit, the best first; a model that labels tokens gives `tokens` in their place, dicts with
-    /// id, text, start and end (in characters) and labels. For a list of texts, a list.
+    /// Classifies a text or token IDs and returns a dict, or a list of dicts for a list.
     ///
-    /// A model with double heads takes `choices`, possible texts after the prompt, and gives `choices`: dicts with index, text, score
-    /// and logit, the best first. For a list of prompts they may be a list for each.
+    /// A dict has prompt_ids and `labels`, a list of dicts with label, score (as in transformers' pipeline)
+    /// and logit, best first. A token classifier returns `tokens` instead: dicts with id, text, start and end
+    /// (in characters) and labels.
     ///
-    /// batch_size: texts that are computed at once. keep_last: keep the last N tokens of a text longer than the context; without it such
-    /// a text is a ValueError.
+    /// A model with double heads ranks `choices`, which are continuations of the prompt. It returns
+    /// `choices`: dicts with index, text, score and logit, best first. For a list of prompts, `choices` may
+    /// be one list for each prompt.
+    ///
+    /// batch_size: number of texts in a batch. keep_last: keep the last N tokens of a text longer than the
+    /// context; by default such a text raises a ValueError.
     #[pyo3(signature = (text, choices = None, *, batch_size = CLASSIFIED_AT_ONCE, keep_last = None))]
     fn classify<'py>(
         &self,
@@ -158,7 +170,7 @@ impl Classifier {
         })?;
         let reports = questions.iter().zip(&classified);
         let reports = reports
-            .map(|(prompt_ids, classification)| dict_of(py, &Report { prompt_ids, classification }))
+            .map(|(prompt_ids, classification)| report_to_dict(py, &Report { prompt_ids, classification }))
             .collect::<Result<Vec<_>>>()?;
         match (is_list, reports.first()) {
             (false, Some(report)) => Ok(report.clone().into_any()),
@@ -189,42 +201,42 @@ impl Classifier {
         Ok((slf.get_type().getattr("from_pretrained")?, arguments))
     }
 
-    /// The name that it was opened by.
+    /// Name or path that the model was opened with.
     #[getter]
     fn name(&self) -> String {
         self.opened.name()
     }
 
-    /// The precision of the weights.
+    /// Data type of the weights.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.loaded.weight_type()
     }
 
-    /// The device that it runs on.
+    /// Device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         device_name(self.loaded.device())
     }
 
-    /// The names of the labels by their numbers; empty if it chooses among texts.
+    /// Label names by index, empty for a model that ranks choices.
     #[getter]
     fn labels(&self) -> Vec<String> {
         self.loaded.config().id2label.clone()
     }
 
-    /// The configuration, with the keys of a config.json.
+    /// Configuration as a dict with the keys of config.json.
     #[getter]
     fn config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        python_of(py, &self.loaded.config().to_json())
+        to_python(py, &self.loaded.config().to_json())
     }
 
-    /// The tokens of a text.
+    /// Encodes a text into token IDs.
     fn encode(&self, py: Python<'_>, text: &str) -> Result<Vec<u32>> {
         Ok(py.detach(|| self.loaded.vocabulary().encode(text))?)
     }
 
-    /// The text of tokens.
+    /// Decodes token IDs into text.
     #[pyo3(signature = (ids, skip_special_tokens = true))]
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
         let ids = Text::read(ids)?;

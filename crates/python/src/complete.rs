@@ -1,4 +1,4 @@
-//! Completions in OpenAI's words: a request and an answer are those of the server, `gpt2 serve`.
+//! OpenAI-style completions, with the requests and responses of `gpt2 serve`.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
-use crate::errors::{Result, failed, wrong_value};
+use crate::errors::{Result, gpt2_error, value_error};
 use crate::generate::clock;
 use crate::keywords::unknown_keyword;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::signals::is_raised;
-use crate::values::{json_of, python_of};
+use crate::values::{to_json, to_python};
 
-/// Texts that are made at once, as the program has it.
+/// Number of sequences in a batch, the same as the program's.
 const BATCH_SIZE: usize = 8;
 
-/// The answer to a request for completions of a prompt.
+/// Answers a completion request for a prompt.
 pub(crate) fn complete<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
@@ -27,34 +27,38 @@ pub(crate) fn complete<'py>(
     prompt: &Bound<'py, PyAny>,
     options: Option<&Bound<'py, PyDict>>,
 ) -> Result<Bound<'py, PyAny>> {
-    let mut body = Map::from_iter([("prompt".to_owned(), json_of(prompt)?)]);
+    let mut body = Map::from_iter([("prompt".to_owned(), to_json(prompt)?)]);
     for (key, value) in options.into_iter().flatten() {
         let key: String = key.extract()?;
         if !CompletionRequest::fields().any(|field| field == key) {
             return Err(unknown_keyword(&key, CompletionRequest::fields()));
         }
-        body.insert(key, json_of(&value)?);
+        body.insert(key, to_json(&value)?);
     }
     let body = Value::Object(body).to_string();
     let answer = computing(py, loaded, || {
         let work = served.read(Endpoint::Completions, body.as_bytes(), None)?;
         let Work::Texts(call) = &work else {
-            return Err(failed("a completion that asks for something else"));
+            return Err(gpt2_error("unexpected request type"));
         };
         if call.stream {
-            return Err(wrong_value("stream: an answer comes as a whole here; iterate over model.stream(…)"));
+            return Err(value_error(
+                "stream: `complete` returns the whole completion; iterate over model.stream(…) instead",
+            ));
         }
         let scheduler = loaded.scheduler_for(&call.requests, BATCH_SIZE, Some(clock()))?;
         let mut session = Session::new(loaded.clone(), Arc::clone(served), scheduler);
         let reply = session.answer(work, || !is_raised())?;
-        reply.map(|reply| reply.json).ok_or_else(|| failed("interrupted"))
+        reply.map(|reply| reply.json).ok_or_else(|| gpt2_error("interrupted"))
     })?;
-    let answer: Value = serde_json::from_str(&answer).map_err(|error| failed(error.to_string()))?;
-    Ok(python_of(py, &answer)?)
+    let answer: Value = serde_json::from_str(&answer).map_err(|error| gpt2_error(error.to_string()))?;
+    Ok(to_python(py, &answer)?)
 }
 
 impl Model {
-    /// What requests are checked against: nothing that is there to keep a server from harm.
+    /// Served model that requests are validated against, created on first use.
+    ///
+    /// It sets no request limits, because these only protect servers.
     fn served(&self) -> Result<&Arc<ServedModel>> {
         if let Some(served) = self.served.get() {
             return Ok(served);
@@ -72,9 +76,11 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Continues a prompt as OpenAI's completions do: options in their words (max_tokens, temperature, n, logprobs, stop, seed, …),
-    /// and the answer a dict in their shape. `activations` and `steering` are those of the server too: what is inside the model at hook
-    /// points, in each choice, and changes to it; of a dictionary's feature give `site` and `vector`.
+    /// Returns an OpenAI-style completion of a prompt, a dict in the format of OpenAI's API.
+    ///
+    /// Options have OpenAI's names (max_tokens, temperature, n, logprobs, stop, seed, …). `activations` and
+    /// `steering` of `gpt2 serve` work too: `activations` adds activations at hook points to each choice, and
+    /// `steering` edits them. To steer by a dictionary's feature, pass its `site` and `vector`.
     #[pyo3(signature = (prompt, **options))]
     fn complete<'py>(
         &self,

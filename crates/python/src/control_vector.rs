@@ -1,4 +1,4 @@
-//! Control vectors of llama.cpp, as one of the hooks.
+//! llama.cpp control vectors as hooks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,30 +8,33 @@ use candle_gpt2_weights::write_control_vector;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{Result, wrong_type, wrong_value};
+use crate::errors::{Result, type_error, value_error};
 use crate::model::Model;
 use crate::process::start;
 use crate::values::{Values, is_mapping, tensor};
 
-/// Directions that are added to the outputs of blocks at every position: an entry of the `hooks` of generate, stream, logits and
-/// run_with_cache.
+/// Control vector: directions added to the outputs of blocks at every position.
+///
+/// Pass it in `hooks` to generate, stream, logits or run_with_cache.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct ControlVector(pub(crate) candle_gpt2_interpret::ControlVector);
 
 #[pymethods]
 impl ControlVector {
-    /// The direction that is added to the output of each block, by its number.
+    /// Direction added to the output of each block, by layer.
     #[getter]
     fn directions<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let directions = PyDict::new(py);
         for (layer, direction) in self.0.directions() {
-            directions.set_item(layer, Values::of(direction)?.into_array(py)?)?;
+            directions.set_item(layer, Values::from_tensor(direction)?.into_array(py)?)?;
         }
         Ok(directions)
     }
 
-    /// Writes a GGUF file that llama.cpp's --control-vector takes. The file appears whole or not at all, and nothing that exists is
-    /// overwritten. The format has no direction for block 0.
+    /// Writes a GGUF file for llama.cpp's --control-vector.
+    ///
+    /// The file is written atomically, and existing files are never overwritten. The format cannot store a
+    /// direction for block 0.
     fn save(&self, path: PathBuf) -> Result<()> {
         Ok(write_control_vector(&path, self.0.directions())?)
     }
@@ -41,16 +44,20 @@ impl ControlVector {
     }
 
     fn __reduce__(&self) -> Result<()> {
-        Err(wrong_type("a control vector cannot be pickled; save it, and open it where it is used"))
+        Err(type_error(
+            "a control vector cannot be pickled; save it to a file and load it in the other process",
+        ))
     }
 }
 
 #[pymethods]
 impl Model {
-    /// A control vector for `hooks`: directions that are added to the outputs of blocks at every position, those of new tokens too.
+    /// Creates a control vector for `hooks`: directions added to block outputs at every position.
     ///
-    /// vector: a GGUF file of llama.cpp's, or a dict of arrays (n_embd) by the number of the block, after which they are added. scale:
-    /// a factor. layers: the first and the last block, all of them if None.
+    /// The positions include those of new tokens.
+    ///
+    /// vector: a llama.cpp GGUF file, or a dict of arrays (n_embd) by layer. scale: factor for all
+    /// directions. layers: first and last layer to use, by default all.
     #[pyo3(signature = (vector, *, scale = 1.0, layers = None))]
     fn control_vector(
         &self,
@@ -60,7 +67,7 @@ impl Model {
     ) -> Result<ControlVector> {
         start()?;
         if !scale.is_finite() {
-            return Err(wrong_value(format!("scale: expected a finite number, found {scale}")));
+            return Err(value_error(format!("scale: expected a finite number, found {scale}")));
         }
         let config = self.loaded.config();
         let read = if is_mapping(vector)? {
@@ -70,14 +77,14 @@ impl Model {
                 directions.insert(layer, tensor(&direction)?);
             }
             let checked = candle_gpt2_interpret::ControlVector::new(directions, config);
-            checked.map_err(|error| wrong_value(format!("vector: {error}")))?
+            checked.map_err(|error| value_error(format!("vector: {error}")))?
         } else {
             read_control_vector(&vector.extract::<PathBuf>()?, config)?
         };
         let (first, last) = layers.unwrap_or((0, usize::MAX));
         if first > last {
-            return Err(wrong_value(format!(
-                "layers: expected the first block first, found ({first}, {last})"
+            return Err(value_error(format!(
+                "layers: expected (first, last) with first <= last, found ({first}, {last})"
             )));
         }
         Ok(ControlVector(read.scaled(scale, first..=last)?))

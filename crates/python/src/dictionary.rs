@@ -1,25 +1,28 @@
-//! Sparse autoencoders and transcoders of a model's hook points.
+//! Sparse autoencoders and transcoders for a model's hook points.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use candle_gpt2_interpret::{DictionaryFunction, TrainedOn, named_site};
+use candle_gpt2_interpret::{ActivationVariant, named_site};
 use candle_gpt2_look::StoredDictionary;
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use crate::errors::{Result, wrong_value};
+use crate::errors::{Result, value_error};
 use crate::model::Model;
 use crate::process::start;
-use crate::values::{Values, python_of, tensor};
+use crate::values::{Values, tensor, to_python};
 
-/// A sparse autoencoder or transcoder: writes values at a hook point as sums of few directions out of many.
+/// Sparse autoencoder or transcoder: decomposes activations at a hook point into directions.
+///
+/// Each activation becomes a sum of few directions out of many.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Dictionary {
     stored: StoredDictionary,
-    /// Made of arrays whose configuration does not say which weights the model had.
-    is_own: bool,
+    /// Whether it was built from arrays and a configuration that does not record the model's weights.
+    is_processing_unknown: bool,
 }
 
 impl Dictionary {
@@ -27,87 +30,133 @@ impl Dictionary {
         self.stored.dictionary()
     }
 
-    /// Computes values from arrays without the interpreter's lock.
-    fn computed<'py, const N: usize>(
+    /// Computes values from arrays with the GIL released.
+    fn compute<'py, const N: usize>(
         &self,
         py: Python<'py>,
         arrays: [&Bound<'py, PyAny>; N],
-        compute: impl FnOnce(&candle_gpt2_interpret::Dictionary, [Tensor; N]) -> candle_core::Result<Tensor>
+        function: impl FnOnce(&candle_gpt2_interpret::Dictionary, [Tensor; N]) -> candle_core::Result<Tensor>
         + Send,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         start()?;
         let tensors = arrays.map(tensor).into_iter().collect::<Result<Vec<_>>>()?;
         let tensors: [Tensor; N] = tensors.try_into().unwrap_or_else(|_| unreachable!("one for each array"));
-        let values = py.detach(|| Values::of(&compute(self.inner(), tensors)?))?;
+        let values = py.detach(|| Values::from_tensor(&function(self.inner(), tensors)?))?;
         Ok(values.into_array(py)?)
     }
 }
 
 #[pymethods]
 impl Dictionary {
-    /// The hook point that it reads.
+    /// Hook point that the dictionary reads.
     #[getter]
     fn hook_name(&self) -> String {
         self.inner().config().site.to_string()
     }
 
-    /// The hook point that a transcoder writes; None for an autoencoder.
+    /// Hook point that a transcoder predicts; None for an autoencoder.
     #[getter]
     fn hook_name_out(&self) -> Option<String> {
         self.inner().config().output.map(|output| output.site.to_string())
     }
 
-    /// Every key of its cfg.json, in the layout of SAELens 6.
+    /// Contents of its cfg.json as a dict, in the layout of SAELens 6.
     #[getter]
     fn cfg<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
-        Ok(python_of(py, self.stored.config())?)
+        Ok(to_python(py, self.stored.config())?)
     }
 
-    /// SAELens' name of its kind: standard, topk, jumprelu, gated; of transcoders such as jumprelu_skip_transcoder.
+    /// Settings of the computation as a dict with the keys of cfg.json, including defaults.
+    #[getter]
+    fn settings<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
+        Ok(to_python(py, &self.inner().config().to_json())?)
+    }
+
+    /// SAELens' name of the architecture.
+    ///
+    /// An autoencoder is standard, topk, jumprelu or gated; a transcoder is for example a
+    /// jumprelu_skip_transcoder.
     #[getter]
     fn architecture(&self) -> String {
         self.inner().config().architecture()
     }
 
-    /// Reads one without a model: a folder of SAELens, or a .pt file of OpenAI's. site: as in Model.dictionary.
+    /// Reads a SAELens folder or an OpenAI .pt file without a model.
+    ///
+    /// site: see Model.dictionary.
     #[staticmethod]
     #[pyo3(signature = (path, site = None))]
     fn read(path: PathBuf, site: Option<&str>) -> Result<Self> {
         start()?;
-        let named = |name| named_site(name).map_err(|error| wrong_value(format!("site: {error}")));
-        Ok(Self { stored: StoredDictionary::read(&path, site.map(named).transpose()?)?, is_own: false })
+        let named = |name| named_site(name).map_err(|error| value_error(format!("site: {error}")));
+        Ok(Self {
+            stored: StoredDictionary::read(&path, site.map(named).transpose()?)?,
+            is_processing_unknown: false,
+        })
     }
 
-    /// Makes one of arrays by SAELens' names, and the JSON of a cfg.json.
+    /// Creates a dictionary from the JSON of a cfg.json and arrays with SAELens' names.
     #[staticmethod]
     fn of_arrays(cfg: &str, weights: BTreeMap<String, Bound<'_, PyAny>>) -> Result<Self> {
         start()?;
         let tensors = weights.into_iter().map(|(name, value)| Ok((name, tensor(&value)?.contiguous()?)));
         let stored = StoredDictionary::of_tensors(cfg, tensors.collect::<Result<_>>()?);
-        let stored = stored.map_err(|error| wrong_value(error.to_string()))?;
-        Ok(Self { stored, is_own: !cfg.contains("model_from_pretrained_kwargs") })
+        let stored = stored.map_err(|error| value_error(error.to_string()))?;
+        Ok(Self { stored, is_processing_unknown: !cfg.contains("model_from_pretrained_kwargs") })
     }
 
-    /// Writes cfg.json and sae_weights.safetensors, SAELens' layout, into a folder, which is created if missing.
+    /// Returns a dictionary with the same configuration, in which these arrays replace stored ones.
+    fn with_arrays(&self, weights: BTreeMap<String, Bound<'_, PyAny>>) -> Result<Self> {
+        start()?;
+        let mut tensors = self.stored.tensors().clone();
+        for (name, value) in weights {
+            if name == "threshold" {
+                tensors.remove("log_threshold");
+            }
+            tensors.insert(name, tensor(&value)?);
+        }
+        let stored = StoredDictionary::of_tensors(&self.stored.config().to_string(), tensors);
+        let stored = stored.map_err(|error| value_error(error.to_string()))?;
+        Ok(Self { stored, is_processing_unknown: self.is_processing_unknown })
+    }
+
+    /// Returns the stored weights as a dict of arrays with SAELens' names.
+    ///
+    /// Unlike those of `weight`, they have nothing folded into them.
+    fn arrays<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        start()?;
+        let arrays = PyDict::new(py);
+        for (name, tensor) in self.stored.tensors() {
+            let values = py.detach(|| Values::from_tensor(tensor))?;
+            arrays.set_item(name, values.into_array(py)?)?;
+        }
+        Ok(arrays)
+    }
+
+    /// Writes cfg.json and sae_weights.safetensors, SAELens' layout, into a folder.
+    ///
+    /// The folder is created if it is missing.
     fn save(&self, py: Python<'_>, folder: PathBuf) -> Result<()> {
         Ok(py.detach(|| self.stored.save(&folder))?)
     }
 
-    /// A ValueError if a model does not have the hook point, or has it in another width.
+    /// Raises a ValueError if a model lacks the hook point or has it with another width.
     fn check(&self, model: &Model) -> Result<()> {
-        self.inner().check_model(model.loaded.config()).map_err(|error| wrong_value(error.to_string()))
+        self.inner().check_model(model.loaded.config()).map_err(|error| value_error(error.to_string()))
     }
 
-    /// One of its tensors: W_enc (d_in, d_sae), b_enc, W_dec (d_sae, d_in), b_dec or threshold, as they are computed with: lengths of
-    /// directions and gates are folded into the encoder. None if it has no such tensor.
+    /// Returns a weight tensor, or None if the dictionary lacks it.
+    ///
+    /// name: W_enc (d_in, d_sae), b_enc, W_dec (d_sae, d_in), b_dec or threshold. The values are those used
+    /// for computation: norms of directions and gates are folded into the encoder.
     fn weight<'py>(&self, py: Python<'py>, name: &str) -> Result<Option<Bound<'py, PyArrayDyn<f32>>>> {
         start()?;
         let Some(tensor) = self.inner().tensor(name) else { return Ok(None) };
-        let values = py.detach(|| Values::of(tensor))?;
+        let values = py.detach(|| Values::from_tensor(tensor))?;
         Ok(Some(values.into_array(py)?))
     }
 
-    /// Width of a value.
+    /// Input width.
     #[getter]
     fn d_in(&self) -> usize {
         self.inner().width()
@@ -122,74 +171,31 @@ impl Dictionary {
     /// Whether it was trained on the values of TransformerLens' processed weights; None if unknown.
     #[getter]
     fn trained_on_processed(&self) -> Option<bool> {
-        (!self.is_own).then(|| self.inner().config().trained_on == TrainedOn::TransformerLens)
+        (!self.is_processing_unknown)
+            .then(|| self.inner().config().trained_on == ActivationVariant::TransformerLens)
     }
 
-    /// The latents of values (…, d_in) before their activation, (…, d_sae).
-    fn pre_activations<'py>(
-        &self,
-        py: Python<'py>,
-        x: &Bound<'py, PyAny>,
-    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        self.computed(py, [x], |dictionary, [x]| dictionary.pre_activations(&x))
-    }
-
-    /// The latents (…, d_sae) of the result of pre_activations.
-    fn activate<'py>(
-        &self,
-        py: Python<'py>,
-        before: &Bound<'py, PyAny>,
-    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        self.computed(py, [before], |dictionary, [before]| dictionary.activate(&before))
-    }
-
-    /// The latents of values (…, d_in): (…, d_sae).
+    /// Encodes values (…, d_in) into latents (…, d_sae).
     fn encode<'py>(&self, py: Python<'py>, x: &Bound<'py, PyAny>) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        self.computed(py, [x], |dictionary, [x]| dictionary.encode(&x))
+        self.compute(py, [x], |dictionary, [x]| dictionary.encode(&x))
     }
 
-    /// The values that latents (…, d_sae) stand for, (…, d_in). x: what was encoded; a dictionary that normalizes its input needs its
-    /// mean and deviation.
+    /// Reconstructs values (…, d_in) from latents (…, d_sae).
+    ///
+    /// x: the encoded input; a dictionary that normalizes its input needs the input's mean and standard
+    /// deviation.
     fn decode<'py>(
         &self,
         py: Python<'py>,
         latents: &Bound<'py, PyAny>,
         x: &Bound<'py, PyAny>,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        self.computed(py, [latents, x], |dictionary, [latents, x]| dictionary.decode(&latents, &x))
+        self.compute(py, [latents, x], |dictionary, [latents, x]| dictionary.decode(&latents, &x))
     }
 
-    /// Vector-Jacobian product of "pre_activations", "activate" or "decode": the gradients at its inputs, from the gradient at its result.
-    fn vjp<'py>(
-        &self,
-        py: Python<'py>,
-        function: &str,
-        inputs: Vec<Bound<'py, PyAny>>,
-        gradient: &Bound<'py, PyAny>,
-    ) -> Result<Vec<Bound<'py, PyArrayDyn<f32>>>> {
-        start()?;
-        let function = match function {
-            "pre_activations" => DictionaryFunction::PreActivations,
-            "activate" => DictionaryFunction::Activate,
-            "decode" => DictionaryFunction::Decode,
-            other => {
-                return Err(wrong_value(format!(
-                    "function: expected pre_activations, activate or decode, found {other:?}"
-                )));
-            }
-        };
-        let inputs = inputs.iter().map(tensor).collect::<Result<Vec<_>>>()?;
-        let gradient = tensor(gradient)?;
-        let found = py.detach(|| {
-            let found = self.inner().vjp(function, &inputs, &gradient)?;
-            found.iter().map(Values::of).collect::<candle_core::Result<Vec<_>>>()
-        })?;
-        Ok(found.into_iter().map(|values| values.into_array(py)).collect::<PyResult<_>>()?)
-    }
-
-    /// What one unit of a latent adds to a value, (d_in).
+    /// Decoder direction (d_in) that a latent adds per unit of activation.
     fn direction<'py>(&self, py: Python<'py>, latent: usize) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        self.computed(py, [], |dictionary, []| dictionary.direction(latent))
+        self.compute(py, [], |dictionary, []| dictionary.direction(latent))
     }
 
     fn __repr__(&self) -> String {
@@ -201,13 +207,15 @@ impl Dictionary {
 
 #[pymethods]
 impl Model {
-    /// Reads a sparse autoencoder or transcoder for this model: a SAELens folder, an OpenAI .pt file, or "built-in", a transcoder of the
-    /// built-in model. site: the hook point that it was trained on, if its files do not say.
+    /// Reads a sparse autoencoder or transcoder for this model.
+    ///
+    /// path: a SAELens folder, an OpenAI .pt file, or "built-in" for a transcoder of the built-in model.
+    /// site: the hook point that it was trained on, if its files do not record it.
     #[pyo3(signature = (path, site = None))]
     fn dictionary(&self, path: PathBuf, site: Option<&str>) -> Result<Dictionary> {
         let read = Dictionary::read(path.clone(), site)?;
         let checked = read.inner().check_model(self.loaded.config());
-        checked.map_err(|error| wrong_value(format!("{}: {error}", path.display())))?;
+        checked.map_err(|error| value_error(format!("{}: {error}", path.display())))?;
         Ok(read)
     }
 }

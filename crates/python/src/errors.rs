@@ -1,5 +1,7 @@
-//! What goes wrong, as exceptions: a file that is not there is a `FileNotFoundError`, a wrong argument a `ValueError`, and
-//! everything else a `Gpt2Error`; each with the text that the program prints.
+//! Conversion of errors to Python exceptions.
+//!
+//! A missing file raises `FileNotFoundError`, an invalid argument `ValueError` or `TypeError`, and everything
+//! else `Gpt2Error`. Each message is the text that the program prints.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -13,6 +15,7 @@ use candle_gpt2_generation::GenerationError;
 use candle_gpt2_grammar::GrammarError;
 use candle_gpt2_interpret::{InterpretError, SiteError};
 use candle_gpt2_jobs::JobError;
+use candle_gpt2_kernels::message_with_causes;
 use candle_gpt2_look::LookError;
 use candle_gpt2_pictures::PictureError;
 use candle_gpt2_training::TrainingError;
@@ -25,50 +28,52 @@ create_exception!(
     candle_gpt2,
     Gpt2Error,
     PyException,
-    "What a model, a machine or a file does not allow, although the call was right."
+    "Raised when a valid call fails because of the model, the machine or a file."
 );
 
-/// Options whose names Python keeps for itself, so that its keywords end in an underscore.
+/// Option names that are Python keywords, so their Python arguments end in an underscore.
 pub(crate) const RESERVED: [&str; 3] = ["as", "from", "with"];
 
-/// An error on its way to Python.
+/// Error to be raised in Python.
 #[derive(Debug)]
 pub(crate) struct Failure(PyErr);
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// A call with a wrong argument.
-pub(crate) fn wrong_value(what: impl Into<String>) -> Failure {
+/// Creates an error for an invalid argument.
+pub(crate) fn value_error(what: impl Into<String>) -> Failure {
     Failure(PyValueError::new_err(what.into()))
 }
 
-/// A call with an argument of the wrong type, or one that there is not.
-pub(crate) fn wrong_type(what: impl Into<String>) -> Failure {
+/// Creates an error for an unknown argument or one of the wrong type.
+pub(crate) fn type_error(what: impl Into<String>) -> Failure {
     Failure(PyTypeError::new_err(what.into()))
 }
 
-/// A right call that failed.
-pub(crate) fn failed(what: impl Into<String>) -> Failure {
+/// Creates an error for a valid call that failed.
+pub(crate) fn gpt2_error(what: impl Into<String>) -> Failure {
     Failure(Gpt2Error::new_err(what.into()))
 }
 
 impl Failure {
-    /// The same with a line that says where it happened.
+    /// Adds a note about where the error occurred.
     pub(crate) fn with_note(self, py: Python<'_>, note: &str) -> Self {
-        // An exception that takes no notes is told without.
+        // Exceptions that do not support notes are raised without one.
         let _ = self.0.value(py).call_method1("add_note", (note,));
         self
     }
 
-    /// The exception as a value, in place of what was asked for; what ends the process, such as Ctrl-C, is raised.
-    pub(crate) fn in_place(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
+    /// Returns the exception as a value, to take the place of a result.
+    ///
+    /// Exceptions that end the process, such as `KeyboardInterrupt`, are still raised.
+    pub(crate) fn into_item(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
         match self.0.is_instance_of::<PyException>(py) {
             true => Ok(self.into_exception(py).into_bound(py)),
             false => Err(self),
         }
     }
 
-    /// The exception.
+    /// Returns the exception object.
     pub(crate) fn into_exception(self, py: Python<'_>) -> Py<PyAny> {
         self.0.into_value(py).into_any()
     }
@@ -86,21 +91,15 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// The error with its causes, and with options as keywords.
-fn message(error: &dyn Error) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        message.push_str(": ");
-        message.push_str(&error.to_string());
-        cause = error.source();
-    }
+/// Message of an error with its causes, with option names written as Python arguments.
+fn message(error: &(dyn Error + 'static)) -> String {
+    let message = message_with_causes(error);
     let keyword = |message: String, option| message.replace(&format!("`{option}`"), &format!("`{option}_`"));
     RESERVED.into_iter().fold(message, keyword)
 }
 
-fn of(error: &dyn Error, is_usage: bool) -> Failure {
-    if is_usage { wrong_value(message(error)) } else { failed(message(error)) }
+fn from_error(error: &(dyn Error + 'static), is_usage: bool) -> Failure {
+    if is_usage { value_error(message(error)) } else { gpt2_error(message(error)) }
 }
 
 impl From<EngineError> for Failure {
@@ -108,7 +107,7 @@ impl From<EngineError> for Failure {
         match error {
             EngineError::Weights(error) => error.into(),
             EngineError::Generation(error) => error.into(),
-            error => of(&error, error.is_usage()),
+            error => from_error(&error, error.is_usage()),
         }
     }
 }
@@ -128,18 +127,18 @@ impl From<WeightsError> for Failure {
                 | WeightsError::NotOnGpu { .. }
                 | WeightsError::NoTokenizer { .. }
                 | WeightsError::Encode { .. }
-                | WeightsError::OtherHead { .. }
+                | WeightsError::UnsupportedHead { .. }
         );
         match is_missing {
             true => Self(PyFileNotFoundError::new_err(message(&error))),
-            false => of(&error, is_usage),
+            false => from_error(&error, is_usage),
         }
     }
 }
 
 impl From<GenerationError> for Failure {
     fn from(error: GenerationError) -> Self {
-        of(&error, error.is_usage())
+        from_error(&error, error.is_usage())
     }
 }
 
@@ -147,7 +146,7 @@ impl From<CompressionError> for Failure {
     fn from(error: CompressionError) -> Self {
         match error {
             CompressionError::Engine(error) => error.into(),
-            error => of(&error, error.is_usage()),
+            error => from_error(&error, error.is_usage()),
         }
     }
 }
@@ -159,14 +158,14 @@ impl From<EvaluationError> for Failure {
             EvaluationError::File { ref cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
                 Self(PyFileNotFoundError::new_err(error.to_string()))
             }
-            error => of(&error, error.is_usage()),
+            error => from_error(&error, error.is_usage()),
         }
     }
 }
 
 impl From<InterpretError> for Failure {
     fn from(error: InterpretError) -> Self {
-        of(&error, error.is_usage())
+        from_error(&error, error.is_usage())
     }
 }
 
@@ -179,36 +178,36 @@ impl From<LookError> for Failure {
             LookError::Read { error: ref missing, .. } if missing.kind() == io::ErrorKind::NotFound => {
                 Self(PyFileNotFoundError::new_err(message(&error)))
             }
-            error => of(&error, error.is_usage()),
+            error => from_error(&error, error.is_usage()),
         }
     }
 }
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
-        // Callers own the model, and may know what went wrong inside.
+        // Callers own the model, so include the internal cause.
         match error.cause() {
-            Some(cause) => failed(cause),
-            None => of(&error, error.status() < 500),
+            Some(cause) => gpt2_error(cause),
+            None => from_error(&error, error.status() < 500),
         }
     }
 }
 
 impl From<SetupError> for Failure {
     fn from(error: SetupError) -> Self {
-        of(&error, false)
+        from_error(&error, false)
     }
 }
 
 impl From<GrammarError> for Failure {
     fn from(error: GrammarError) -> Self {
-        of(&error, true)
+        from_error(&error, true)
     }
 }
 
 impl From<SiteError> for Failure {
     fn from(error: SiteError) -> Self {
-        of(&error, true)
+        from_error(&error, true)
     }
 }
 
@@ -218,7 +217,7 @@ impl From<JobError> for Failure {
             JobError::Training(error) => error.into(),
             JobError::Engine(error) => error.into(),
             JobError::Generation(error) => error.into(),
-            error => of(&error, error.is_usage()),
+            error => from_error(&error, error.is_usage()),
         }
     }
 }
@@ -234,7 +233,7 @@ impl From<TrainingError> for Failure {
                 );
                 match is_missing {
                     true => Self(PyFileNotFoundError::new_err(message(&error))),
-                    false => of(&error, error.is_usage()),
+                    false => from_error(&error, error.is_usage()),
                 }
             }
         }
@@ -243,20 +242,20 @@ impl From<TrainingError> for Failure {
 
 impl From<PictureError> for Failure {
     fn from(error: PictureError) -> Self {
-        of(&error, true)
+        from_error(&error, true)
     }
 }
 
 impl From<candle_core::Error> for Failure {
     fn from(error: candle_core::Error) -> Self {
-        // After the first line may be a backtrace.
-        failed(error.to_string().lines().next().unwrap_or_default())
+        // The lines after the first may be a backtrace.
+        gpt2_error(error.to_string().lines().next().unwrap_or_default())
     }
 }
 
-/// Raises a note as a warning.
+/// Raises a note as a `UserWarning`.
 pub(crate) fn warn(py: Python<'_>, note: &str) -> Result<()> {
-    // A text with a zero in it is cut there.
+    // A C string ends at the first NUL character, so cut the note there.
     let note = CString::new(note.split('\0').next().unwrap_or_default()).unwrap_or_default();
     Ok(PyErr::warn(py, &py.get_type::<PyUserWarning>(), &note, 1)?)
 }

@@ -1,4 +1,6 @@
-//! Benchmarks by protocols that have names: reports as dicts with the names of `gpt2 eval --json`.
+//! Benchmarks by named protocols.
+//!
+//! Reports are dicts with the keys of `gpt2 eval --json`.
 
 use std::path::PathBuf;
 use std::result;
@@ -6,25 +8,26 @@ use std::sync::Arc;
 
 use candle_gpt2_engine::{LoadedModel, ModelOptions};
 use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
+use candle_gpt2_kernels::using;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use serde_json::Map;
 
-use crate::errors::{Failure, Result, failed, wrong_type};
+use crate::errors::{Failure, Result, gpt2_error, type_error};
 use crate::keywords::read;
 use crate::model::Model;
 use crate::process::{computing_partly, start};
 use crate::reporting::Listener;
-use crate::values::{dict_of, paths, type_name};
+use crate::values::{paths, report_to_dict, type_name};
 
-/// A model and what it was opened with.
-struct Side {
+/// A model and the options that it was opened with.
+struct EvaluatedModel {
     options: ModelOptions,
     loaded: Arc<LoadedModel>,
 }
 
-impl Side {
-    fn of(model: &Model) -> Result<Self> {
+impl EvaluatedModel {
+    fn from_model(model: &Model) -> Result<Self> {
         Ok(Self { options: model.opened.options()?, loaded: Arc::clone(&model.loaded) })
     }
 
@@ -40,21 +43,24 @@ impl Side {
 
 #[pymethods]
 impl Model {
-    /// Measures the model by named protocols, as `gpt2 eval` does: a dict with the keys of its --json (metrics, dataset, notes, …);
-    /// for a list of protocols a list of dicts. `candle_gpt2.protocols()` lists them all.
+    /// Evaluates the model by a named protocol, as `gpt2 eval` does.
     ///
-    /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset on the Hub; for a list of
-    /// protocols one for all of them or a list; by default the published data, from the Hub. limit: only the first items. context:
-    /// tokens per window, for wikitext:llama.cpp and kl.
+    /// Returns a dict with the keys of `gpt2 eval --json` (metrics, dataset, notes, …), or a list of dicts
+    /// for a list of protocols. `candle_gpt2.protocols()` lists the protocols.
     ///
-    /// protocol may also be the YAML file of a task of lm-evaluation-harness. num_fewshot: examples before each question, sampled from
-    /// fewshot_data by fewshot_seed (1234) as the harness does.
+    /// protocol: a protocol's name, a list of names, or the YAML file of an lm-evaluation-harness task. data:
+    /// a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset on the Hub;
+    /// for a list of protocols one dataset for all, or a list; by default the published dataset from the Hub.
+    /// limit: evaluate only the first items. context: tokens per window, for wikitext:llama.cpp and kl.
     ///
-    /// items: a file to which the model's result for each item is written as soon as it is known; resume continues that of an
-    /// interrupted run. against: the items of another run, compared item by item. base: for kl, the model to compare
-    /// with, by default the same one in f32.
+    /// num_fewshot: examples before each question, sampled from fewshot_data with fewshot_seed (1234) as the
+    /// harness does.
     ///
-    /// If a list of protocols ends early, the exception has the reports until then as `partial`.
+    /// items: a file that receives the result of each item immediately; resume=True continues such a file
+    /// after an interruption. against: the items file of another run, for comparison item by item. base: for
+    /// kl, the model to compare with, by default the same model in f32.
+    ///
+    /// If an evaluation of a list of protocols ends early, the exception's `partial` has the reports so far.
     #[pyo3(signature = (protocol, data = None, *, fewshot_data = None, base = None, **options), text_signature = "($self, protocol, data=None, *, num_fewshot=None, fewshot_data=None, fewshot_seed=None, limit=None, context=None, items=None, resume=False, against=None, base=None)")]
     fn evaluate<'py>(
         &self,
@@ -67,29 +73,29 @@ impl Model {
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
         let is_list = !protocol.is_instance_of::<PyString>();
-        let model = Side::of(self)?;
-        let base = base.map(|base| Side::of(base.get())).transpose()?;
+        let model = EvaluatedModel::from_model(self)?;
+        let base = base.map(|base| EvaluatedModel::from_model(base.get())).transpose()?;
         let plan = EvaluationOptions {
             protocols: names(protocol)?,
-            data: files("data", data)?,
-            fewshot_data: files("fewshot_data", fewshot_data)?,
+            data: data_paths("data", data)?,
+            fewshot_data: data_paths("fewshot_data", fewshot_data)?,
             base: base.as_ref().map(|base| base.options.model.clone()),
             hub: model.options.hub.clone(),
             ..read(Map::new(), options, &["data", "fewshot_data", "base"])?
         };
         let plan = plan.check()?;
-        // On a GPU both take turns with others that compute there.
-        let on_gpu = base.as_ref().filter(|base| !base.loaded.device().is_cpu());
-        let turn = Arc::clone(&on_gpu.unwrap_or(&model).loaded);
+        // The models may be on different devices.
+        let base_device = base.as_ref().unwrap_or(&model).loaded.device().clone();
         let (listener, mut reports) = (Listener::new(py), Vec::new());
-        let work = || measure(&plan, &model, base, &listener, &mut reports);
-        let (ended, raised) = computing_partly(py, turn.device(), work)?;
+        let work = || using(&base_device, || measure(&plan, &model, base, &listener, &mut reports));
+        let (outcome, raised) = computing_partly(py, model.loaded.device(), work)?;
         listener.warn(py)?;
-        let mut dicts = reports.iter().map(|report| dict_of(py, report)).collect::<Result<Vec<_>>>()?;
-        let error = raised.or_else(|| ended.err().map(|error| Failure::from(error).into()));
+        let mut dicts =
+            reports.iter().map(|report| report_to_dict(py, report)).collect::<Result<Vec<_>>>()?;
+        let error = raised.or_else(|| outcome.err().map(|error| Failure::from(error).into()));
         match error {
             None if is_list => Ok(PyList::new(py, dicts)?.into_any()),
-            None => dicts.pop().ok_or_else(|| failed("there is no report")),
+            None => dicts.pop().ok_or_else(|| gpt2_error("the evaluation returned no report")),
             Some(error) => {
                 if is_list {
                     error.value(py).setattr("partial", dicts)?;
@@ -100,19 +106,21 @@ impl Model {
     }
 }
 
-/// Adds the reports as they are made. They contain the notes on the data.
+/// Evaluates a plan and appends each report when it is complete.
+///
+/// The notes on the data are part of the reports.
 fn measure(
     plan: &Plan,
-    model: &Side,
-    base: Option<Side>,
+    model: &EvaluatedModel,
+    base: Option<EvaluatedModel>,
     listener: &Listener,
     reports: &mut Vec<Report>,
 ) -> result::Result<(), EvaluationError> {
     let base = match base {
         Some(base) => Some(base),
-        None => plan.base_of(&model.options).map(|base| Side::open(base, listener)).transpose()?,
+        None => plan.base_of(&model.options).map(|base| EvaluatedModel::open(base, listener)).transpose()?,
     };
-    let base_facts = base.as_ref().map(Side::facts);
+    let base_facts = base.as_ref().map(EvaluatedModel::facts);
     let evaluation = plan.prepare(&model.facts(), base_facts.as_ref(), listener)?;
     let base = base.as_ref().map(|base| &*base.loaded);
     for report in evaluation.run(&model.loaded, base, listener) {
@@ -121,25 +129,26 @@ fn measure(
     Ok(())
 }
 
-/// The files of an option.
-fn files(option: &str, given: Option<&Bound<'_, PyAny>>) -> Result<Vec<PathBuf>> {
-    Ok(given.map(|given| paths(option, given)).transpose()?.unwrap_or_default())
+/// Paths of an option.
+fn data_paths(option: &str, value: Option<&Bound<'_, PyAny>>) -> Result<Vec<PathBuf>> {
+    Ok(value.map(|value| paths(option, value)).transpose()?.unwrap_or_default())
 }
 
-/// The name of a protocol, or those of a list.
+/// Protocol names, from one name or a list.
 fn names(protocol: &Bound<'_, PyAny>) -> Result<Vec<String>> {
     if let Ok(name) = protocol.cast::<PyString>() {
         return Ok(vec![name.to_str()?.to_owned()]);
     }
     protocol.extract().map_err(|_| {
         let found = type_name(protocol);
-        wrong_type(format!("protocol: expected the name of a protocol or a list of names, found {found}"))
+        type_error(format!("protocol: expected the name of a protocol or a list of names, found {found}"))
     })
 }
 
-/// Every protocol of `Model.evaluate`: dicts with the keys of `gpt2 eval --list --json`, among them its dataset and the published
-/// figures.
+/// Lists the protocols of `Model.evaluate` as dicts with the keys of `gpt2 eval --list --json`.
+///
+/// The keys include each protocol's dataset and published results.
 #[pyfunction]
 pub(crate) fn protocols(py: Python<'_>) -> Result<Vec<Bound<'_, PyAny>>> {
-    listing().iter().map(|listed| dict_of(py, listed)).collect()
+    listing().iter().map(|listed| report_to_dict(py, listed)).collect()
 }

@@ -1,79 +1,82 @@
-//! Whole texts: of one prompt or many, each as the program would write it.
+//! Generation of complete results for one or many prompts, identical to the program's.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_gpt2_engine::{EngineError, Job, LoadedModel, Silent, Text};
+use candle_gpt2_engine::{Completion, EngineError, Job, LoadedModel, Silent};
 use candle_gpt2_generation::{Clock, GenerationError, LogitsProcessor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::errors::{Failure, Result, failed, wrong_value};
+use crate::errors::{Failure, Result, gpt2_error, value_error};
 use crate::model::Model;
-use crate::options::{Asked, samples};
+use crate::options::{ParsedOptions, samples};
 use crate::process::{computing_partly, interruptible, start};
 use crate::raised::Raised;
 use crate::signals::is_raised;
 use crate::values::{self, Texts, number};
 
-/// What became of a prompt; `None` if it was not begun.
-pub(crate) type Outcome = Option<Result<Vec<Text>>>;
+/// Result for a prompt, or `None` if its generation has not started.
+pub(crate) type Outcome = Option<Result<Vec<Completion>>>;
 
-/// The texts of every prompt, in their order; with the exception that ended them early, if one did.
+/// Generates the completions of all prompts, in order.
+///
+/// If an exception ends generation early, it is returned along with the results so far.
 pub(crate) fn generate(
     py: Python<'_>,
     loaded: &LoadedModel,
-    asked: &Asked,
+    parsed: &ParsedOptions,
     prompts: Vec<Result<Vec<u32>>>,
     batch_size: usize,
     raised: &Raised,
 ) -> Result<(Vec<Outcome>, Option<PyErr>)> {
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(prompts.len());
-    let (mut places, mut ids) = (Vec::new(), VecDeque::new());
-    for (place, prompt) in prompts.into_iter().enumerate() {
+    let (mut positions, mut ids) = (Vec::new(), VecDeque::new());
+    for (position, prompt) in prompts.into_iter().enumerate() {
         outcomes.push(match prompt {
             Ok(prompt) => {
-                places.push(place);
+                positions.push(position);
                 ids.push_back(prompt);
                 None
             }
             Err(error) => Some(Err(error)),
         });
     }
-    let seeds = asked.seeds.as_ref().map(|seeds| places.iter().map(|place| seeds[*place]).collect());
-    let mut made = Vec::new();
-    made.resize_with(places.len(), || None);
-    let mut job = Listed { prompts: ids, seeds, made, processors: &asked.processors };
+    let seeds =
+        parsed.seeds.as_ref().map(|seeds| positions.iter().map(|position| seeds[*position]).collect());
+    let mut generated = Vec::new();
+    generated.resize_with(positions.len(), || None);
+    let mut job = PromptJob { prompts: ids, seeds, outcomes: generated, processors: &parsed.processors };
     let (done, signal) = computing_partly(py, loaded.device(), || {
-        raised.computing(|| loaded.generate(&mut job, batch_size, &asked.config, &Silent))
+        raised.computing(|| loaded.generate(&mut job, batch_size, &parsed.config, &Silent))
     })?;
     let raised = match (done, raised.take().or(signal)) {
         (Err(_), Some(raised)) => return Err(raised.into()),
         (done, raised) => done.map(|()| raised)?,
     };
-    for (place, texts) in places.into_iter().zip(job.made) {
-        outcomes[place] = texts;
+    for (position, texts) in positions.into_iter().zip(job.outcomes) {
+        outcomes[position] = texts;
     }
     Ok((outcomes, raised))
 }
 
-/// A clock that starts now.
+/// Creates a clock that starts now.
 pub(crate) fn clock() -> Clock {
     let start = Instant::now();
     Arc::new(move || start.elapsed())
 }
 
-/// A list of prompts.
-struct Listed<'a> {
+/// Generation job for a list of prompts.
+struct PromptJob<'a> {
     prompts: VecDeque<Vec<u32>>,
-    /// Those of the prompts, if each has its own.
+    /// One seed per prompt, if each prompt has its own.
     seeds: Option<Vec<u64>>,
-    made: Vec<Outcome>,
+    outcomes: Vec<Outcome>,
     processors: &'a [LogitsProcessor],
 }
 
-impl Job for Listed<'_> {
+impl Job for PromptJob<'_> {
     type Error = EngineError;
 
     fn next_prompt(&mut self) -> std::result::Result<Option<Vec<u32>>, EngineError> {
@@ -87,10 +90,10 @@ impl Job for Listed<'_> {
     fn on_texts(
         &mut self,
         prompt: usize,
-        texts: std::result::Result<Vec<Text>, GenerationError>,
+        texts: std::result::Result<Vec<Completion>, GenerationError>,
     ) -> std::result::Result<(), EngineError> {
-        if let Some(made) = self.made.get_mut(prompt) {
-            *made = Some(texts.map_err(Failure::from));
+        if let Some(outcome) = self.outcomes.get_mut(prompt) {
+            *outcome = Some(texts.map_err(Failure::from));
         }
         Ok(())
     }
@@ -108,21 +111,21 @@ impl Job for Listed<'_> {
     }
 }
 
-/// How texts are handed to Python.
+/// Form in which results are returned to Python.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    /// Whether the prompts were a list.
+    /// Whether the prompts were passed as a list.
     pub(crate) is_list: bool,
-    /// Whether several texts are made of each.
+    /// Whether each prompt has several completions.
     pub(crate) has_several: bool,
-    /// Whether more than the text is returned.
+    /// Whether results contain more than the text.
     pub(crate) has_details: bool,
-    /// Whether the error of a prompt is returned in its place.
+    /// Whether a prompt's error is returned in its place.
     pub(crate) returns_exceptions: bool,
 }
 
-/// The texts as Python gets them.
-pub(crate) fn told<'py>(
+/// Converts the outcomes to Python objects.
+pub(crate) fn outcomes_to_python<'py>(
     py: Python<'py>,
     outcomes: Vec<Outcome>,
     interrupted: Option<PyErr>,
@@ -132,8 +135,8 @@ pub(crate) fn told<'py>(
     for (index, outcome) in outcomes.into_iter().enumerate() {
         list.push(match outcome {
             None => py.None().into_bound(py),
-            Some(Ok(texts)) => told_of_prompt(py, texts, shape)?,
-            // That the texts were ended is told before what is wrong with a prompt.
+            Some(Ok(texts)) => prompt_to_python(py, texts, shape)?,
+            // An interruption takes precedence over the error of a prompt.
             Some(Err(error)) if shape.returns_exceptions || interrupted.is_some() => {
                 error.into_exception(py).into_bound(py)
             }
@@ -141,52 +144,57 @@ pub(crate) fn told<'py>(
             Some(Err(error)) => return Err(error),
         });
     }
-    let told = match (shape.is_list, list.len()) {
+    let value = match (shape.is_list, list.len()) {
         (false, 1) => list.swap_remove(0),
         _ => PyList::new(py, list)?.into_any(),
     };
     match interrupted {
-        None => Ok(told),
-        // What was made until then is not lost.
+        None => Ok(value),
+        // Keep the results so far.
         Some(error) => {
-            // An exception that takes no attributes is told without.
-            let _ = error.value(py).setattr("partial", told);
+            // Exceptions that accept no attributes are raised without `partial`.
+            let _ = error.value(py).setattr("partial", value);
             Err(error.into())
         }
     }
 }
 
-fn told_of_prompt(py: Python<'_>, texts: Vec<Text>, shape: Shape) -> Result<Bound<'_, PyAny>> {
-    let told = |text: Text| -> Result<Bound<'_, PyAny>> {
+fn prompt_to_python(py: Python<'_>, texts: Vec<Completion>, shape: Shape) -> Result<Bound<'_, PyAny>> {
+    let to_value = |text: Completion| -> Result<Bound<'_, PyAny>> {
         if shape.has_details {
-            return values::dict_of(py, &text);
+            return values::report_to_dict(py, &text);
         }
-        // Without a tokenizer the ids are the text.
+        // Without a tokenizer, return the token IDs.
         Ok(match text.text {
             Some(text) => PyString::new(py, &text).into_any(),
             None => text.ids.into_pyobject(py)?.into_any(),
         })
     };
-    let mut told: Vec<_> = texts.into_iter().map(told).collect::<Result<_>>()?;
-    Ok(match (shape.has_several, told.len()) {
-        (false, 1) => told.swap_remove(0),
-        _ => PyList::new(py, told)?.into_any(),
+    let mut values: Vec<_> = texts.into_iter().map(to_value).collect::<Result<_>>()?;
+    Ok(match (shape.has_several, values.len()) {
+        (false, 1) => values.swap_remove(0),
+        _ => PyList::new(py, values)?.into_any(),
     })
 }
 
-/// Keywords of `generate` that are no options of texts.
-const OTHERS: [&str; 4] = ["batch_size", "details", "return_exceptions", "hooks"];
+/// Keywords of `generate` that are not generation options.
+const OTHER_KEYWORDS: [&str; 4] = ["batch_size", "details", "return_exceptions", "hooks"];
 
 #[pymethods]
 impl Model {
-    /// Continues a prompt and returns the continuation without it; no BOS token by default, unlike a HookedTransformer.
+    /// Continues a prompt and returns the completion without the prompt.
     ///
-    /// prompt: a text, token ids, or a list of these. Options are transformers' (max_new_tokens, do_sample, temperature, top_k, num_beams,
-    /// …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide, json_schema, json_object, regex, grammar and
-    /// logits_processor; see help(candle_gpt2). prepend_bos: put a BOS token in front of texts. batch_size: sequences that are generated at once. details: dicts with ids, text, stop_reason and score in place of texts.
-    /// return_exceptions: return the exception of a prompt in its place. hooks: see run_with_cache.
+    /// Unlike HookedTransformer, this method prepends no BOS token by default.
+    ///
+    /// prompt: a text, token IDs, or a list of these. The options are those of transformers (max_new_tokens,
+    /// do_sample, temperature, top_k, num_beams, …) and seed, stop, bad_words, logit_bias, keep_last,
+    /// keep_head, slide, json_schema, json_object, regex, grammar and logits_processor; see
+    /// help(candle_gpt2). prepend_bos: prepend a BOS token to texts. batch_size: number of sequences in a
+    /// batch. details: return dicts with ids, text, stop_reason and score instead of texts.
+    /// return_exceptions: return an exception as the result of a prompt that fails. hooks: see
+    /// run_with_cache.
     #[pyo3(signature = (prompt, *, batch_size = 8, details = false, return_exceptions = false, hooks = None, **options))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python keyword arguments")]
     fn generate<'py>(
         &self,
         py: Python<'py>,
@@ -200,60 +208,61 @@ impl Model {
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
-        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &OTHERS, &raised)?;
+        let parsed =
+            ParsedOptions::read(py, &self.loaded, || self.compiler(), options, &OTHER_KEYWORDS, &raised)?;
         let (is_list, prompts) = Texts::read(prompt)?.into_list();
-        asked.check_seeds(prompts.len())?;
-        let prompts = self.prompts(py, prompts, &asked)?;
+        parsed.check_seeds(prompts.len())?;
+        let prompts = self.prompts(py, prompts, &parsed)?;
         let prompts = match return_exceptions {
             true => prompts,
-            false if is_list => all_of(py, prompts, "prompt")?.into_iter().map(Ok).collect(),
+            false if is_list => collect_with_notes(py, prompts, "prompt")?.into_iter().map(Ok).collect(),
             false => prompts.into_iter().map(|prompt| prompt.map(Ok)).collect::<Result<_>>()?,
         };
         let loaded = self.hooked(hooks, &raised)?;
-        let (outcomes, interrupted) = generate(py, &loaded, &asked, prompts, batch_size, &raised)?;
+        let (outcomes, interrupted) = generate(py, &loaded, &parsed, prompts, batch_size, &raised)?;
         let shape = Shape {
             is_list,
-            has_several: asked.config.num_return_sequences > 1,
+            has_several: parsed.config.num_return_sequences > 1,
             has_details: details,
             returns_exceptions: return_exceptions,
         };
-        told(py, outcomes, interrupted, shape)
+        outcomes_to_python(py, outcomes, interrupted, shape)
     }
 
-    /// Whether `generate` samples with these keywords, so that a seed changes its texts.
+    /// Whether `generate` samples with these keywords, so that the seed matters.
     #[pyo3(signature = (**options))]
     fn _samples(&self, options: Option<&Bound<'_, PyDict>>) -> Result<bool> {
-        samples(&self.loaded, options, &OTHERS)
+        samples(&self.loaded, options, &OTHER_KEYWORDS)
     }
 }
 
 impl Model {
-    /// The tokens of a prompt as the model gets them.
-    pub(crate) fn prompt(&self, prompt: values::Text, asked: &Asked) -> Result<Vec<u32>> {
+    /// Encodes a prompt into the tokens that the model receives.
+    pub(crate) fn prompt(&self, prompt: values::Text, parsed: &ParsedOptions) -> Result<Vec<u32>> {
         let vocabulary = self.loaded.vocabulary();
-        let bos = asked.bos.filter(|_| matches!(prompt, values::Text::Words(_)));
-        let ids = bos.into_iter().chain(prompt.encoded(vocabulary)?).collect();
-        Ok(vocabulary.prompt(ids, &asked.config)?)
+        Ok(vocabulary.prompt(prompt.encoded_after(parsed.bos, vocabulary)?, &parsed.config)?)
     }
 
-    /// Those of many prompts, made without the interpreter's lock.
+    /// Encodes many prompts with the GIL released.
     pub(crate) fn prompts(
         &self,
         py: Python<'_>,
         prompts: Vec<Result<values::Text>>,
-        asked: &Asked,
+        parsed: &ParsedOptions,
     ) -> Result<Vec<Result<Vec<u32>>>> {
         let prompt = |prompt: Result<values::Text>| match is_raised() {
             // The waiting thread raises the exception.
-            true => Err(failed("interrupted")),
-            false => Ok(prompt.and_then(|prompt| self.prompt(prompt, asked))),
+            true => Err(gpt2_error("interrupted")),
+            false => Ok(prompt.and_then(|prompt| self.prompt(prompt, parsed))),
         };
         interruptible(py, || prompts.into_iter().map(prompt).collect::<Result<_>>())
     }
 }
 
-/// All members of a list, or what is wrong with the first that is none.
-pub(crate) fn all_of<T>(py: Python<'_>, members: Vec<Result<T>>, what: &str) -> Result<Vec<T>> {
+/// Collects all members of a list.
+///
+/// The first error gets a note with its index.
+pub(crate) fn collect_with_notes<T>(py: Python<'_>, members: Vec<Result<T>>, what: &str) -> Result<Vec<T>> {
     let member = |(index, member): (usize, Result<T>)| {
         member.map_err(|error| error.with_note(py, &format!("{what} {index}")))
     };
@@ -262,7 +271,7 @@ pub(crate) fn all_of<T>(py: Python<'_>, members: Vec<Result<T>>, what: &str) -> 
 
 pub(crate) fn check_batch_size(batch_size: usize) -> Result<()> {
     match batch_size {
-        0 => Err(wrong_value("batch_size: expected at least 1, found 0")),
+        0 => Err(value_error("batch_size: expected at least 1, found 0")),
         _ => Ok(()),
     }
 }

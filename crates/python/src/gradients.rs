@@ -1,6 +1,6 @@
 //! Gradients of a prediction at hook points and inside dictionaries, in a run with edits.
 
-use candle_gpt2_interpret::WithGradient;
+use candle_gpt2_interpret::ActivationGradient;
 use candle_gpt2_look::{LookError, LookSubject, PredictionGradients, Reader};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,14 +18,19 @@ use crate::values::Values;
 
 #[pymethods]
 impl Model {
-    /// Gradients of a prediction at hook points: the prediction, a dict of activations, and a dict of the gradients there, arrays by name.
-    /// The prediction is as in `ablate`; without an answer it is the most probable token of the run without hooks.
+    /// Computes gradients of a prediction at hook points.
     ///
-    /// names, prepend_bos: as in run_with_cache. hooks: a list of Steering, ControlVector, and pairs of a name and an array, which replaces the
-    /// value; a function cannot be differentiated. dictionaries: sparse autoencoders and transcoders that are spliced in; both dicts then
-    /// have their latents, "{hook}.hook_sae_acts_post", and with error_term their errors, "{hook}.hook_sae_error", where hook is the hook
-    /// point that is written. error_term: add the reconstruction error back, as a constant.
-    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    /// Returns the prediction, a dict of activations, and a dict of the gradients with respect to them, both
+    /// by name. The prediction is defined as in `ablate`; without an answer it is the most probable token of
+    /// the run without hooks.
+    ///
+    /// names, prepend_bos: see run_with_cache. hooks: a list of Steering, ControlVector, and pairs of a name
+    /// and an array that replaces the activation; functions are rejected, because they cannot be
+    /// differentiated. dictionaries: sparse autoencoders and transcoders to splice in. Both dicts then also
+    /// contain their latents, "{hook}.hook_sae_acts_post", and with error_term their errors,
+    /// "{hook}.hook_sae_error"; {hook} is the hook point that the dictionary writes. error_term: add the
+    /// reconstruction error back, as a constant.
+    #[expect(clippy::too_many_arguments, reason = "Python keyword arguments")]
     #[pyo3(signature = (text, names = None, hooks = None, dictionaries = Vec::new(), error_term = true, prepend_bos = false, **options), text_signature = "($self, text, names=None, hooks=None, dictionaries=(), error_term=True, prepend_bos=False, *, answer=None, against=None, position=-1, measure='logit')")]
     fn gradients<'py>(
         &self,
@@ -54,8 +59,8 @@ impl Model {
             let subject = LookSubject::new(&self.loaded, name, &reader);
             let found = wanted.found(&checked, &subject, &sites, &dictionaries, &mut hooks)?;
             let mut values = Vec::new();
-            let mut push = |name: String, WithGradient { value, gradient }: WithGradient| {
-                values.push((name, Values::of(&value)?, Values::of(&gradient)?));
+            let mut push = |name: String, ActivationGradient { value, gradient }: ActivationGradient| {
+                values.push((name, Values::from_tensor(&value)?, Values::from_tensor(&gradient)?));
                 Ok::<_, LookError>(())
             };
             for (site, at_site) in found.sites {

@@ -1,4 +1,4 @@
-//! Functions of Python's that see, and may replace, what a model computes.
+//! Python functions that observe, and may replace, a model's activations.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,20 +11,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::control_vector::ControlVector;
-use crate::errors::{Result, wrong_type, wrong_value};
+use crate::errors::{Result, type_error, value_error};
 use crate::model::Model;
 use crate::raised::Raised;
 use crate::steering::Steering;
 use crate::values::{Values, float_array, tensor, type_name};
 
 enum Hook {
-    /// A function of Python's.
+    /// Python function.
     Function { sites: Vec<Site>, function: Py<PyAny> },
-    /// A direction that is added.
+    /// Direction added to the residual stream.
     Steering(candle_gpt2_interpret::Steering),
-    /// Directions that are added at every position.
+    /// Directions added at every position.
     ControlVector(candle_gpt2_interpret::ControlVector),
-    /// An array that replaces a value.
+    /// Array that replaces an activation.
     Array { site: Site, array: Tensor },
 }
 
@@ -39,19 +39,22 @@ impl Hook {
     }
 }
 
-/// An observer that calls functions of Python's, and steers.
+/// Observer that calls Python functions and applies steering.
 pub(crate) struct Hooks {
     hooks: Vec<Hook>,
     raised: Raised,
 }
 
 impl Hooks {
-    /// Reads a list of pairs of a name, or pattern, and a function or an array that replaces the value; of steerings; of control vectors.
-    /// One of the latter may be alone.
+    /// Reads the `hooks` argument.
+    ///
+    /// It is a list. Its items are `Steering` objects, `ControlVector` objects, and pairs of a hook point
+    /// name or pattern and a function or array. The array replaces the activation. A single `Steering` or
+    /// `ControlVector` needs no list.
     pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
         let mut hooks = Vec::new();
         let items: Vec<Bound<'_, PyAny>> = match value {
-            // One alone.
+            // A single hook without a list.
             Some(item) if item.cast::<Steering>().is_ok() || item.cast::<ControlVector>().is_ok() => {
                 vec![item.clone()]
             }
@@ -68,14 +71,14 @@ impl Hooks {
                 continue;
             }
             let (name, function): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| {
-                wrong_type("hooks: expected a list of pairs of a name and a function, such as [(\"blocks.0.hook_resid_post\", f)]")
+                type_error("hooks: expected a list of pairs of a name and a function, such as [(\"blocks.0.hook_resid_post\", f)]")
             })?;
             let sites = named_sites(&name, n_layer)?;
             if !function.is_callable() {
                 let Some(array) = tensor(&function).ok().filter(|_| function.len().is_ok()) else {
                     let found = type_name(&function);
-                    return Err(wrong_type(format!(
-                        "hooks: the {found} with {name:?} cannot be called, and is not an array"
+                    return Err(type_error(format!(
+                        "hooks: expected a function or an array for {name:?}, found {found}"
                     )));
                 };
                 hooks.extend(sites.into_iter().map(|site| Hook::Array { site, array: array.clone() }));
@@ -90,13 +93,13 @@ impl Hooks {
         self.hooks.is_empty()
     }
 
-    /// Rejects functions, through which there is no gradient.
+    /// Rejects functions, which have no gradient.
     pub(crate) fn check_differentiable(&self) -> Result<()> {
         match self.hooks.iter().find_map(|hook| match hook {
             Hook::Function { sites, .. } => sites.first(),
             _ => None,
         }) {
-            Some(site) => Err(wrong_value(format!(
+            Some(site) => Err(value_error(format!(
                 "hooks: the function at {site} cannot be differentiated; pass an array, a Steering or a ControlVector, or use \
                  HookedTransformer with torch"
             ))),
@@ -124,13 +127,13 @@ impl Observer for Hooks {
             let function = match hook {
                 Hook::Steering(steering) => return steering.observe(site, value),
                 Hook::ControlVector(vector) => return vector.observe(site, value),
-                Hook::Array { array, .. } => return replacing(site, array, &value),
+                Hook::Array { array, .. } => return as_replacement(site, array, &value),
                 Hook::Function { function, .. } => function,
             };
-            let values = Values::of(&value)?;
-            let answered = self.raised.serving(|| Python::attach(|py| replaced(py, function, site, values)));
-            let replaced = answered.map_err(|error| {
-                self.raised.keep(error);
+            let values = Values::from_tensor(&value)?;
+            let result = self.raised.serving(|| Python::attach(|py| call_hook(py, function, site, values)));
+            let replaced = result.map_err(|error| {
+                self.raised.store(error);
                 candle_core::Error::Msg(format!("a hook at {site} raised an exception"))
             })?;
             match replaced {
@@ -143,8 +146,8 @@ impl Observer for Hooks {
     }
 }
 
-/// The array in the type and shape of the value that it replaces.
-fn replacing(site: Site, array: &Tensor, value: &Tensor) -> candle_core::Result<Tensor> {
+/// Converts an array to the dtype, device and shape of the activation that it replaces.
+fn as_replacement(site: Site, array: &Tensor, value: &Tensor) -> candle_core::Result<Tensor> {
     let array = array.to_dtype(value.dtype())?.to_device(value.device())?;
     match array.broadcast_as(value.shape()) {
         Ok(array) => array.contiguous(),
@@ -156,46 +159,45 @@ fn replacing(site: Site, array: &Tensor, value: &Tensor) -> candle_core::Result<
     }
 }
 
-/// What the function puts there; `None` if it only looked.
-fn replaced(py: Python<'_>, function: &Py<PyAny>, site: Site, values: Values) -> PyResult<Option<Vec<f32>>> {
+/// Calls a hook and returns the values that replace the activation, or `None` to keep it.
+fn call_hook(py: Python<'_>, function: &Py<PyAny>, site: Site, values: Values) -> PyResult<Option<Vec<f32>>> {
     let name = site.to_string();
-    called(py, values, &format!("a hook at {site}"), |array| function.call1(py, (array, name)))
+    call_with_values(py, values, &format!("a hook at {site}"), |array| function.call1(py, (array, name)))
 }
 
-/// What a function makes of values; `None` if it only looked.
-pub(crate) fn called<'py>(
+/// Calls a Python function with values, and returns its result unless it is `None`.
+pub(crate) fn call_with_values<'py>(
     py: Python<'py>,
     values: Values,
     what: &str,
     function: impl FnOnce(Bound<'py, PyArrayDyn<f32>>) -> PyResult<Py<PyAny>>,
 ) -> PyResult<Option<Vec<f32>>> {
     let array = values.into_array(py)?;
-    // What is written here would go nowhere.
+    // Writes to this array would have no effect, so make it read-only.
     let flags = PyDict::new(py);
     flags.set_item("write", false)?;
     array.call_method("setflags", (), Some(&flags))?;
-    let answer = function(array.clone())?;
-    if answer.is_none(py) {
+    let result = function(array.clone())?;
+    if result.is_none(py) {
         return Ok(None);
     }
-    let answer = answer.bind(py);
-    let answer = float_array(answer).map_err(|error| {
-        let (found, shape) = (type_name(answer), array.shape());
-        wrong_value(format!("{what} returned a {found} that is no array of shape {shape:?}: {error}"))
+    let result = result.bind(py);
+    let result = float_array(result).map_err(|error| {
+        let (found, shape) = (type_name(result), array.shape());
+        value_error(format!(
+            "{what} returned a {found} that cannot be converted to an array of shape {shape:?}: {error}"
+        ))
     })?;
-    if answer.shape() != array.shape() {
-        let message = format!(
-            "{what} returned an array of shape {:?}; it has to be that of what is there, {:?}",
-            answer.shape(),
-            array.shape()
-        );
-        return Err(wrong_value(message).into());
+    if result.shape() != array.shape() {
+        let message =
+            format!("{what} returned an array of shape {:?}; expected {:?}", result.shape(), array.shape());
+        return Err(value_error(message).into());
     }
-    answer.to_vec().map(Some).map_err(Into::into)
+    result.to_vec().map(Some).map_err(Into::into)
 }
 
 impl Model {
-    /// The model with hooks, if there are any.
+    /// Clone of the loaded model, with the hooks attached if there are any.
     pub(crate) fn hooked(&self, hooks: Option<&Bound<'_, PyAny>>, raised: &Raised) -> Result<LoadedModel> {
         let hooks = Hooks::read(hooks, self.loaded.config().n_layer, raised)?;
         let loaded = (*self.loaded).clone();

@@ -1,4 +1,4 @@
-//! A run whose intermediates are seen, under TransformerLens' names.
+//! Forward passes that record activations under TransformerLens' names.
 
 use candle_gpt2::Site;
 use candle_gpt2_interpret::named_sites;
@@ -16,7 +16,7 @@ use crate::process::{computing, start};
 use crate::raised::Raised;
 use crate::values::Values;
 
-/// Names of places as a text with commas or a list; all of them if there are none.
+/// Reads hook point names from a comma-separated text or a list, or selects all for `None`.
 pub(crate) fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> {
     let list = match names.map(|names| names.extract::<String>().map_err(|_| names)) {
         None => "*".to_owned(),
@@ -31,12 +31,16 @@ pub(crate) fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<
 
 #[pymethods]
 impl Model {
-    /// Returns the logits (1, tokens, vocabulary) of a text and a dict of its activations; no BOS token by default.
+    /// Returns the logits (1, tokens, vocabulary) of a text and a dict of its activations.
     ///
-    /// names: hook points by TransformerLens' names, as for `gpt2 cache` (`blocks.0.attn.hook_pattern`, `blocks.*.hook_resid_post`,
-    /// `resid_post`); all of them by default. hooks: pairs of a name and a function of an array and its name. The array that it returns
-    /// replaces the value; None changes nothing. Results of `steering` may be among them. prepend_bos: put a BOS token in front. layers, positions: only these layers, only
-    /// these tokens. as_: "raw" values, or those that "transformer-lens" shows.
+    /// No BOS token is prepended by default.
+    ///
+    /// names: hook points by TransformerLens' names, as for `gpt2 cache` (`blocks.0.attn.hook_pattern`,
+    /// `blocks.*.hook_resid_post`, `resid_post`); by default all. hooks: pairs of a name and a function of an
+    /// array and its name. The array that the function returns replaces the activation; None keeps it.
+    /// `steering` and `control_vector` create other hooks. prepend_bos: prepend a BOS token. layers,
+    /// positions: record only these layers or token positions. as_: "raw", or "transformer-lens" for the
+    /// values that TransformerLens shows.
     #[pyo3(signature = (text, names = None, hooks = None, prepend_bos = false, **options), text_signature = "($self, text, names=None, hooks=None, prepend_bos=False, *, layers=None, positions=None, as_='raw')")]
     fn run_with_cache<'py>(
         &self,
@@ -60,12 +64,12 @@ impl Model {
             let checked = activations.check(&reader)?;
             let subject = LookSubject::new(&self.loaded, name, &reader);
             let mut see = |site: Site, value| {
-                seen.push((site.to_string(), Values::of(&value)?));
+                seen.push((site.to_string(), Values::from_tensor(&value)?));
                 Ok(())
             };
             let logits =
                 raised.computing(|| activations.observed(&checked, &subject, &mut hooks, &mut see))?;
-            Ok::<_, LookError>(Values::of(&logits)?)
+            Ok::<_, LookError>(Values::from_tensor(&logits)?)
         });
         let logits = raised.or(logits)?;
         let values = PyDict::new(py);
@@ -75,7 +79,7 @@ impl Model {
         Ok((logits.into_array(py)?, values))
     }
 
-    /// The names of all hook points of run_with_cache and hooks.
+    /// Names of all hook points for run_with_cache and hooks.
     #[getter]
     fn hook_names(&self) -> Vec<String> {
         Site::all(self.loaded.config().n_layer).iter().map(Site::to_string).collect()

@@ -1,27 +1,29 @@
-//! Keywords, read by serde into the options of the libraries: the structs that the program's flags are read into.
+//! Python keywords, deserialized into the same options structs as the program's flags.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::errors::{Failure, RESERVED, Result, wrong_type, wrong_value};
-use crate::values::json_of;
+use crate::errors::{Failure, RESERVED, Result, type_error, value_error};
+use crate::values::to_json;
 
-/// Arguments that are texts, or token ids.
+/// Arguments that are texts or token IDs.
 pub(crate) const TEXTS: [&str; 3] = ["text", "clean", "corrupt"];
 
-/// The keyword for a BOS token in front of texts, as of a HookedTransformer.
+/// Keyword that prepends a BOS token to texts, as in a HookedTransformer.
 pub(crate) const PREPEND_BOS: &str = "prepend_bos";
 
-/// What serde says of a key that no option has.
+/// Prefix of serde's message for an unknown field.
 const UNKNOWN: &str = "unknown field ";
-/// What types of ours say of a value of another type, see `expecting` there.
+/// Prefix of the message for a value of the wrong type, from this project's `expecting` methods.
 const OTHER_TYPE: &str = "invalid type: expected ";
-/// What serde says of an integer that the option's type does not hold.
+/// Prefix of serde's message for an integer outside the range of the option's type.
 const OUT_OF_RANGE: &str = "invalid value: integer `";
 
-/// Takes out whether a BOS token goes in front of texts: `prepend_bos` is a keyword of methods, and of no options of the libraries.
+/// Removes `prepend_bos` from the keywords and returns its value.
+///
+/// It is a keyword of the methods, but not an option of the libraries.
 pub(crate) fn take_bos(options: Option<&Bound<'_, PyDict>>) -> Result<bool> {
     let Some(options) = options else { return Ok(false) };
     let Some(bos) = options.get_item(PREPEND_BOS)? else { return Ok(false) };
@@ -29,8 +31,10 @@ pub(crate) fn take_bos(options: Option<&Bound<'_, PyDict>>) -> Result<bool> {
     Ok(bos.extract()?)
 }
 
-/// Reads keywords, each by itself, so that an error names it; those that are None keep the default. `fields` are arguments that the
-/// method names, and `others` keywords that it reads itself.
+/// Deserializes keywords into an options struct.
+///
+/// Each keyword is checked by itself, so that an error names it. Keywords that are None keep the default.
+/// `fields` are the method's declared arguments, and `others` are keywords that it reads itself.
 pub(crate) fn read<T: DeserializeOwned>(
     mut fields: Map<String, Value>,
     keywords: Option<&Bound<'_, PyDict>>,
@@ -38,9 +42,9 @@ pub(crate) fn read<T: DeserializeOwned>(
 ) -> Result<T> {
     let required = fields.clone();
     if let Err(error) = serde_json::from_value::<T>(Value::Object(required.clone())) {
-        // A text can be anything.
+        // Any text is valid, so the error is in another argument.
         let argument = required.keys().find(|name| !TEXTS.contains(&name.as_str()));
-        return Err(refused(argument.map_or("", String::as_str), &error.to_string()));
+        return Err(invalid_keyword(argument.map_or("", String::as_str), &error.to_string()));
     }
     for (keyword, value) in keywords.into_iter().flatten() {
         let keyword: String = keyword.extract()?;
@@ -53,46 +57,49 @@ pub(crate) fn read<T: DeserializeOwned>(
         if let Err(error) = alone(Value::Null)
             && error.starts_with(UNKNOWN)
         {
-            return Err(unknown(&keyword, &error, others));
+            return Err(unknown_field(&keyword, &error, others));
         }
         if value.is_none() {
             continue;
         }
-        let json = json_of(&value)
+        let json = to_json(&value)
             .map_err(|error| error.with_note(value.py(), &format!("in the option {keyword}")))?;
-        alone(json.clone()).map_err(|error| refused(&keyword, &error))?;
+        alone(json.clone()).map_err(|error| invalid_keyword(&keyword, &error))?;
         fields.insert(option.to_owned(), json);
     }
-    serde_json::from_value(Value::Object(fields)).map_err(|error| wrong_value(error.to_string()))
+    serde_json::from_value(Value::Object(fields)).map_err(|error| value_error(error.to_string()))
 }
 
-fn refused(keyword: &str, told: &str) -> Failure {
-    if let Some(expected) = told.strip_prefix(OTHER_TYPE) {
-        return wrong_type(format!("{keyword}: expected {expected}"));
+fn invalid_keyword(keyword: &str, message: &str) -> Failure {
+    if let Some(expected) = message.strip_prefix(OTHER_TYPE) {
+        return type_error(format!("{keyword}: expected {expected}"));
     }
-    match told.strip_prefix(OUT_OF_RANGE).and_then(|rest| rest.split_once('`')) {
+    match message.strip_prefix(OUT_OF_RANGE).and_then(|rest| rest.split_once('`')) {
         Some((number, _)) => {
-            let expected = if number.starts_with('-') { "from 0 on" } else { "that is not so large" };
-            wrong_value(format!("{keyword}: expected a number {expected}, found {number}"))
+            let expected =
+                if number.starts_with('-') { "a number of at least 0" } else { "a smaller number" };
+            value_error(format!("{keyword}: expected {expected}, found {number}"))
         }
-        None => wrong_value(format!("{keyword}: {told}")),
+        None => value_error(format!("{keyword}: {message}")),
     }
 }
 
-/// A keyword that there is not, with the nearest of those that serde lists: ``unknown field `x`, expected one of `a`, `b` ``.
-fn unknown(keyword: &str, told: &str, others: &[&str]) -> Failure {
-    let listed = told.split('`').skip(1).step_by(2).skip(1);
+/// Error for an unknown keyword, with the most similar of the fields that serde lists.
+///
+/// serde's message is ``unknown field `x`, expected one of `a`, `b` ``.
+fn unknown_field(keyword: &str, message: &str, others: &[&str]) -> Failure {
+    let listed = message.split('`').skip(1).step_by(2).skip(1);
     unknown_keyword(keyword, listed.chain(others.iter().copied()))
 }
 
-/// A keyword that there is not, with the one that is most like it.
+/// Error for an unknown keyword, with the most similar known keyword.
 pub(crate) fn unknown_keyword<'a>(keyword: &str, known: impl Iterator<Item = &'a str>) -> Failure {
-    /// Similarity from which a name may be meant.
-    const NEAR: f64 = 0.7;
-    let near = known
+    /// Minimum similarity for a suggestion.
+    const MIN_SIMILARITY: f64 = 0.7;
+    let similar = known
         .map(|known| (strsim::jaro(keyword, known), known))
-        .filter(|(similarity, _)| *similarity >= NEAR);
-    let nearest = near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known);
-    let nearest = nearest.map_or(String::new(), |nearest| format!("; the nearest name is `{nearest}`"));
-    wrong_type(format!("there is no option `{keyword}`{nearest}"))
+        .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY);
+    let nearest = similar.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known);
+    let nearest = nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"));
+    type_error(format!("unknown option `{keyword}`{nearest}"))
 }

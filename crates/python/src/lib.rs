@@ -1,8 +1,8 @@
-//! The native half of the Python package `candle_gpt2`: classes on the engine, one file for each, and no logic of its own.
+//! Native half of the Python package `candle_gpt2`: thin classes over the engine, one per file.
 //!
-//! Whatever computes releases the interpreter's lock, and Ctrl-C ends it within a pass; see `process.rs`. What is wrong is raised as
-//! one of Python's exceptions, with the text that the program prints; see `errors.rs`. Nothing is printed but bars of long jobs, at a
-//! terminal; see `reporting.rs`.
+//! Every computation releases the GIL, and Ctrl-C ends it within a pass (see `process.rs`). Errors become
+//! Python exceptions with the text that the program prints (see `errors.rs`). The only output is the progress
+//! bars of long jobs at a terminal (see `reporting.rs`).
 
 mod cache;
 mod checkpoint;
@@ -78,7 +78,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        // Otherwise its first use would import it, where an interrupt or an error could only be a panic.
+        // Otherwise the first use would import numpy, where an interrupt or an error could only panic.
         module.py().import("numpy")?;
         numpy::dtype::<f32>(module.py());
         module.add("__version__", env!("CARGO_PKG_VERSION"))

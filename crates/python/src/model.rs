@@ -1,4 +1,6 @@
-//! A model that Python holds: opened by its name, with its tokens and its configuration. What it does is in the other files.
+//! Python models: opening by name, tokens and configuration.
+//!
+//! Other files implement a model's computations.
 
 use std::collections::HashMap;
 use std::path::{self, Path, PathBuf};
@@ -9,36 +11,42 @@ use candle_gpt2::Gpt2Config;
 use candle_gpt2_api::ServedModel;
 use candle_gpt2_engine::{
     ADAPTER_BASE, AdapterChoice, BUILT_IN, DeviceChoice, EncoderStates, EngineError, HubOptions, LoadedModel,
-    ModelOptions, Network, Reporter, device_name,
+    ModelOptions, Network, Reporter, WeightDType, device_name,
 };
 use candle_gpt2_grammar::Compiler;
+use candle_gpt2_kernels::KvDType;
+use candle_gpt2_look::Reader;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 use secrecy::SecretString;
 
-use crate::errors::{Result, wrong_value};
+use crate::errors::{Result, value_error};
 use crate::process::{computing, start, thread_count};
 use crate::reporting::reporting;
-use crate::values::{Text, Values, dict_of, python_of, tensor};
+use crate::values::{Text, Values, report_to_dict, tensor, to_python};
 
-/// A GPT-2 in memory: adds no BOS token to texts by default, and `generate` returns the continuation without the prompt.
+/// GPT-2 language model.
 ///
-/// A HookedTransformer, whose `native` is a Model, does the opposite; `prepend_bos` is a keyword of both. Threads may share a Model; a
-/// pickle holds its name, by which another process opens it again.
+/// It prepends no BOS token to texts by default, and `generate` returns the completion without the prompt. A
+/// HookedTransformer, whose `native` is a Model, does the opposite; both accept `prepend_bos`.
+///
+/// Threads may share a Model. A pickle stores its name and options, and another process reopens the model
+/// from them.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Model {
     pub(crate) loaded: Arc<LoadedModel>,
-    pub(crate) opened: Opened,
+    pub(crate) opened: OpenArguments,
     compiler: OnceLock<Compiler>,
-    /// Made for the first completion.
+    /// Created for the first completion.
     pub(crate) served: OnceLock<Arc<ServedModel>>,
 }
 
-/// What a model was opened with: what a pickle of it holds. Paths of what is on this machine are absolute, and so stay right in
-/// other working directories.
+/// Arguments that a model was opened with, which its pickle stores.
+///
+/// Paths of local files are absolute, so they remain valid in other working directories.
 #[derive(Debug, Clone)]
-pub(crate) struct Opened {
-    /// As it was given.
+pub(crate) struct OpenArguments {
+    /// Name as the caller passed it.
     name: Option<PathBuf>,
     name_or_path: Option<PathBuf>,
     dtype: Option<String>,
@@ -52,7 +60,7 @@ pub(crate) struct Opened {
     adapters: Vec<AdapterChoice>,
 }
 
-/// LoRA adapters: a path or `DIR=WEIGHT`, a pair of a path and a weight, or a list of them.
+/// LoRA adapters: a path or `DIR=WEIGHT`, a pair of a path and a weight, or a list of these.
 #[derive(FromPyObject)]
 pub(crate) enum Adapters {
     #[pyo3(annotation = "str")]
@@ -78,7 +86,7 @@ impl Adapters {
                 return several.into_iter().try_for_each(|adapter| adapter.append_to(adapters));
             }
         };
-        adapters.push(AdapterChoice { path: lasting(adapter.path)?, ..adapter });
+        adapters.push(AdapterChoice { path: absolute_if_local(adapter.path)?, ..adapter });
         Ok(())
     }
 
@@ -89,24 +97,24 @@ impl Adapters {
     }
 }
 
-/// How models on the Hub are reached.
+/// Access to models on the Hub.
 #[derive(Debug, Clone)]
 pub(crate) struct HubAccess {
     /// Whether only the cache is used.
     offline: bool,
-    /// Folder of the cache; by default the one that the environment names.
+    /// Cache folder, determined by the environment if `None`.
     cache_dir: Option<PathBuf>,
-    /// The given token or that of the environment. No pickle has it.
+    /// Token from the caller or the environment, which is never pickled.
     token: Option<SecretString>,
 }
 
-/// A token for the Hub, as transformers takes it: a text, True for the environment's, or False for none.
+/// Hub token as in transformers: a string, True for the environment's token, or False for none.
 #[derive(FromPyObject)]
 pub(crate) enum HubToken {
     #[pyo3(annotation = "bool")]
     FromEnvironment(bool),
     #[pyo3(annotation = "str")]
-    Given(String),
+    Explicit(String),
 }
 
 impl HubAccess {
@@ -115,7 +123,7 @@ impl HubAccess {
         let token = match token {
             None | Some(HubToken::FromEnvironment(true)) => hub(offline).token,
             Some(HubToken::FromEnvironment(false)) => None,
-            Some(HubToken::Given(token)) => Some(SecretString::from(token)),
+            Some(HubToken::Explicit(token)) => Some(SecretString::from(token)),
         };
         Ok(Self { offline, cache_dir, token })
     }
@@ -127,7 +135,7 @@ impl HubAccess {
     }
 }
 
-/// Encoder hidden states as Python gives them.
+/// Encoder hidden states as passed from Python.
 #[derive(Debug, Clone)]
 enum States {
     File(PathBuf),
@@ -135,15 +143,15 @@ enum States {
 }
 
 impl States {
-    /// A path, or an array of numbers.
+    /// Reads a path or an array of numbers.
     fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
         if let Ok(path) = value.extract::<PathBuf>() {
-            return Ok(Self::File(lasting(path)?));
+            return Ok(Self::File(absolute_if_local(path)?));
         }
         Ok(Self::Array(tensor(value)?))
     }
 
-    /// The same if they fit a model.
+    /// Loads the states and checks them against a model's configuration.
     fn of(&self, config: &Gpt2Config) -> std::result::Result<EncoderStates, EngineError> {
         match self {
             Self::File(path) => EncoderStates::read(path, config),
@@ -151,17 +159,17 @@ impl States {
         }
     }
 
-    /// As they were given: for a pickle.
+    /// Converts the states back to the original argument, for a pickle.
     fn into_python(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
         Ok(match self {
             Self::File(path) => path.into_pyobject(py)?.into_any(),
-            Self::Array(array) => Values::of(&array)?.into_array(py)?.into_any(),
+            Self::Array(array) => Values::from_tensor(&array)?.into_array(py)?.into_any(),
         })
     }
 }
 
-impl Opened {
-    /// What a classifier is opened with.
+impl OpenArguments {
+    /// Arguments for opening a classifier.
     pub(crate) fn classifier(
         name_or_path: Option<PathBuf>,
         dtype: Option<&Bound<'_, PyAny>>,
@@ -172,11 +180,11 @@ impl Opened {
     ) -> Result<Self> {
         Ok(Self {
             name: name_or_path.clone(),
-            name_or_path: name_or_path.map(lasting).transpose()?,
-            dtype: type_named(dtype)?,
+            name_or_path: name_or_path.map(absolute_if_local).transpose()?,
+            dtype: dtype_name(dtype)?,
             kv_dtype: None,
             device,
-            tokenizer: tokenizer.map(lasting).transpose()?,
+            tokenizer: tokenizer.map(absolute_if_local).transpose()?,
             revision,
             hub,
             assistant_model: None,
@@ -185,56 +193,68 @@ impl Opened {
         })
     }
 
-    /// The same with the base model that an adapter names, if no model is named.
+    /// Adds the base model that the adapter names, if no model is named.
     pub(crate) fn with_base_model(self, listener: &dyn Reporter) -> Result<Self> {
         let options = self.options()?.with_base_model(listener)?;
         if self.name_or_path.is_some() || self.adapters.is_empty() {
             return Ok(self);
         }
-        Ok(Self { name: Some(options.model.clone()), name_or_path: Some(lasting(options.model)?), ..self })
+        Ok(Self {
+            name: Some(options.model.clone()),
+            name_or_path: Some(absolute_if_local(options.model)?),
+            ..self
+        })
     }
 
-    /// The adapters with their weights: for a pickle.
+    /// Adapter paths with their weights, for a pickle.
     fn adapter_pairs(&self) -> Vec<(PathBuf, f64)> {
         self.adapters.iter().map(|adapter| (adapter.path.clone(), adapter.weight)).collect()
     }
 
-    /// The arguments that open the same classifier again.
+    /// Arguments that open the same classifier again.
     pub(crate) fn classifier_arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let adapters = self.adapter_pairs();
         let Self { name_or_path, dtype, device, tokenizer, revision, hub, .. } = self.clone();
         let HubAccess { offline, cache_dir, .. } = hub;
-        let of_hub = (offline, cache_dir, py.None(), false);
-        let (offline, cache_dir, token, local) = of_hub;
-        (name_or_path, dtype, device, tokenizer, revision, offline, cache_dir, token, local, adapters)
+        let (token, local_files_only) = (py.None(), false);
+        (
+            name_or_path,
+            dtype,
+            device,
+            tokenizer,
+            revision,
+            offline,
+            cache_dir,
+            token,
+            local_files_only,
+            adapters,
+        )
             .into_pyobject(py)
     }
 
-    /// The same for the library.
+    /// Converts the arguments to the library's options.
     pub(crate) fn options(&self) -> Result<ModelOptions> {
         let unnamed = if self.adapters.is_empty() { BUILT_IN } else { ADAPTER_BASE };
         let mut model = self.name_or_path.clone().unwrap_or_else(|| unnamed.into());
         if let Some(revision) = &self.revision {
             if self.name_or_path.is_none() || model.exists() {
-                return Err(wrong_value("revision is of models on the Hub; a local model has none"));
+                return Err(value_error(
+                    "revision applies only to models on the Hub, and this model is local",
+                ));
             }
             model.as_mut_os_string().push(format!("@{revision}"));
         }
         let device = self.device.as_deref().map(str::parse::<DeviceChoice>).transpose();
-        let dtype = self.dtype.as_deref().map(short_name).map(str::parse).transpose();
-        let kv_dtype = self.kv_dtype.as_deref().map(short_name).map(str::parse).transpose();
+        let dtype = self.dtype.as_deref().map(short_name).map(str::parse::<WeightDType>).transpose();
+        let kv_dtype = self.kv_dtype.as_deref().map(short_name).map(str::parse::<KvDType>).transpose();
         Ok(ModelOptions {
             model,
             adapter: self.adapters.clone(),
             assistant_model: self.assistant_model.clone(),
             tokenizer: self.tokenizer.clone(),
-            device: device.map_err(|error| wrong_value(format!("device: {error}")))?.unwrap_or_default(),
-            dtype: dtype.map_err(|error: candle_gpt2_weights::UnknownWeightDType| {
-                wrong_value(format!("dtype: {error}"))
-            })?,
-            kv_dtype: kv_dtype.map_err(|error: candle_gpt2_kernels::UnknownKvDType| {
-                wrong_value(format!("kv_dtype: {error}"))
-            })?,
+            device: device.map_err(|error| value_error(format!("device: {error}")))?.unwrap_or_default(),
+            dtype: dtype.map_err(|error| value_error(format!("dtype: {error}")))?,
+            kv_dtype: kv_dtype.map_err(|error| value_error(format!("kv_dtype: {error}")))?,
             tf32: false,
             encoder_states: None,
             n_head: None,
@@ -252,14 +272,16 @@ impl Opened {
     }
 }
 
-/// The absolute path of what is on this machine; the name of anything else.
-fn lasting(name_or_path: PathBuf) -> Result<PathBuf> {
+/// Makes the path of a local file absolute, and returns other names unchanged.
+fn absolute_if_local(name_or_path: PathBuf) -> Result<PathBuf> {
     let is_local = name_or_path != Path::new(BUILT_IN) && name_or_path.exists();
     Ok(if is_local { path::absolute(name_or_path).map_err(PyErr::from)? } else { name_or_path })
 }
 
-/// The name of a type, which may be an object of torch's or numpy's; none for the one that is there.
-fn type_named(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
+/// Name of a dtype, which may be an object of torch or numpy.
+///
+/// `None` for None and "auto", which keep the stored dtype.
+fn dtype_name(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
     let Some(value) = value else { return Ok(None) };
     let named = match value.getattr_opt("__name__")? {
         Some(name) => Some(name),
@@ -269,7 +291,7 @@ fn type_named(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
     Ok(Some(name).filter(|name| name != "auto"))
 }
 
-/// Where models on the Hub come from.
+/// Hub options from the environment.
 pub(crate) fn hub(offline: bool) -> HubOptions {
     let mut hub = HubOptions::from_environment();
     if offline {
@@ -278,7 +300,7 @@ pub(crate) fn hub(offline: bool) -> HubOptions {
     hub
 }
 
-/// Our name of a type, which torch and transformers write out.
+/// This project's short name of a dtype that torch and transformers spell out.
 pub(crate) fn short_name(name: &str) -> &str {
     match name.strip_prefix("torch.").unwrap_or(name) {
         "float32" => "f32",
@@ -289,7 +311,12 @@ pub(crate) fn short_name(name: &str) -> &str {
 }
 
 impl Model {
-    /// Compiles grammars; made for the first of them.
+    /// BOS token, or `None` without `prepend_bos`.
+    pub(crate) fn bos(&self, prepend_bos: bool) -> Result<Option<u32>> {
+        Ok(Reader::new(self.loaded.vocabulary(), prepend_bos)?.bos())
+    }
+
+    /// Grammar compiler, created for the first grammar.
     pub(crate) fn compiler(&self) -> Result<&Compiler> {
         match self.compiler.get() {
             Some(compiler) => Ok(compiler),
@@ -303,25 +330,29 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Opens a model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model on the
-    /// Hugging Face Hub (`gpt2`, `owner/name`), or, without a name, the small one inside the package.
+    /// Opens a model from a folder, a weights file or the Hugging Face Hub.
     ///
-    /// dtype: precision of the weights in memory, f32, f16, q8, q6, q5, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
-    /// "auto") as they are stored.
-    /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
-    /// tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one. offline, or local_files_only: use only the Hub's cache. cache_dir: its folder.
-    /// token: for models on the Hub that are not public; False leaves out the environment's. A pickle does not hold it.
-    /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
-    /// encoder_states: what a model with cross-attention attends to, see with_encoder_states.
-    /// adapter: a LoRA adapter in PEFT's format, its folder or its name on the Hub, as it was trained; (folder, weight) scales it, and a
-    /// list applies several. Without a name, the model is the base model that the first adapter names.
+    /// name_or_path: a checkpoint folder, a weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), or
+    /// a model on the Hub (`gpt2`, `owner/name`); by default the built-in model. With an adapter and no name,
+    /// the base model that the first adapter names.
+    ///
+    /// dtype: data type of the weights in memory: f32, f16, q8, q6, q5 or q4, on GPUs also bf16, or a torch
+    /// or numpy dtype; by default (or "auto") the stored one. kv_dtype: data type of the KV cache, f32, f16
+    /// or q8. device: auto, cpu, cuda, cuda:N or metal. tokenizer: a tokenizer.json, spiece.model or
+    /// vocab.txt, or a folder that contains one. revision: a branch, tag or commit on the Hub. offline,
+    /// local_files_only: use only the Hub's cache. cache_dir: the cache folder. token: access token for
+    /// private models on the Hub; False ignores the environment's token. A pickle never stores the token.
+    /// assistant_model: a smaller model with the same vocabulary for speculative decoding, which does not
+    /// change the completions. encoder_states: the encoder hidden states of a model with cross-attention, see
+    /// with_encoder_states. adapter: a LoRA adapter in PEFT's format, a folder or a name on the Hub; (path,
+    /// weight) scales it, and a list applies several.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path = None, dtype = None, kv_dtype = None, device = None, tokenizer = None, revision = None,
         offline = false, assistant_model = None, encoder_states = None, cache_dir = None, token = None, local_files_only = false,
         adapter = None
     ))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python keyword arguments")]
     fn from_pretrained(
         cls: &Bound<'_, PyType>,
         name_or_path: Option<PathBuf>,
@@ -340,16 +371,16 @@ impl Model {
     ) -> Result<Self> {
         let py = cls.py();
         start()?;
-        let opened = Opened {
+        let opened = OpenArguments {
             name: name_or_path.clone(),
-            name_or_path: name_or_path.map(lasting).transpose()?,
-            dtype: type_named(dtype)?,
-            kv_dtype: type_named(kv_dtype)?,
+            name_or_path: name_or_path.map(absolute_if_local).transpose()?,
+            dtype: dtype_name(dtype)?,
+            kv_dtype: dtype_name(kv_dtype)?,
             device,
-            tokenizer: tokenizer.map(lasting).transpose()?,
+            tokenizer: tokenizer.map(absolute_if_local).transpose()?,
             revision,
             hub: HubAccess::new(offline || local_files_only, cache_dir, token)?,
-            assistant_model: assistant_model.map(lasting).transpose()?,
+            assistant_model: assistant_model.map(absolute_if_local).transpose()?,
             encoder_states: encoder_states.map(States::read).transpose()?,
             adapters: Adapters::into_list(adapter)?,
         };
@@ -369,16 +400,17 @@ impl Model {
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
-    /// The same model with the same weights in memory, whose cross-attention attends to these encoder hidden states in all that it computes:
-    /// an array (1, S, width), or a safetensors file with the tensor encoder_hidden_states of that shape. A model without them
-    /// leaves its cross-attention out.
+    /// Returns a model with the same weights, whose cross-attention attends to encoder hidden states.
+    ///
+    /// states: an array (1, S, width), or a safetensors file with a tensor encoder_hidden_states of that
+    /// shape. A model without states skips its cross-attention.
     fn with_encoder_states(&self, py: Python<'_>, states: &Bound<'_, PyAny>) -> Result<Self> {
         let states = States::read(states)?;
         let loaded = computing(py, &self.loaded, || {
             let fitting = states.of(self.loaded.config())?;
             (*self.loaded).clone().with_encoder_states(&fitting)
         })?;
-        let opened = Opened { encoder_states: Some(states), ..self.opened.clone() };
+        let opened = OpenArguments { encoder_states: Some(states), ..self.opened.clone() };
         Ok(Self { loaded: Arc::new(loaded), opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
@@ -398,7 +430,7 @@ impl Model {
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> Result<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let (py, opened) = (slf.py(), slf.get().opened.clone());
         let adapters = opened.adapter_pairs();
-        let Opened {
+        let OpenArguments {
             name_or_path,
             dtype,
             kv_dtype,
@@ -413,67 +445,77 @@ impl Model {
         let states = encoder_states.map(|states| states.into_python(slf.py())).transpose()?;
         let arguments =
             (name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model, states);
-        // No pickle holds the token; `local_files_only` is in `offline`.
+        // The token is never pickled. `offline` already covers `local_files_only`.
         let others = (cache_dir, py.None(), false, adapters);
         let (arguments, others) = (arguments.into_pyobject(py)?, others.into_pyobject(py)?);
         let arguments = PyTuple::new(py, arguments.iter().chain(others.iter()).collect::<Vec<_>>())?;
         Ok((slf.get_type().getattr("from_pretrained")?, arguments))
     }
 
-    /// The name that it was opened by.
+    /// Name or path that the model was opened with.
     #[getter]
     fn name(&self) -> String {
         self.opened.name()
     }
 
-    /// The precision of the weights.
+    /// Data type of the weights.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.loaded.weight_type()
     }
 
-    /// The device that it runs on.
+    /// Device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         device_name(self.loaded.device())
     }
 
-    /// The configuration, with the keys of a config.json.
+    /// Configuration as a dict with the keys of config.json.
     #[getter]
     fn config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        python_of(py, &self.loaded.config().to_json())
+        to_python(py, &self.loaded.config().to_json())
     }
 
-    /// How it generates by default, with the keys of a generation_config.json.
+    /// Default generation settings as a dict with the keys of generation_config.json.
     #[getter]
     fn generation_config<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
-        dict_of(py, self.loaded.defaults()?.config())
+        report_to_dict(py, self.loaded.defaults()?.config())
     }
 
-    /// The tokens of a text.
-    fn encode(&self, py: Python<'_>, text: &str) -> Result<Vec<u32>> {
-        Ok(py.detach(|| self.loaded.vocabulary().encode(text))?)
+    /// Encodes a text into token IDs.
+    ///
+    /// prepend_bos: prepend a BOS token.
+    #[pyo3(signature = (text, prepend_bos = false))]
+    fn encode(&self, py: Python<'_>, text: &str, prepend_bos: bool) -> Result<Vec<u32>> {
+        let bos = self.bos(prepend_bos)?;
+        let ids = py.detach(|| self.loaded.vocabulary().encode(text))?;
+        Ok(bos.into_iter().chain(ids).collect())
     }
 
-    /// The text of tokens.
+    /// Decodes token IDs into text.
     #[pyo3(signature = (ids, skip_special_tokens = true))]
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
         let ids = Text::read(ids)?;
         py.detach(|| ids.decoded(self.loaded.vocabulary(), skip_special_tokens))
     }
 
-    /// The ids of all tokens by what the tokenizer calls them: in GPT-2's, each byte is a character, and a space is `Ġ`.
+    /// Returns the vocabulary as a dict from the tokenizer's token strings to IDs.
+    ///
+    /// In GPT-2's tokenizer each byte is a character, and a space is `Ġ`.
     fn vocab(&self) -> Result<HashMap<String, u32>> {
         Ok(self.loaded.vocabulary().required_tokenizer()?.get_vocab(true))
     }
 
-    /// The text of each token, as TransformerLens shows it: a part of a character as U+FFFD.
-    fn str_tokens(&self, py: Python<'_>, text: &Bound<'_, PyAny>) -> Result<Vec<String>> {
-        let text = Text::read(text)?;
+    /// Returns the text of each token, as TransformerLens shows it.
+    ///
+    /// Incomplete UTF-8 characters become U+FFFD. prepend_bos: prepend a BOS token to a text.
+    #[pyo3(signature = (text, prepend_bos = false))]
+    fn str_tokens(&self, py: Python<'_>, text: &Bound<'_, PyAny>, prepend_bos: bool) -> Result<Vec<String>> {
+        let (text, bos) = (Text::read(text)?, self.bos(prepend_bos)?);
         py.detach(|| {
             let vocabulary = self.loaded.vocabulary();
             let token = |id: &u32| String::from_utf8_lossy(&vocabulary.token_bytes(*id)).into_owned();
-            Ok(text.encoded(vocabulary)?.iter().map(token).collect())
+            Ok(text.encoded_after(bos, vocabulary)?.iter().map(token).collect())
         })
     }
 }

@@ -1,7 +1,8 @@
-//! Keywords of a generation: those of transformers, which are the fields of [`GenerationConfig`], and a few of the program's.
+//! Generation keywords: the fields of [`GenerationConfig`], as in transformers, and a few more.
 //!
-//! What is not said is the model's default. A keyword that chooses how tokens are chosen takes the place of what the files say
-//! about that, by the rules of `gpt2 generate`, so that the same options give the same text.
+//! Omitted keywords keep the model's default. A keyword that sets the decoding method overrides the related
+//! settings of the checkpoint's files, by the rules of `gpt2 generate`. The same options therefore give the
+//! same text.
 
 use std::sync::Arc;
 
@@ -16,15 +17,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
-use crate::errors::{Result, warn, wrong_type, wrong_value};
-use crate::hooks::called;
+use crate::errors::{Result, type_error, value_error, warn};
+use crate::hooks::call_with_values;
 use crate::keywords::take_bos;
 pub(crate) use crate::keywords::unknown_keyword;
 use crate::raised::Raised;
-use crate::values::{Values, id_or_ids, is_mapping, json_of};
+use crate::values::{Values, id_or_ids, is_mapping, to_json};
 
-/// Keywords beside the fields of the configuration.
-const OWN: [&str; 11] = [
+/// Keywords that are not fields of the configuration.
+const EXTRA: [&str; 11] = [
     "stop",
     "logit_bias",
     "bad_words",
@@ -38,19 +39,21 @@ const OWN: [&str; 11] = [
     "logits_processor",
 ];
 
-/// How to generate.
-pub(crate) struct Asked {
+/// Parsed generation options.
+pub(crate) struct ParsedOptions {
     pub(crate) config: Arc<GenerationConfig>,
     pub(crate) processors: Vec<LogitsProcessor>,
-    /// One for each prompt, if they are not all the configuration's.
+    /// One seed per prompt, unless all prompts use the configuration's seed.
     pub(crate) seeds: Option<Vec<u64>>,
-    /// BOS token in front of prompts that are texts.
+    /// BOS token to prepend to prompts that are texts.
     pub(crate) bos: Option<u32>,
 }
 
-impl Asked {
-    /// Reads keywords. Notes on them become warnings; `compiler` is called if they have a grammar, and `others` are the method's
-    /// own.
+impl ParsedOptions {
+    /// Parses the keywords of a call.
+    ///
+    /// Notes on them become warnings. `compiler` is called only if they contain a grammar. `others` are
+    /// keywords that the method reads itself.
     pub(crate) fn read<'m>(
         py: Python<'_>,
         loaded: &LoadedModel,
@@ -64,36 +67,37 @@ impl Asked {
             true => Reader::new(loaded.vocabulary(), true)?.bos(),
             false => None,
         };
-        let mut given = Given::read(options, others)?;
-        let seeds = given.seeds()?;
-        let grammar = given.grammar()?;
-        let functions = std::mem::take(&mut given.functions);
-        let options = given.options(loaded.assistant().is_some())?;
+        let mut keywords = Keywords::read(options, others)?;
+        let seeds = keywords.seeds()?;
+        let grammar = keywords.grammar()?;
+        let functions = std::mem::take(&mut keywords.functions);
+        let options = keywords.options(loaded.assistant().is_some())?;
         let config = defaults.changed_by(&options)?;
         let notes = options.notes().into_iter().chain(defaults.notes(&config));
         notes.into_iter().try_for_each(|note| warn(py, &note))?;
         let mut processors = Vec::new();
         if let Some((name, grammar)) = grammar {
-            processors.push(conforming(py, compiler, name, &grammar, &config)?);
+            processors.push(grammar_processor(py, compiler, name, &grammar, &config)?);
         }
-        // Each that is added goes before those that were, and the grammar has the last word.
-        processors.extend(functions.into_iter().rev().map(|function| of_function(function, raised.clone())));
+        // Each added processor runs before the previous ones, so the grammar runs last.
+        processors
+            .extend(functions.into_iter().rev().map(|function| function_processor(function, raised.clone())));
         Ok(Self { config: Arc::new(config), processors, seeds, bos })
     }
 
-    /// The configuration of a prompt.
-    pub(crate) fn config_of(&self, prompt: usize) -> Arc<GenerationConfig> {
+    /// Configuration for one prompt.
+    pub(crate) fn config_for(&self, prompt: usize) -> Arc<GenerationConfig> {
         match self.seeds.as_ref().and_then(|seeds| seeds.get(prompt)) {
             Some(seed) => Arc::new(GenerationConfig { seed: *seed, ..(*self.config).clone() }),
             None => Arc::clone(&self.config),
         }
     }
 
-    /// Checks that there are as many seeds as prompts.
+    /// Checks that there is one seed per prompt.
     pub(crate) fn check_seeds(&self, prompts: usize) -> Result<()> {
         match &self.seeds {
-            Some(seeds) if seeds.len() != prompts => Err(wrong_value(format!(
-                "seed: expected one for each of the {prompts} prompts, or one for all, found {}",
+            Some(seeds) if seeds.len() != prompts => Err(value_error(format!(
+                "seed: expected one seed, or one for each of the {prompts} prompts, found {}",
                 seeds.len()
             ))),
             _ => Ok(()),
@@ -101,24 +105,24 @@ impl Asked {
     }
 }
 
-/// Whether completions are sampled under these keywords, of which those of a grammar and of processors are not read.
+/// Whether completions are sampled under these keywords, ignoring grammars and processors.
 pub(crate) fn samples(
     loaded: &LoadedModel,
     options: Option<&Bound<'_, PyDict>>,
     others: &[&str],
 ) -> Result<bool> {
-    let own = options.map(PyDictMethods::copy).transpose()?;
-    take_bos(own.as_ref())?;
+    let copy = options.map(PyDictMethods::copy).transpose()?;
+    take_bos(copy.as_ref())?;
     for other in others {
-        own.iter()
-            .filter(|own| own.contains(other).unwrap_or(false))
-            .try_for_each(|own| own.del_item(other))?;
+        copy.iter()
+            .filter(|copy| copy.contains(other).unwrap_or(false))
+            .try_for_each(|copy| copy.del_item(other))?;
     }
-    let options = Given::read(own.as_ref(), others)?.options(loaded.assistant().is_some())?;
+    let options = Keywords::read(copy.as_ref(), others)?.options(loaded.assistant().is_some())?;
     Ok(loaded.defaults()?.changed_by(&options)?.do_sample)
 }
 
-/// The options of generation that are a number: the name, whether it is a whole number, and what it does.
+/// Lists the numeric generation options as tuples: name, whether it is an integer, and description.
 #[pyfunction]
 #[pyo3(name = "_number_options")]
 pub(crate) fn number_options() -> Vec<(&'static str, bool, &'static str)> {
@@ -126,24 +130,24 @@ pub(crate) fn number_options() -> Vec<(&'static str, bool, &'static str)> {
     numbers.map(|option| (option.name, option.kind != "f64", option.doc.trim())).collect()
 }
 
-/// The keywords that are given, those that are None left out.
-struct Given {
+/// Keywords that are not None.
+struct Keywords {
     /// Fields of the configuration.
     fields: Map<String, Value>,
-    own: Map<String, Value>,
-    /// The biases of sequences, which JSON cannot hold.
+    extra: Map<String, Value>,
+    /// Biases of token sequences, which JSON cannot represent.
     sequence_bias: Vec<(Vec<u32>, f64)>,
     logit_bias: Vec<(Vec<u32>, f64)>,
-    /// Functions that change logits.
+    /// Functions that modify logits.
     functions: Vec<Py<PyAny>>,
 }
 
-impl Given {
+impl Keywords {
     fn read(options: Option<&Bound<'_, PyDict>>, others: &[&str]) -> Result<Self> {
-        let known = || OPTIONS.iter().map(|option| option.name).chain(OWN);
-        let mut given = Self {
+        let known = || OPTIONS.iter().map(|option| option.name).chain(EXTRA);
+        let mut keywords = Self {
             fields: Map::new(),
-            own: Map::new(),
+            extra: Map::new(),
             sequence_bias: Vec::new(),
             logit_bias: Vec::new(),
             functions: Vec::new(),
@@ -159,29 +163,33 @@ impl Given {
             let read =
                 |error: crate::errors::Failure| error.with_note(value.py(), &format!("in the option {key}"));
             match key.as_str() {
-                "sequence_bias" => given.sequence_bias = biases(&value, "sequence_bias").map_err(read)?,
-                "logits_processor" => given.functions = functions(&value).map_err(read)?,
-                "logit_bias" => given.logit_bias = biases(&value, "logit_bias").map_err(read)?,
+                "sequence_bias" => keywords.sequence_bias = biases(&value, "sequence_bias").map_err(read)?,
+                "logits_processor" => keywords.functions = functions(&value).map_err(read)?,
+                "logit_bias" => keywords.logit_bias = biases(&value, "logit_bias").map_err(read)?,
                 _ => {
-                    let json = json_of(&value).map_err(read)?;
-                    let fields = if OWN.contains(&key.as_str()) { &mut given.own } else { &mut given.fields };
+                    let json = to_json(&value).map_err(read)?;
+                    let fields = if EXTRA.contains(&key.as_str()) {
+                        &mut keywords.extra
+                    } else {
+                        &mut keywords.fields
+                    };
                     fields.insert(key, json);
                 }
             }
         }
-        Ok(given)
+        Ok(keywords)
     }
 
-    fn own(&mut self, option: &str) -> Option<Value> {
-        self.own.remove(option)
+    fn take_extra(&mut self, option: &str) -> Option<Value> {
+        self.extra.remove(option)
     }
 
-    /// The options, as the program has them.
+    /// Converts the keywords to the library's options.
     fn options(mut self, has_assistant: bool) -> Result<GenerationOptions> {
-        if let Some(stop) = self.own("stop")
+        if let Some(stop) = self.take_extra("stop")
             && self.fields.insert("stop_strings".into(), stop).is_some()
         {
-            return Err(wrong_value("stop and stop_strings are the same; give one of them"));
+            return Err(value_error("stop and stop_strings are the same option; pass only one of them"));
         }
         let mut options = GenerationOptions {
             bad_words: self.texts("bad_words")?,
@@ -199,20 +207,20 @@ impl Given {
         Ok(options)
     }
 
-    /// One seed for each prompt, if it is a list.
+    /// One seed per prompt, if `seed` is a list.
     fn seeds(&mut self) -> Result<Option<Vec<u64>>> {
         let Some(Value::Array(seeds)) = self.fields.get("seed") else { return Ok(None) };
         let seeds: Option<Vec<u64>> = seeds.iter().map(Value::as_u64).collect();
-        let seeds = seeds.ok_or_else(|| wrong_value("seed: expected numbers from 0 to 2**64 - 1"))?;
-        // That there is a seed says that texts are drawn.
+        let seeds = seeds.ok_or_else(|| value_error("seed: expected numbers from 0 to 2**64 - 1"))?;
+        // Keep a placeholder, because the presence of a seed turns sampling on.
         self.fields.insert("seed".into(), Value::from(0));
         Ok(Some(seeds))
     }
 
-    /// Texts of an option: one, or a list.
+    /// Texts of an option that accepts one text or a list.
     fn texts(&mut self, option: &str) -> Result<Option<Vec<String>>> {
-        let expected = || wrong_type(format!("{option}: expected a text or a list of texts"));
-        let items = match self.own(option) {
+        let expected = || type_error(format!("{option}: expected a text or a list of texts"));
+        let items = match self.take_extra(option) {
             None => return Ok(None),
             Some(Value::Array(items)) => items,
             Some(item) => vec![item],
@@ -228,55 +236,55 @@ impl Given {
     }
 
     fn count(&mut self, option: &str) -> Result<Option<usize>> {
-        let Some(value) = self.own(option) else { return Ok(None) };
+        let Some(value) = self.take_extra(option) else { return Ok(None) };
         let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
-        let wrong = || wrong_value(format!("{option}: expected a number of tokens, found {value}"));
+        let wrong = || value_error(format!("{option}: expected a number of tokens, found {value}"));
         count.map(Some).ok_or_else(wrong)
     }
 
     fn is_on(&mut self, option: &str) -> Result<bool> {
-        match self.own(option) {
+        match self.take_extra(option) {
             None => Ok(false),
             Some(Value::Bool(is_on)) => Ok(is_on),
-            Some(value) => Err(wrong_type(format!("{option}: expected True or False, found {value}"))),
+            Some(value) => Err(type_error(format!("{option}: expected True or False, found {value}"))),
         }
     }
 
-    /// What all texts must conform to, and the option that says it.
+    /// Grammar that completions must conform to, and the option that set it.
     fn grammar(&mut self) -> Result<Option<(&'static str, Grammar)>> {
-        let mut asked = Vec::new();
-        match self.own("json_schema") {
+        let mut grammars = Vec::new();
+        match self.take_extra("json_schema") {
             None => {}
             Some(Value::String(text)) => {
                 let schema = serde_json::from_str(&text);
                 let schema =
-                    schema.map_err(|error| wrong_value(format!("json_schema: not valid JSON: {error}")))?;
-                asked.push(("json_schema", Grammar::JsonSchema(schema)));
+                    schema.map_err(|error| value_error(format!("json_schema: not valid JSON: {error}")))?;
+                grammars.push(("json_schema", Grammar::JsonSchema(schema)));
             }
-            Some(schema) => asked.push(("json_schema", Grammar::JsonSchema(schema))),
+            Some(schema) => grammars.push(("json_schema", Grammar::JsonSchema(schema))),
         }
         if self.is_on("json_object")? {
-            asked.push(("json_object", Grammar::JsonObject));
+            grammars.push(("json_object", Grammar::JsonObject));
         }
-        for (option, of_text) in
+        for (option, from_text) in
             [("regex", Grammar::Regex as fn(String) -> Grammar), ("grammar", Grammar::Lark)]
         {
-            match self.own(option) {
+            match self.take_extra(option) {
                 None => {}
-                Some(Value::String(text)) => asked.push((option, of_text(text))),
-                Some(_) => return Err(wrong_type(format!("{option}: expected a text"))),
+                Some(Value::String(text)) => grammars.push((option, from_text(text))),
+                Some(_) => return Err(type_error(format!("{option}: expected a text"))),
             }
         }
-        match asked.len() {
-            0 | 1 => Ok(asked.pop()),
-            _ => Err(wrong_value(
-                "json_schema, json_object, regex and grammar cannot be used together; give one of them",
+        match grammars.len() {
+            0 | 1 => Ok(grammars.pop()),
+            _ => Err(value_error(
+                "json_schema, json_object, regex and grammar cannot be used together; pass only one of them",
             )),
         }
     }
 }
 
-/// A function, or a list of them.
+/// Reads a function or a list of functions.
 fn functions(value: &Bound<'_, PyAny>) -> Result<Vec<Py<PyAny>>> {
     let functions: PyResult<Vec<Bound<'_, PyAny>>> = match value.is_callable() {
         true => Ok(vec![value.clone()]),
@@ -286,20 +294,22 @@ fn functions(value: &Bound<'_, PyAny>) -> Result<Vec<Py<PyAny>>> {
         Ok(functions) if functions.iter().all(PyAnyMethods::is_callable) => {
             Ok(functions.into_iter().map(Bound::unbind).collect())
         }
-        _ => Err(wrong_type(
-            "logits_processor: expected a function of token ids and logits, or a list of them",
+        _ => Err(type_error(
+            "logits_processor: expected a function of token ids and logits, or a list of functions",
         )),
     }
 }
 
-/// A function of Python's as a change of logits; what it raises is raised where the text is asked for.
-fn of_function(function: Py<PyAny>, raised: Raised) -> LogitsProcessor {
+/// Wraps a Python function as a logits processor.
+///
+/// If the function raises an exception, the call that requested the completion raises it.
+fn function_processor(function: Py<PyAny>, raised: Raised) -> LogitsProcessor {
     LogitsProcessor::Function(LogitsFunction::new(move |history, logits| {
         let values = Values { numbers: logits.to_vec(), shape: vec![logits.len()] };
         let changed = raised.serving(|| {
             Python::attach(|py| {
                 let ids = PyArray1::from_slice(py, history.ids);
-                called(py, values, "a logits processor", |array| function.call1(py, (ids, array)))
+                call_with_values(py, values, "a logits processor", |array| function.call1(py, (ids, array)))
             })
         });
         match changed {
@@ -308,18 +318,18 @@ fn of_function(function: Py<PyAny>, raised: Raised) -> LogitsProcessor {
                 Ok(())
             }
             Err(error) => {
-                raised.keep(error);
+                raised.store(error);
                 Err(GenerationError::Function { what: "a logits processor raised an exception".into() })
             }
         }
     }))
 }
 
-/// Biases as a dict of token ids, or of tuples of them, or as a list of pairs.
+/// Reads biases from a dict keyed by token IDs or tuples of them, or from a list of pairs.
 fn biases(value: &Bound<'_, PyAny>, option: &str) -> Result<Vec<(Vec<u32>, f64)>> {
     let expected = || {
-        wrong_type(format!(
-            "{option}: expected a dict of token ids, or of tuples of them, and numbers, such as {{464: -2.5}}"
+        type_error(format!(
+            "{option}: expected a dict from token ids, or tuples of them, to numbers, such as {{464: -2.5}}"
         ))
     };
     let pairs = if is_mapping(value)? { value.call_method0("items")? } else { value.clone() };
@@ -332,8 +342,8 @@ fn biases(value: &Bound<'_, PyAny>, option: &str) -> Result<Vec<(Vec<u32>, f64)>
     pairs.try_iter().map_err(|_| expected())?.map(pair).collect()
 }
 
-/// The constraint to texts of a grammar.
-fn conforming<'m>(
+/// Compiles a grammar into a constraint for completions.
+fn grammar_processor<'m>(
     py: Python<'_>,
     compiler: impl FnOnce() -> Result<&'m Compiler>,
     name: &str,
@@ -342,5 +352,5 @@ fn conforming<'m>(
 ) -> Result<LogitsProcessor> {
     let compiler = compiler()?;
     py.detach(|| compiler.compile_for(grammar, config))
-        .map_err(|error| wrong_value(format!("{name}: {error}")))
+        .map_err(|error| value_error(format!("{name}: {error}")))
 }

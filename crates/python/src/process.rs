@@ -1,4 +1,4 @@
-//! What belongs to the whole process: how many threads compute, and that a fork has none of them.
+//! Process-wide state: the number of compute threads, and detection of forked processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -8,44 +8,50 @@ use candle_core::Device;
 use candle_gpt2_engine::{LoadedModel, process};
 use pyo3::prelude::*;
 
-use crate::errors::{Failure, Result, failed, wrong_value};
-use crate::signals::{is_raised, watched};
+use crate::errors::{Failure, Result, gpt2_error, value_error};
+use crate::signals::{is_raised, run_with_signals};
 use crate::values::number;
 
-/// Most threads, as the program has it.
+/// Maximum number of threads, the same as the program's.
 const MAX_THREADS: usize = 1024;
 
-/// The process that computed first; 0 before that.
+/// ID of the process that computed first, or 0 before that.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Threads that were asked for; 0 if none were.
-static WISHED: AtomicUsize = AtomicUsize::new(0);
+/// Requested number of threads, or 0 if it was not set.
+static REQUESTED_THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// To be called before anything computes: starts the threads, and refuses a process that was forked from one that has them.
+/// Starts the compute threads.
+///
+/// Must be called before any computation. Fails in a process that was forked from one that has already
+/// started them.
 pub(crate) fn start() -> Result<()> {
-    let own = std::process::id();
-    match OWNER.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+    let pid = std::process::id();
+    match OWNER.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
-            // Without it reading a prompt takes a sixth longer.
+            // Without this, prefill takes a sixth longer.
             process::keep_freed_memory();
             #[expect(unsafe_code, reason = "recorded steps depend on the rest of the program")]
-            // SAFETY: this module does all its work on a GPU inside `using`, and hands out arrays on the host.
+            // SAFETY: this module does all its GPU work inside `using`, and returns only arrays on the host.
             unsafe {
                 process::allow_recorded_steps();
             }
-            let wished = Some(WISHED.load(Ordering::Acquire)).filter(|wished| *wished > 0);
-            wished.map(process::set_thread_count);
-            Python::attach(|py| start_candles_pools(py, wished)).map_err(Into::into)
+            let requested =
+                Some(REQUESTED_THREADS.load(Ordering::Acquire)).filter(|requested| *requested > 0);
+            requested.map(process::set_thread_count);
+            Python::attach(|py| start_candles_pools(py, requested)).map_err(Into::into)
         }
-        Err(owner) if owner == own => Ok(()),
-        Err(owner) => Err(failed(format!(
-            "this process was forked from process {owner} after that had opened a model, and the threads that compute did not come \
-             along; start processes with multiprocessing's `spawn` or `forkserver`, or open models in the children alone"
+        Err(owner) if owner == pid => Ok(()),
+        Err(owner) => Err(gpt2_error(format!(
+            "this process was forked from process {owner} after it opened a model, and compute threads do not survive a \
+             fork; start processes with multiprocessing's `spawn` or `forkserver`, or open models only in the children"
         ))),
     }
 }
 
-/// Starts candle's pools with their settings, which they take from the environment alone: they are there for this moment only, in
-/// which the interpreter's lock keeps its other threads away, and `os.environ` never has them.
+/// Starts candle's thread pools with their settings, which they read only from the environment.
+///
+/// The variables are set only during this call, while the GIL keeps the interpreter's other threads from
+/// running. `os.environ` never contains them.
 fn start_candles_pools(py: Python<'_>, threads: Option<usize>) -> PyResult<()> {
     let os = py.import(pyo3::intern!(py, "os"))?;
     let put = |name: &str, value: &str| os.call_method1(pyo3::intern!(py, "putenv"), (name, value));
@@ -62,8 +68,9 @@ fn start_candles_pools(py: Python<'_>, threads: Option<usize>) -> PyResult<()> {
     set.and(restored)
 }
 
-/// Computes without the interpreter's lock. Ctrl-C ends it soon, in the middle of a pass too; the exception then comes in place of
-/// what was computed.
+/// Runs a computation with the GIL released.
+///
+/// Ctrl-C ends it soon, even in the middle of a pass. The exception then replaces the result.
 pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     model: &LoadedModel,
@@ -72,7 +79,7 @@ pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
     computing_on(py, model.device(), work)
 }
 
-/// The same on a device.
+/// Runs a computation like [`computing`], on `device`.
 pub(crate) fn computing_on<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     device: &Device,
@@ -82,50 +89,53 @@ pub(crate) fn computing_on<T: Send, E: Into<Failure> + Send>(
     raised.map_or(computed.map_err(Into::into), |raised| Err(raised.into()))
 }
 
-/// The same, which also gives what was computed until then.
+/// Runs a computation like [`computing_on`], but returns partial results along with an exception.
 pub(crate) fn computing_partly<T: Send>(
     py: Python<'_>,
     device: &Device,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    watched(py, || {
+    run_with_signals(py, || {
         candle_gpt2_kernels::using(device, || candle_gpt2_kernels::interruptible(Arc::new(is_raised), work))
     })
 }
 
-/// As [`computing`], without a model: `work` asks [`is_raised`](crate::signals::is_raised).
+/// Runs a computation like [`computing`], but without a model.
+///
+/// `work` must poll [`is_raised`](crate::signals::is_raised).
 pub(crate) fn interruptible<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     work: impl FnOnce() -> std::result::Result<T, E> + Send,
 ) -> Result<T> {
-    let (done, raised) = watched(py, work)?;
+    let (done, raised) = run_with_signals(py, work)?;
     raised.map_or(done.map_err(Into::into), |raised| Err(raised.into()))
 }
 
-/// The number of threads that compute, or will.
+/// Number of compute threads, which start when the first model is opened.
 #[pyfunction]
 pub(crate) fn thread_count() -> usize {
-    match (OWNER.load(Ordering::Acquire), WISHED.load(Ordering::Acquire)) {
+    match (OWNER.load(Ordering::Acquire), REQUESTED_THREADS.load(Ordering::Acquire)) {
         (0, 0) => available_parallelism().map_or(1, usize::from),
-        (0, wished) => wished,
+        (0, requested) => requested,
         _ => process::thread_count(),
     }
 }
 
-/// Sets the number of threads that compute, for all models of this process.
+/// Sets the number of compute threads for all models of this process.
 ///
-/// To be called before the first model is opened; later it raises Gpt2Error, since the threads run by then.
+/// Must be called before the first model is opened. Later it raises Gpt2Error, because the threads are
+/// running.
 #[pyfunction]
 pub(crate) fn set_threads(#[pyo3(from_py_with = number)] threads: usize) -> Result<()> {
     if !(1..=MAX_THREADS).contains(&threads) {
-        return Err(wrong_value(format!("threads: expected from 1 to {MAX_THREADS}, found {threads}")));
+        return Err(value_error(format!("threads: expected 1 to {MAX_THREADS}, found {threads}")));
     }
     if OWNER.load(Ordering::Acquire) != 0 {
-        return Err(failed(format!(
-            "{} threads compute already; set their number before the first model is opened",
+        return Err(gpt2_error(format!(
+            "{} compute threads are already running; call set_threads before opening the first model",
             process::thread_count()
         )));
     }
-    WISHED.store(threads, Ordering::Release);
+    REQUESTED_THREADS.store(threads, Ordering::Release);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What functions of Python's raise while they serve a call, and which call that is.
+//! Exceptions raised by Python functions during a call, and the call that each function serves.
 
 use std::cell::RefCell;
 use std::iter::successors;
@@ -7,23 +7,25 @@ use std::thread::LocalKey;
 
 use pyo3::prelude::*;
 
-use crate::errors::{Failure, Result, failed};
+use crate::errors::{Failure, Result, gpt2_error};
 
 thread_local! {
-    /// The call that this thread computes.
+    /// Call that this thread is computing.
     static COMPUTED: RefCell<Option<Raised>> = const { RefCell::new(None) };
-    /// The call that a function of Python's serves on this thread, which may be one of those that help.
+    /// Call whose Python function is running on this thread, which may be a helper thread.
     static SERVED: RefCell<Option<Raised>> = const { RefCell::new(None) };
 }
 
-/// The exception that a Python function raised during a computation, for the thread that waits for the result. It ends the call.
+/// Exception that a Python function raised during a computation.
+///
+/// It ends the call, and the thread that waits for the result raises it.
 #[derive(Debug, Clone)]
 pub(crate) struct Raised(Arc<Call>);
 
 #[derive(Debug)]
 struct Call {
     error: Mutex<Option<PyErr>>,
-    /// The call whose function made this one.
+    /// Call whose Python function made this call.
     outer: Option<Raised>,
 }
 
@@ -35,17 +37,17 @@ impl Default for Raised {
 }
 
 impl Raised {
-    /// Keeps an exception; the first one is raised.
-    pub(crate) fn keep(&self, error: PyErr) {
+    /// Stores an exception, unless an earlier one is stored.
+    pub(crate) fn store(&self, error: PyErr) {
         self.error().get_or_insert(error);
     }
 
-    /// The exception, if there was one.
+    /// Takes the exception, if any.
     pub(crate) fn take(&self) -> Option<PyErr> {
         self.error().take()
     }
 
-    /// The exception in place of what became of it below, if there was one.
+    /// Returns the exception if there is one, or else `result`.
     pub(crate) fn or<T, E: Into<Failure>>(&self, result: std::result::Result<T, E>) -> Result<T> {
         match self.take() {
             Some(error) => Err(error.into()),
@@ -53,25 +55,25 @@ impl Raised {
         }
     }
 
-    /// Computes what is to end once a function has raised something.
+    /// Runs a computation that must end once a Python function has raised an exception.
     pub(crate) fn computing<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.set_in(&COMPUTED, work)
+        self.with_current(&COMPUTED, work)
     }
 
-    /// Calls a function of Python's for this call.
+    /// Runs a Python function on behalf of this call.
     pub(crate) fn serving<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.set_in(&SERVED, work)
+        self.with_current(&SERVED, work)
     }
 
-    fn set_in<T>(&self, place: &'static LocalKey<RefCell<Option<Self>>>, work: impl FnOnce() -> T) -> T {
-        /// Puts the one before it back, in a panic too.
+    fn with_current<T>(&self, cell: &'static LocalKey<RefCell<Option<Self>>>, work: impl FnOnce() -> T) -> T {
+        /// Restores the previous call on drop, even during a panic.
         struct Restore(&'static LocalKey<RefCell<Option<Raised>>>, Option<Raised>);
         impl Drop for Restore {
             fn drop(&mut self) {
                 self.0.set(self.1.take());
             }
         }
-        let _restore = Restore(place, place.replace(Some(self.clone())));
+        let _restore = Restore(cell, cell.replace(Some(self.clone())));
         work()
     }
 
@@ -85,25 +87,28 @@ impl Raised {
     }
 }
 
-/// Whether a function of what this thread computes raised something.
+/// Whether a Python function raised an exception during this thread's computation.
 pub(crate) fn has_raised() -> bool {
     COMPUTED.with_borrow(|call| call.as_ref().is_some_and(|call| call.error().is_some()))
 }
 
-/// What a call computes with. Others wait for it, but for the functions of that very call, which would wait for themselves.
-pub(crate) struct Lent<T> {
+/// Value that only one call at a time may use.
+///
+/// Other calls wait for it. Python functions of the same call get an error, because they would wait for
+/// themselves.
+pub(crate) struct Exclusive<T> {
     name: &'static str,
     value: Mutex<T>,
     call: Mutex<Option<Raised>>,
 }
 
-impl<T> Lent<T> {
-    /// `name` says in errors what it is.
+impl<T> Exclusive<T> {
+    /// Creates the value, which `name` describes in error messages.
     pub(crate) fn new(name: &'static str, value: T) -> Self {
         Self { name, value: Mutex::new(value), call: Mutex::default() }
     }
 
-    /// Does something with it without the interpreter's lock, which its current holder may want.
+    /// Runs `work` on the value with the GIL released, because its current user may need the GIL.
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> R + Send) -> Result<R>
     where
         T: Send,
@@ -111,18 +116,20 @@ impl<T> Lent<T> {
         py.detach(|| Ok(work(&mut *self.lock()?)))
     }
 
-    /// Computes with it; to be called without the interpreter's lock.
-    pub(crate) fn lent_to<R>(&self, call: &Raised, work: impl FnOnce(&mut T) -> R) -> Result<R> {
-        /// Takes it back, in a panic too.
-        struct Back<'a>(&'a Mutex<Option<Raised>>);
-        impl Drop for Back<'_> {
+    /// Runs a computation on the value for `call`.
+    ///
+    /// The caller must have released the GIL.
+    pub(crate) fn run_for<R>(&self, call: &Raised, work: impl FnOnce(&mut T) -> R) -> Result<R> {
+        /// Clears the current call on drop, even during a panic.
+        struct ClearCall<'a>(&'a Mutex<Option<Raised>>);
+        impl Drop for ClearCall<'_> {
             fn drop(&mut self) {
                 *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
             }
         }
         let mut value = self.lock()?;
         *self.call.lock().unwrap_or_else(PoisonError::into_inner) = Some(call.clone());
-        let _back = Back(&self.call);
+        let _clear = ClearCall(&self.call);
         Ok(work(&mut *value))
     }
 
@@ -134,7 +141,7 @@ impl<T> Lent<T> {
         }
         let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if call.is_some_and(|call| call.is_served_here()) {
-            return Err(failed(format!("{} is in use by the call that called this function", self.name)));
+            return Err(gpt2_error(format!("{} is in use by the call that called this function", self.name)));
         }
         Ok(self.value.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,4 +1,6 @@
-//! Reports of long jobs in Python: bars on standard error if it is a terminal, warnings, and Ctrl-C.
+//! Progress bars, warnings and Ctrl-C for long jobs in Python.
+//!
+//! Bars appear on standard error if it is a terminal.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,7 +11,7 @@ use crate::errors::{Failure, Result, warn};
 use crate::process::interruptible;
 use crate::signals;
 
-/// Shows bars on a terminal, keeps notes until they can be raised as warnings, and ends at a signal.
+/// Reporter that shows progress bars, collects notes for warnings, and stops at a signal.
 #[derive(Debug)]
 pub(crate) struct Listener {
     has_bars: bool,
@@ -17,14 +19,16 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// A notebook's standard error is no terminal, although the process may have one.
+    /// Creates a reporter that shows bars if Python's `sys.stderr` is a terminal.
+    ///
+    /// A notebook's standard error is not a terminal, even if the process has one.
     pub(crate) fn new(py: Python<'_>) -> Self {
         let stderr = py.import("sys").and_then(|sys| sys.getattr("stderr"));
         let is_terminal = stderr.and_then(|stderr| stderr.call_method0("isatty")?.extract());
         Self { has_bars: is_terminal.unwrap_or(false), notes: Mutex::default() }
     }
 
-    /// Raises the notes as warnings.
+    /// Raises the collected notes as warnings.
     pub(crate) fn warn(&self, py: Python<'_>) -> Result<()> {
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         notes.iter().try_for_each(|note| warn(py, note))
@@ -45,7 +49,9 @@ impl Reporter for Listener {
     }
 }
 
-/// Does a long job without the interpreter's lock, and raises its notes as warnings. Ctrl-C ends it soon.
+/// Runs a long job with the GIL released, and raises its notes as warnings.
+///
+/// Ctrl-C ends it soon.
 pub(crate) fn reporting<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     work: impl FnOnce(&Listener) -> std::result::Result<T, E> + Send,

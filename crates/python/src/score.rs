@@ -1,4 +1,6 @@
-//! How probable a text is, or continuations of a prompt: dicts with the names of `gpt2 score --json`.
+//! Log-probabilities of texts and of continuations of a prompt.
+//!
+//! Result dicts have the keys of `gpt2 score --json`.
 
 use candle_gpt2_engine::{Choices, LoadedModel, ScoredChoice, Silent};
 use candle_gpt2_generation::{Score, default_stride};
@@ -7,22 +9,23 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{Failure, Result};
-use crate::generate::all_of;
+use crate::generate::collect_with_notes;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::values::{Text, Texts, number};
 
-/// The score of a text.
+/// Scores a text.
 fn score_text<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
     text: Text,
+    bos: Option<u32>,
     stride: Option<usize>,
     top: usize,
 ) -> Result<Bound<'py, PyDict>> {
     let stride = stride.unwrap_or(default_stride(loaded.config()));
     let (ids, scored) = computing(py, loaded, || {
-        let ids = text.encoded(loaded.vocabulary())?;
+        let ids = text.encoded_after(bos, loaded.vocabulary())?;
         let scored = candle_gpt2_generation::score(loaded.model(), &ids, stride, top, &|_| {})?;
         Ok::<_, Failure>((ids, scored))
     })?;
@@ -41,7 +44,7 @@ fn score_text<'py>(
     Ok(dict)
 }
 
-/// The scores of continuations of a prompt.
+/// Scores continuations of a prompt.
 fn score_continuations<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
@@ -51,7 +54,7 @@ fn score_continuations<'py>(
     let scored = computing(py, loaded, || {
         Choices::new(loaded.vocabulary(), prompt, continuations)?.score(loaded, &Silent)
     })?;
-    let of_one = |choice: ScoredChoice| -> Result<_> {
+    let choice_dict = |choice: ScoredChoice| -> Result<_> {
         let dict = PyDict::new(py);
         dict.set_item("ids", choice.ids)?;
         dict.set_item("sum", choice.sum)?;
@@ -64,33 +67,41 @@ fn score_continuations<'py>(
         dict.set_item("text", choice.text)?;
         Ok(dict)
     };
-    scored.choices.into_iter().map(of_one).collect()
+    scored.choices.into_iter().map(choice_dict).collect()
 }
 
 #[pymethods]
 impl Model {
-    /// How probable a text is: a dict with ids, logprobs (nan for the first token), sum, loss and perplexity, with `top` also the
-    /// most probable alternatives of each token; of a list, a list of dicts. stride: distance between the windows of texts longer
-    /// than the context, by default half of it. return_exceptions: return the exception of a text in its place.
-    #[pyo3(signature = (text, stride = None, top = 0, *, return_exceptions = false))]
+    /// Computes the log-probability of a text.
+    ///
+    /// Returns a dict with ids, logprobs (NaN for the first token), sum, loss and perplexity; for a list of
+    /// texts, a list of dicts. Unlike HookedTransformer, this method prepends no BOS token by default.
+    ///
+    /// stride: distance between windows of texts longer than the context, by default half the context. top:
+    /// also return this many most probable alternatives of each token. prepend_bos: prepend a BOS token to
+    /// texts, so that their first token is scored too. return_exceptions: return an exception as the result of
+    /// a text that fails.
+    #[pyo3(signature = (text, stride = None, top = 0, *, prepend_bos = false, return_exceptions = false))]
     fn score<'py>(
         &self,
         py: Python<'py>,
         text: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = number)] stride: Option<usize>,
         #[pyo3(from_py_with = number)] top: usize,
+        prepend_bos: bool,
         return_exceptions: bool,
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
+        let bos = self.bos(prepend_bos)?;
         let (is_list, texts) = Texts::read(text)?.into_list();
         let texts = match return_exceptions {
             true => texts,
-            false => all_of(py, texts, "text")?.into_iter().map(Ok).collect(),
+            false => collect_with_notes(py, texts, "text")?.into_iter().map(Ok).collect(),
         };
         let scored = texts.into_iter().enumerate().map(|(index, text)| {
-            match text.and_then(|text| score_text(py, &self.loaded, text, stride, top)) {
+            match text.and_then(|text| score_text(py, &self.loaded, text, bos, stride, top)) {
                 Ok(score) => Ok(score.into_any()),
-                Err(error) if return_exceptions => error.in_place(py),
+                Err(error) if return_exceptions => error.into_item(py),
                 Err(error) if is_list => Err(error.with_note(py, &format!("text {index}"))),
                 Err(error) => Err(error),
             }
@@ -102,8 +113,11 @@ impl Model {
         })
     }
 
-    /// How probable continuations of a prompt are: for each a dict with text, ids, logprobs, is_greedy and sum, and the sum
-    /// per_token (mean is the same), per_character and per_byte, of which a space in front is not counted.
+    /// Computes the log-probabilities of continuations of a prompt.
+    ///
+    /// Returns a dict for each continuation: text, ids, logprobs, is_greedy, sum, and the sum normalized
+    /// per_token (mean is the same), per_character and per_byte. A leading space does not count as a
+    /// character or byte.
     fn score_continuations<'py>(
         &self,
         py: Python<'py>,

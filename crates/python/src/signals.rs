@@ -1,4 +1,6 @@
-//! Ctrl-C during a computation: Python only notes a signal, and the computation has to ask.
+//! Ctrl-C during a computation.
+//!
+//! Python only records a signal, so the computation must poll for it.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -7,56 +9,60 @@ use pyo3::prelude::*;
 
 use crate::raised::has_raised;
 
-/// How long a signal waits at most before it is asked for.
+/// Polling interval, which bounds the delay of a signal.
 const INTERVAL: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// When this thread, which computes, asked last; `None` if no caller waits for a signal.
-    static ASKED: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// The exception that a signal raised since.
+    /// Time of this computing thread's last poll, or `None` if no caller waits for a signal.
+    static LAST_POLL: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// Exception raised by a signal since the last poll.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Does something that is to end early at a signal, and gives the exception that the signal raised. `work` runs on this thread
-/// without the interpreter's lock, and asks [`is_raised`].
-pub(crate) fn watched<T: Send>(
+/// Runs `work` and returns its result and the exception of a signal, if any.
+///
+/// `work` runs on this thread with the GIL released. It must poll [`is_raised`] and end early at a signal.
+pub(crate) fn run_with_signals<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    /// The state of the outer call, whose Python function calls this one.
+    /// Saved state of the outer call, whose Python function makes this call.
     struct Outer(Option<Instant>, Option<PyErr>);
 
     impl Drop for Outer {
         fn drop(&mut self) {
-            ASKED.set(self.0);
+            LAST_POLL.set(self.0);
             RAISED.set(self.1.take());
         }
     }
 
-    // Python hands signals to its main thread alone, and for others asking is in vain.
+    // Python delivers signals only to its main thread, so other threads do not poll.
     let threading = py.import(pyo3::intern!(py, "threading"))?;
     let main_thread = threading.call_method0(pyo3::intern!(py, "main_thread"))?;
     let this_thread = threading.call_method0(pyo3::intern!(py, "get_ident"))?;
     let is_main = main_thread.getattr(pyo3::intern!(py, "ident"))?.eq(this_thread)?;
-    let outer = Outer(ASKED.replace(is_main.then(Instant::now)), RAISED.take());
+    let outer = Outer(LAST_POLL.replace(is_main.then(Instant::now)), RAISED.take());
     let done = py.detach(work);
     let raised = RAISED.take();
     drop(outer);
     Ok((done, raised.or_else(|| py.check_signals().err())))
 }
 
-/// Whether to stop; to be called without the interpreter's lock.
+/// Whether to stop.
+///
+/// The caller must have released the GIL.
 pub(crate) fn is_raised() -> bool {
     if RAISED.with_borrow(Option::is_some) || has_raised() {
         return true;
     }
-    if ASKED.get().is_none_or(|asked| asked.elapsed() < INTERVAL) {
+    if LAST_POLL.get().is_none_or(|last_poll| last_poll.elapsed() < INTERVAL) {
         return false;
     }
-    // An interpreter that ends has no more signals to tell of. What it calls here may compute too.
+    // An interpreter that is shutting down delivers no signals. Signal handlers that run here may compute
+    // too.
     let raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
     let is_raised = raised.is_some();
     RAISED.set(raised);
-    ASKED.set(Some(Instant::now()));
+    LAST_POLL.set(Some(Instant::now()));
     is_raised
 }

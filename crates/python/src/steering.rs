@@ -1,18 +1,20 @@
-//! A direction that is added to the residual stream of every text, as one of the hooks.
+//! Steering hooks, which add a direction to the residual stream of every text.
 
-use candle_gpt2_look::{Reader, Steer, Towards};
+use candle_gpt2_look::{Reader, Steer, SteeringSource};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
-use crate::errors::{Result, wrong_type};
+use crate::errors::{Result, type_error};
 use crate::look::text;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
 use crate::values::{Values, number, tensor};
 
-/// A direction that is added to the residual stream: an entry of `hooks` in generate, stream, logits and run_with_cache, and of
-/// `fwd_hooks` in a HookedTransformer.
+/// Steering vector: a direction added to the residual stream.
+///
+/// Pass it in `hooks` to generate, stream, logits or run_with_cache, or in `fwd_hooks` to a
+/// HookedTransformer.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Steering {
     steering: candle_gpt2_interpret::Steering,
@@ -22,7 +24,7 @@ pub(crate) struct Steering {
 }
 
 impl Steering {
-    /// For a run of its own.
+    /// Copy for a single run.
     pub(crate) fn fresh(&self) -> candle_gpt2_interpret::Steering {
         self.steering.clone()
     }
@@ -30,22 +32,24 @@ impl Steering {
 
 #[pymethods]
 impl Steering {
-    /// The block before which it is added.
+    /// Block before which the direction is added.
     #[getter]
     fn layer(&self) -> usize {
         self.layer
     }
 
-    /// Whether it is added at every position.
+    /// Whether the direction is added at every position.
     #[getter]
     fn everywhere(&self) -> bool {
         self.everywhere
     }
 
-    /// Scaled vectors (n, width), one for each of the first positions; (1, width) if it is added everywhere.
+    /// Scaled vectors (n, width), one for each of the first n positions.
+    ///
+    /// The shape is (1, width) if the direction is added everywhere.
     #[getter]
     fn vectors<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        Ok(Values::of(self.steering.vectors())?.into_array(py)?)
+        Ok(Values::from_tensor(self.steering.vectors())?.into_array(py)?)
     }
 
     fn __repr__(&self) -> String {
@@ -55,31 +59,33 @@ impl Steering {
     }
 
     fn __reduce__(&self) -> Result<()> {
-        Err(wrong_type("a steering cannot be pickled; make it where it is used"))
+        Err(type_error("a Steering cannot be pickled; create it in the process that uses it"))
     }
 }
 
-/// As the program reads it, a pair of texts, or vectors.
-fn towards(value: &Bound<'_, PyAny>) -> Result<Towards> {
+/// Reads a text in the program's syntax, a pair of texts, or an array of vectors.
+fn steering_source(value: &Bound<'_, PyAny>) -> Result<SteeringSource> {
     if let Ok(text) = value.extract::<String>() {
-        return Ok(Towards::read(&text)?);
+        return Ok(SteeringSource::read(&text)?);
     }
     if let Ok((towards, away)) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()
         && towards.extract::<f64>().is_err()
         && towards.getattr_opt("dtype")?.is_none()
     {
-        return Ok(Towards::Texts { towards: text(&towards)?, away: text(&away)? });
+        return Ok(SteeringSource::Texts { towards: text(&towards)?, away: text(&away)? });
     }
-    Ok(Towards::Vectors(tensor(value)?))
+    Ok(SteeringSource::Vectors(tensor(value)?))
 }
 
 #[pymethods]
 impl Model {
-    /// A steering vector for `hooks`: the difference of two texts' residual streams before `layer`, times `scale`, is added at the
-    /// first positions of every text, or with `everywhere` its mean at all positions, those of new tokens too.
+    /// Creates a steering vector for `hooks`: a difference of two texts' residual streams.
     ///
-    /// steer: a pair of texts, to steer towards and away from; or an array (n, width); or a text as the program reads it,
-    /// '" Love"-" Hate"', '" Love"' or the name of a safetensors file.
+    /// The difference before `layer`, times `scale`, is added at the first positions of every text. With
+    /// `everywhere` its mean is added at all positions, including those of new tokens.
+    ///
+    /// steer: a pair of texts, to steer toward and away from; an array (n, width); or a text in the program's
+    /// syntax: '" Love"-" Hate"', '" Love"' or the name of a safetensors file.
     #[pyo3(signature = (steer, *, layer, scale = 1.0, everywhere = false))]
     fn steering(
         &self,
@@ -90,7 +96,7 @@ impl Model {
         everywhere: bool,
     ) -> Result<Steering> {
         start()?;
-        let steer = Steer { towards: towards(steer)?, layer, scale, everywhere };
+        let steer = Steer { towards: steering_source(steer)?, layer, scale, everywhere };
         let listener = Listener::new(py);
         let steering = computing(py, &self.loaded, || {
             let checked = steer.check(&Reader::new(self.loaded.vocabulary(), false)?)?;

@@ -1,118 +1,118 @@
-//! Texts as they are made: iterators of pieces.
+//! Streamed generation: iterators over the pieces of a completion.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::result;
 
-use candle_gpt2_engine::{EngineError, Happened, LoadedModel, Texts};
+use candle_gpt2_engine::{CallEvent, CompletionDriver, EngineError, LoadedModel};
 use candle_gpt2_generation::{Event, GenerationError, Request, SearchMode, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::errors::{Failure, Result, wrong_type, wrong_value};
-use crate::generate::{all_of, check_batch_size, clock};
+use crate::errors::{Failure, Result, type_error, value_error};
+use crate::generate::{check_batch_size, clock, collect_with_notes};
 use crate::model::Model;
-use crate::options::Asked;
+use crate::options::ParsedOptions;
 use crate::process::{computing, computing_partly, start};
-use crate::raised::{Lent, Raised};
+use crate::raised::{Exclusive, Raised};
 use crate::signals::is_raised;
 use crate::values::{self, number};
 
-/// A piece of a text, or the error that ended the text.
+/// A piece of a completion, or the error that ended it.
 type Piece = result::Result<String, Failure>;
 
-/// Texts in the making.
-struct Streamed {
+/// Generation in progress.
+struct Stream {
     loaded: LoadedModel,
     raised: Raised,
-    state: Lent<State>,
+    state: Exclusive<State>,
 }
 
 struct State {
-    /// Until the last text has ended.
-    texts: Option<Texts<()>>,
-    /// What the last step brought.
-    happened: VecDeque<Happened>,
-    /// Why the device failed in it.
+    /// `None` once the last completion has ended.
+    driver: Option<CompletionDriver<()>>,
+    /// Events of the last step that have not been processed yet.
+    events: VecDeque<CallEvent>,
+    /// Device failure in the last step.
     failure: Option<GenerationError>,
-    /// Errors of prompts, and pieces that were made when an exception came.
+    /// Errors of prompts, and pieces that were ready when an exception occurred.
     pieces: VecDeque<(usize, Piece)>,
-    /// The prompt of each request.
-    places: Vec<usize>,
-    /// Whether the error of a prompt is returned in its place.
+    /// Prompt index of each request.
+    prompt_indices: Vec<usize>,
+    /// Whether a prompt's error is returned in its place.
     returns_exceptions: bool,
     ids: Vec<Vec<u32>>,
     stop_reasons: Vec<Option<StopReason>>,
 }
 
-impl Streamed {
+impl Stream {
     fn new(
         py: Python<'_>,
         loaded: LoadedModel,
-        asked: &Asked,
+        parsed: &ParsedOptions,
         prompts: Vec<Result<Vec<u32>>>,
         batch_size: usize,
         returns_exceptions: bool,
         raised: Raised,
     ) -> Result<Self> {
-        if asked.config.num_return_sequences != 1 {
-            return Err(wrong_value(
-                "num_return_sequences: one text is streamed of each prompt; give the prompt several times, with other seeds",
+        if parsed.config.num_return_sequences != 1 {
+            return Err(value_error(
+                "num_return_sequences: only one completion per prompt is streamed; repeat the prompt with \
+                 different seeds",
             ));
         }
-        if asked.config.search_mode() != SearchMode::TokenByToken {
-            return Err(wrong_value(
-                "beam and contrastive search find a text as a whole, which cannot be streamed; call generate",
-            ));
+        if parsed.config.search_mode() != SearchMode::TokenByToken {
+            return Err(value_error("beam and contrastive search cannot be streamed; call generate instead"));
         }
         let count = prompts.len();
-        let (mut requests, mut places, mut pieces) = (Vec::new(), Vec::new(), VecDeque::new());
-        for (place, prompt) in prompts.into_iter().enumerate() {
+        let (mut requests, mut prompt_indices, mut pieces) = (Vec::new(), Vec::new(), VecDeque::new());
+        for (index, prompt) in prompts.into_iter().enumerate() {
             match prompt {
                 Ok(prompt) => {
-                    let processors = asked.processors.clone();
-                    requests.push(Request { processors, ..Request::new(prompt, asked.config_of(place)) });
-                    places.push(place);
+                    let processors = parsed.processors.clone();
+                    requests.push(Request { processors, ..Request::new(prompt, parsed.config_for(index)) });
+                    prompt_indices.push(index);
                 }
-                Err(error) => pieces.push_back((place, Err(error))),
+                Err(error) => pieces.push_back((index, Err(error))),
             }
         }
-        let texts = computing(py, &loaded, || {
-            let mut texts = Texts::new(loaded.scheduler_for(&requests, batch_size, Some(clock()))?);
-            texts.begin(requests, ());
-            while let Some((_, request, taken)) = texts.feed(usize::MAX) {
-                match taken {
+        let driver = computing(py, &loaded, || {
+            let mut driver =
+                CompletionDriver::new(loaded.scheduler_for(&requests, batch_size, Some(clock()))?);
+            driver.begin(requests, ());
+            while let Some((_, request, result)) = driver.feed(usize::MAX) {
+                match result {
                     Err(error) if returns_exceptions => {
-                        pieces.push_back((places[request], Err(error.into())));
+                        pieces.push_back((prompt_indices[request], Err(error.into())));
                     }
-                    taken => taken?,
+                    result => result?,
                 }
             }
-            Ok::<_, EngineError>(texts)
+            Ok::<_, EngineError>(driver)
         })?;
         let state = State {
-            texts: Some(texts),
-            happened: VecDeque::new(),
+            driver: Some(driver),
+            events: VecDeque::new(),
             failure: None,
             pieces,
-            places,
+            prompt_indices,
             returns_exceptions,
             ids: vec![Vec::new(); count],
             stop_reasons: vec![None; count],
         };
-        Ok(Self { loaded, raised, state: Lent::new("the stream", state) })
+        Ok(Self { loaded, raised, state: Exclusive::new("the stream", state) })
     }
 
-    /// The next piece of a text, and of which; `None` after the last.
+    /// Returns the next piece with the index of its prompt, or `None` after the last piece.
     fn next(&self, py: Python<'_>) -> Result<Option<(usize, Piece)>> {
         start()?;
         let (next, signal) = computing_partly(py, self.loaded.device(), || {
             self.raised.computing(|| {
-                self.state.lent_to(&self.raised, |state| {
+                self.state.run_for(&self.raised, |state| {
                     let next = state.next();
-                    // After an error there is no text.
+                    // Nothing is generated after an error.
                     if !matches!(next, Ok(Some(_))) && !is_raised() {
-                        state.texts = None;
+                        state.driver = None;
                     }
                     next
                 })?
@@ -133,17 +133,19 @@ impl State {
             return Ok(Some(piece));
         }
         loop {
-            while let Some(happened) = self.happened.pop_front() {
-                if let Some(piece) = self.take(happened)? {
+            while let Some(event) = self.events.pop_front() {
+                if let Some(piece) = self.handle_event(event)? {
                     return Ok(Some(piece));
                 }
             }
             if let Some(error) = self.failure.take() {
                 return Err(error.into());
             }
-            let Some(texts) = self.texts.as_mut().filter(|texts| !texts.is_idle()) else { return Ok(None) };
-            let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
-            (self.happened, self.failure) = (happened.into(), failure);
+            let Some(driver) = self.driver.as_mut().filter(|driver| !driver.is_idle()) else {
+                return Ok(None);
+            };
+            let (events, failure) = driver.step(&|| ControlFlow::Continue(()));
+            (self.events, self.failure) = (events.into(), failure);
             if is_raised() {
                 // The waiting thread raises the exception.
                 return Ok(None);
@@ -151,9 +153,9 @@ impl State {
         }
     }
 
-    /// The piece that an event brings, if any.
-    fn take(&mut self, Happened { prompt, event, .. }: Happened) -> Result<Option<(usize, Piece)>> {
-        let prompt = self.places[prompt];
+    /// Processes an event and returns its piece, if any.
+    fn handle_event(&mut self, CallEvent { prompt, event, .. }: CallEvent) -> Result<Option<(usize, Piece)>> {
+        let prompt = self.prompt_indices[prompt];
         match event {
             Event::Token { id, text, stop_reason, .. } => {
                 self.ids[prompt].push(id);
@@ -178,13 +180,13 @@ impl State {
         }
     }
 
-    /// Ends all texts. Pieces that were made come still.
+    /// Ends all completions, but keeps the pieces that are ready.
     fn interrupt(&mut self) {
-        if self.texts.take().is_none() {
+        if self.driver.take().is_none() {
             return;
         }
-        while let Some(happened) = self.happened.pop_front() {
-            let piece = self.take(happened);
+        while let Some(event) = self.events.pop_front() {
+            let piece = self.handle_event(event);
             self.pieces.extend(piece.ok().flatten());
         }
         for reason in &mut self.stop_reasons {
@@ -193,11 +195,14 @@ impl State {
     }
 }
 
-const NO_PICKLE: &str = "a text in the making cannot be pickled; pickle the model, the prompt and the options, and begin anew there";
+const NO_PICKLE: &str = "a stream cannot be pickled; pickle the model, the prompt and the options, and start it \
+                         again in the other process";
 
-/// The pieces of a text, an iterator. No piece ends within a character or holds a part of a stop string.
+/// Iterator over the pieces of a completion.
+///
+/// A piece never ends inside a character and never contains part of a stop string.
 #[pyclass(frozen, module = "candle_gpt2")]
-pub(crate) struct TextStream(Streamed);
+pub(crate) struct TextStream(Stream);
 
 #[pymethods]
 impl TextStream {
@@ -209,26 +214,28 @@ impl TextStream {
         self.0.next(py)?.map(|(_, piece)| piece).transpose()
     }
 
-    /// The tokens so far.
+    /// Token IDs so far.
     #[getter]
     fn ids(&self, py: Python<'_>) -> Result<Vec<u32>> {
         self.0.state.with(py, |state| state.ids.first().cloned().unwrap_or_default())
     }
 
-    /// Why the text ended, in a word; None while it continues.
+    /// Reason why the completion ended, or None while it continues.
     #[getter]
     fn stop_reason(&self, py: Python<'_>) -> Result<Option<&'static str>> {
         self.0.state.with(py, |state| state.stop_reasons.first().copied().flatten().map(StopReason::name))
     }
 
     fn __reduce__(&self) -> Result<()> {
-        Err(wrong_type(NO_PICKLE))
+        Err(type_error(NO_PICKLE))
     }
 }
 
-/// The pieces of many texts, an iterator of pairs: which prompt, and the piece, or with return_exceptions what is wrong with the prompt.
+/// Iterator over the pieces of many completions, as pairs (prompt index, piece).
+///
+/// With return_exceptions, the piece of a prompt that fails is its exception.
 #[pyclass(frozen, generic, module = "candle_gpt2")]
-pub(crate) struct BatchStream(Streamed);
+pub(crate) struct BatchStream(Stream);
 
 #[pymethods]
 impl BatchStream {
@@ -239,17 +246,19 @@ impl BatchStream {
     fn __next__<'py>(&self, py: Python<'py>) -> Result<Option<(usize, Bound<'py, PyAny>)>> {
         let Some((prompt, piece)) = self.0.next(py)? else { return Ok(None) };
         let piece =
-            piece.map_or_else(|error| error.in_place(py), |text| Ok(PyString::new(py, &text).into_any()));
+            piece.map_or_else(|error| error.into_item(py), |text| Ok(PyString::new(py, &text).into_any()));
         Ok(Some((prompt, piece?)))
     }
 
-    /// The tokens of each text so far.
+    /// Token IDs of each completion so far.
     #[getter]
     fn ids(&self, py: Python<'_>) -> Result<Vec<Vec<u32>>> {
         self.0.state.with(py, |state| state.ids.clone())
     }
 
-    /// Why each text ended, in a word; None while it continues, and if its prompt failed.
+    /// Reason why each completion ended.
+    ///
+    /// None for a completion that continues, or whose prompt failed.
     #[getter]
     fn stop_reasons(&self, py: Python<'_>) -> Result<Vec<Option<&'static str>>> {
         let name = |reason: &Option<StopReason>| reason.map(StopReason::name);
@@ -257,13 +266,15 @@ impl BatchStream {
     }
 
     fn __reduce__(&self) -> Result<()> {
-        Err(wrong_type(NO_PICKLE))
+        Err(type_error(NO_PICKLE))
     }
 }
 
 #[pymethods]
 impl Model {
-    /// Continues a prompt: an iterator of pieces of the text as they come. Options are those of generate.
+    /// Continues a prompt and returns an iterator over pieces of the completion.
+    ///
+    /// The options are those of generate.
     #[pyo3(signature = (prompt, *, hooks = None, **options))]
     fn stream(
         &self,
@@ -274,17 +285,19 @@ impl Model {
     ) -> Result<TextStream> {
         start()?;
         let raised = Raised::default();
-        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &["hooks"], &raised)?;
-        asked.check_seeds(1)?;
+        let parsed = ParsedOptions::read(py, &self.loaded, || self.compiler(), options, &["hooks"], &raised)?;
+        parsed.check_seeds(1)?;
         self.loaded.vocabulary().required_tokenizer()?;
         let prompt = values::Text::read(prompt)?;
-        let prompt = py.detach(|| self.prompt(prompt, &asked))?;
-        Streamed::new(py, self.hooked(hooks, &raised)?, &asked, vec![Ok(prompt)], 1, false, raised)
+        let prompt = py.detach(|| self.prompt(prompt, &parsed))?;
+        Stream::new(py, self.hooked(hooks, &raised)?, &parsed, vec![Ok(prompt)], 1, false, raised)
             .map(TextStream)
     }
 
-    /// Continues every prompt of a list: an iterator of pairs, which prompt, from 0, and a piece of its text. Options are those of
-    /// generate; with return_exceptions, a prompt that fails gives its exception as a last piece, and the others continue.
+    /// Continues all prompts of a list and returns an iterator over pairs (prompt index, piece).
+    ///
+    /// The options are those of generate. With return_exceptions, a prompt that fails yields its exception as
+    /// the last piece, and the other prompts continue.
     #[pyo3(signature = (prompts, *, batch_size = 8, return_exceptions = false, hooks = None, **options))]
     fn stream_batch(
         &self,
@@ -299,15 +312,15 @@ impl Model {
         check_batch_size(batch_size)?;
         let raised = Raised::default();
         let others = ["batch_size", "return_exceptions", "hooks"];
-        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &others, &raised)?;
+        let parsed = ParsedOptions::read(py, &self.loaded, || self.compiler(), options, &others, &raised)?;
         self.loaded.vocabulary().required_tokenizer()?;
         let (_, prompts) = values::Texts::read(prompts)?.into_list();
-        asked.check_seeds(prompts.len())?;
-        let mut prompts = self.prompts(py, prompts, &asked)?;
+        parsed.check_seeds(prompts.len())?;
+        let mut prompts = self.prompts(py, prompts, &parsed)?;
         if !return_exceptions {
-            prompts = all_of(py, prompts, "prompt")?.into_iter().map(Ok).collect();
+            prompts = collect_with_notes(py, prompts, "prompt")?.into_iter().map(Ok).collect();
         }
         let hooked = self.hooked(hooks, &raised)?;
-        Streamed::new(py, hooked, &asked, prompts, batch_size, return_exceptions, raised).map(BatchStream)
+        Stream::new(py, hooked, &parsed, prompts, batch_size, return_exceptions, raised).map(BatchStream)
     }
 }

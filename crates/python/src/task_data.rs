@@ -1,4 +1,4 @@
-//! Prompts of tasks whose circuits are known, as `gpt2 look data` writes them.
+//! Prompt pairs for tasks with known circuits, as `gpt2 look data` writes them.
 
 use candle_gpt2_look::{Reader, TaskData};
 use pyo3::prelude::*;
@@ -8,17 +8,19 @@ use crate::errors::Result;
 use crate::keywords::read;
 use crate::look::fields;
 use crate::model::Model;
-use crate::values::dict_of;
+use crate::values::report_to_dict;
 
 #[pymethods]
 impl Model {
-    /// Pairs of prompts of a task whose circuit is known, in words of the model's vocabulary: a list of dicts, as `circuit` takes
-    /// them. The same seed gives the same pairs.
+    /// Generates prompt pairs for a task with a known circuit, as input for `circuit`.
     ///
-    /// A pair has the texts clean and corrupt, of as many tokens; answer and against, lists of tokens to predict after clean and to
-    /// compare them with; and spans, named positions, counted from 0 without a BOS token.
+    /// The pairs use words of the model's vocabulary. The same seed gives the same pairs.
     ///
-    /// task: "ioi", "greater-than" or "gender". count: how many pairs.
+    /// Returns a list of dicts. clean and corrupt are texts with the same number of tokens. answer lists the
+    /// tokens to predict after clean, and against the tokens to compare them with. spans are named positions,
+    /// counted from 0 without a BOS token.
+    ///
+    /// task: "ioi", "greater-than" or "gender". count: number of pairs.
     #[pyo3(signature = (task, **options), text_signature = "($self, task, *, count=100, seed=0)")]
     fn task_data<'py>(
         &self,
@@ -27,6 +29,6 @@ impl Model {
         options: Option<&Bound<'py, PyDict>>,
     ) -> Result<Bound<'py, PyAny>> {
         let data: TaskData = read(fields(&[("task", task)])?, options, &[])?;
-        dict_of(py, &data.pairs(&Reader::without_bos(self.loaded.vocabulary()))?)
+        report_to_dict(py, &data.pairs(&Reader::without_bos(self.loaded.vocabulary()))?)
     }
 }

@@ -1,4 +1,4 @@
-//! A training step by step, for steps that are shared by several processes.
+//! Step-by-step training, for steps that several processes share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,36 +12,41 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Map, Value};
 
-use crate::errors::{Failure, Result, wrong_value};
+use crate::errors::{Failure, Result, value_error};
 use crate::keywords::read;
 use crate::model::hub;
 use crate::process::{interruptible, start};
-use crate::raised::{Lent, Raised};
+use crate::raised::{Exclusive, Raised};
 use crate::reporting::Listener;
-use crate::train::{files, start_of};
-use crate::values::{Values, dict_of, float_array, number, type_name};
+use crate::train::{data_paths, parse_start};
+use crate::values::{Values, float_array, number, report_to_dict, type_name};
 
-/// The training of candle_gpt2.train step by step, for your own loop over several processes: each computes its share of every
-/// batch, gradients and losses are summed over all of them, and each applies the sums.
+/// Step-by-step training for data-parallel loops over several processes.
+///
+/// Each process computes its part of every batch. The caller sums gradients and losses over all processes,
+/// and each process applies the sums.
 ///
 ///     trainer = candle_gpt2.Trainer(data, "out", init="gpt2", rank=rank, world_size=world_size, steps=100)
 ///     while not trainer.done:
 ///         loss, gradients = trainer.loss_and_gradients()
 ///         trainer.apply(all_reduce_sum(gradients), all_reduce_sum(loss))
 ///
-/// data, out, init, config, tokenizer, resume, offline and the options are those of train; batch_size is that of all processes
-/// together. The process of rank 0 logs, evaluates and saves into out as train does. The others write nothing; with resume=True
-/// they too read the state in out, and if they cannot, set_state gives them that of rank 0. Without dropout the losses are those
-/// of one process, except for rounding; with dropout each share samples its own masks.
+/// data, out, init, config, tokenizer, resume, offline and the options are those of train; batch_size is the
+/// total of all processes. The process with rank 0 logs, evaluates and saves into `out` as train does. The
+/// others write nothing. With resume=True they also read the state in `out`; a process that cannot read it
+/// needs set_state with the state of rank 0. Without dropout the losses equal those of a single process up to
+/// rounding. With dropout each process samples its own masks.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Trainer {
-    run: Lent<Run>,
+    run: Exclusive<Run>,
     listener: Arc<Listener>,
     share: Share,
 }
 
 impl Trainer {
-    /// Computes with the run. Ctrl-C ends it soon.
+    /// Runs `work` on the training run.
+    ///
+    /// Ctrl-C ends it soon.
     fn computing<T: Send, E: Into<Failure>>(
         &self,
         py: Python<'_>,
@@ -50,7 +55,7 @@ impl Trainer {
         start()?;
         let raised = Raised::default();
         let done = interruptible(py, || {
-            self.run.lent_to(&raised, |run| {
+            self.run.run_for(&raised, |run| {
                 let device = run.trainer().device().clone();
                 using(&device, || work(run)).map_err(Into::into)
             })?
@@ -67,7 +72,7 @@ impl Trainer {
         data, out, *, init = None, config = None, tokenizer = None, resume = false, rank = 0, world_size = 1, offline = false,
         **options
     ))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    #[expect(clippy::too_many_arguments, reason = "Python keyword arguments")]
     fn new(
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
@@ -85,17 +90,17 @@ impl Trainer {
         let others = ["init", "config", "tokenizer", "rank", "world_size", "offline"];
         let options = TrainOptions { resume, ..read(Map::new(), options, &others)? };
         if options.sample.is_some() {
-            return Err(wrong_value("sample: a Trainer writes no samples; train does"));
+            return Err(value_error("sample: not supported by Trainer; use train"));
         }
-        let start = start_of(init, config)?;
+        let start = parse_start(init, config)?;
         let hub = hub(offline);
-        let job = TrainJob { data: files(data)?, start, tokenizer, out, options, hub };
+        let job = TrainJob { data: data_paths(data)?, start, tokenizer, out, options, hub };
         let listener = Arc::new(Listener::new(py));
         let reporter: Arc<dyn Reporter> = listener.clone();
         let share = Share { index: rank, count: world_size };
         let run = interruptible(py, || job.open_share(&reporter, share));
         listener.warn(py)?;
-        Ok(Self { run: Lent::new("the trainer", run?), listener, share })
+        Ok(Self { run: Exclusive::new("the trainer", run?), listener, share })
     }
 
     fn __repr__(&self, py: Python<'_>) -> Result<String> {
@@ -103,35 +108,39 @@ impl Trainer {
         Ok(format!("Trainer(step {done} of {steps}, rank {} of {})", self.share.index, self.share.count))
     }
 
-    /// Steps taken so far.
+    /// Number of completed steps.
     #[getter]
     fn step(&self, py: Python<'_>) -> Result<u64> {
         self.run.with(py, |run| run.trainer().steps_done())
     }
 
-    /// Steps of the whole training.
+    /// Total number of steps.
     #[getter]
     fn steps(&self, py: Python<'_>) -> Result<u64> {
         self.run.with(py, |run| run.trainer().numbers().steps)
     }
 
-    /// Whether no step is left: all are taken, or patience has ended it early.
+    /// Whether training has ended: after all steps, or early because of patience.
     #[getter]
     fn done(&self, py: Python<'_>) -> Result<bool> {
         self.run.with(py, |run| run.is_done())
     }
 
-    /// What this process's share of the next step adds to the step's loss and gradients: the gradients are an f32 array of all
-    /// parameters one after the other, in the order of parameters(). The sums over all processes are the step's. Calling it again
-    /// gives the same.
+    /// Computes this process's contribution to the loss and the gradients of the next step.
+    ///
+    /// The gradients are a float32 array of all parameters, concatenated in the order of parameters(). The
+    /// sums over all processes are the loss and the gradients of the step. Repeated calls return the same
+    /// values.
     fn loss_and_gradients<'py>(&self, py: Python<'py>) -> Result<(f64, Bound<'py, PyArray1<f32>>)> {
         let (loss, gradients) = self.computing(py, |run| run.share_of_step(&mut |_, _| {}))?;
         Ok((loss, PyArray1::from_vec(py, gradients)))
     }
 
-    /// Takes the step with the sums over all processes. Returns a dict: step, loss, learning_rate, gradient_norm, tokens_per_s,
-    /// elapsed_s, and held_out_loss and held_out_loss_per_character after a step that is followed by an evaluation, which every
-    /// process makes. The process of rank 0 logs and saves when it is due.
+    /// Takes a step with the sums over all processes.
+    ///
+    /// Returns a dict: step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s, and after a step
+    /// with an evaluation also held_out_loss and held_out_loss_per_character. Every process evaluates. The
+    /// process with rank 0 logs and saves when due.
     fn apply<'py>(
         &self,
         py: Python<'py>,
@@ -139,24 +148,26 @@ impl Trainer {
         loss: f64,
     ) -> Result<Bound<'py, PyAny>> {
         let array = float_array(gradients)?;
-        let gradients = array.as_slice().map_err(|error| wrong_value(error.to_string()))?;
-        let mut told = Map::new();
+        let gradients = array.as_slice().map_err(|error| value_error(error.to_string()))?;
+        let mut fields = Map::new();
         self.computing(py, |run| {
             let mut report = |entry: &Entry, _: &_| {
                 if let Ok(Value::Object(entry)) = serde_json::to_value(entry) {
-                    told.extend(entry);
+                    fields.extend(entry);
                 }
             };
             run.apply(gradients, loss, &mut report)
         })?;
-        dict_of(py, &told)
+        report_to_dict(py, &fields)
     }
 
-    /// The trained parameters by name, as copies; weights of linear layers are (out, in).
+    /// Returns copies of the trained parameters by name.
+    ///
+    /// Weights of linear layers have the shape (out, in).
     fn parameters<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let parameters = self.run.with(py, |run| {
             let parameters = run.trainer().parameters().iter();
-            let values = parameters.map(|(name, value)| Ok((name.to_owned(), Values::of(value)?)));
+            let values = parameters.map(|(name, value)| Ok((name.to_owned(), Values::from_tensor(value)?)));
             values.collect::<candle_core::Result<Vec<_>>>()
         })??;
         let dict = PyDict::new(py);
@@ -166,24 +177,28 @@ impl Trainer {
         Ok(dict)
     }
 
-    /// Saves the state into out, as every save_every steps; not needed after the last one. Does nothing except at rank 0.
+    /// Saves the state into `out`, as happens every save_every steps.
+    ///
+    /// Not needed after the last step. Only rank 0 saves; other ranks do nothing.
     fn save(&self, py: Python<'_>) -> Result<()> {
         self.computing(py, Run::save)
     }
 
-    /// The whole state, bytes as the file in out holds them: for set_state in the other processes.
+    /// Returns the training state as bytes, for set_state in the other processes.
+    ///
+    /// The format is that of the state file in `out`.
     fn state<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
         let state = self.computing(py, |run| run.state())?;
         Ok(PyBytes::new(py, &state))
     }
 
-    /// Resumes from the state of another process of the same training.
+    /// Restores the state of another process of the same training.
     fn set_state(&self, py: Python<'_>, state: &[u8]) -> Result<()> {
         self.computing(py, |run| run.set_state(state))
     }
 
     fn __reduce__(slf: &Bound<'_, Self>) -> Result<()> {
         let name = type_name(slf);
-        Err(crate::errors::wrong_type(format!("a {name} cannot be pickled; make one in each process")))
+        Err(crate::errors::type_error(format!("a {name} cannot be pickled; create one in each process")))
     }
 }

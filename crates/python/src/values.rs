@@ -1,4 +1,4 @@
-//! Values on their way to Python and back: JSON, token ids, paths, arrays.
+//! Conversions between Python and Rust: JSON, token IDs, paths and arrays.
 
 use std::path::PathBuf;
 
@@ -12,24 +12,26 @@ use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::errors::{Result, failed, wrong_type, wrong_value};
+use crate::errors::{Result, gpt2_error, type_error, value_error};
 
-/// A text, or token ids.
+/// A text or token IDs.
 pub(crate) enum Text {
     Words(String),
     Ids(Vec<u32>),
 }
 
-/// One, or a list of them, of which some may be none.
+/// One text, or a list whose members may be invalid.
 pub(crate) enum Texts {
     One(Text),
     Many(Vec<Result<Text>>),
 }
 
 impl Text {
-    /// Reads a string, or integers in a sequence or an array, which may be the one row of an array.
+    /// Reads a string, or a sequence or array of integers.
+    ///
+    /// An array may also have two dimensions and a single row.
     pub(crate) fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
-        let several = || wrong_type("expected one text or one sequence of token ids, found several");
+        let several = || type_error("expected one text or one sequence of token ids, found several");
         match Texts::read(value)? {
             Texts::One(text) => Ok(text),
             Texts::Many(mut texts) => match (texts.pop().transpose()?, texts.is_empty()) {
@@ -40,12 +42,9 @@ impl Text {
         }
     }
 
-    /// Its tokens.
-    pub(crate) fn into_ids(self, py: Python<'_>, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
-        py.detach(|| self.encoded(vocabulary))
-    }
-
-    /// The same, to be called without the interpreter's lock.
+    /// Encodes the text, unless it is token IDs already.
+    ///
+    /// The caller must have released the GIL.
     pub(crate) fn encoded(self, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
         match self {
             Self::Words(text) => Ok(vocabulary.encode(&text)?),
@@ -53,7 +52,17 @@ impl Text {
         }
     }
 
-    /// The text of its tokens; to be called without the interpreter's lock.
+    /// Encodes the text after a BOS token, if there is one; token IDs get none.
+    ///
+    /// The caller must have released the GIL.
+    pub(crate) fn encoded_after(self, bos: Option<u32>, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
+        let bos = bos.filter(|_| matches!(self, Self::Words(_)));
+        Ok(bos.into_iter().chain(self.encoded(vocabulary)?).collect())
+    }
+
+    /// Decodes the tokens.
+    ///
+    /// The caller must have released the GIL.
     pub(crate) fn decoded(self, vocabulary: &Vocabulary, skip_special_tokens: bool) -> Result<String> {
         let ids = self.encoded(vocabulary)?;
         Ok(vocabulary.decode(&ids, skip_special_tokens)?)
@@ -61,7 +70,9 @@ impl Text {
 }
 
 impl Texts {
-    /// Reads a string, integers in a sequence or an array, or a list of either. An empty list is a list of none.
+    /// Reads a string, a sequence or array of integers, or a list of either.
+    ///
+    /// An empty list is a list without texts.
     pub(crate) fn read(value: &Bound<'_, PyAny>) -> Result<Self> {
         let items = match words_or_items(value)? {
             Ok(words) => return Ok(Self::One(Text::Words(words))),
@@ -79,7 +90,7 @@ impl Texts {
         Ok(Self::Many(items.iter().map(text).collect()))
     }
 
-    /// Whether it is a list, and its members.
+    /// Returns whether the value was a list, and its members.
     pub(crate) fn into_list(self) -> (bool, Vec<Result<Text>>) {
         match self {
             Self::One(text) => (false, vec![Ok(text)]),
@@ -88,7 +99,7 @@ impl Texts {
     }
 }
 
-/// The string that a value is, or the items that it holds.
+/// Returns the string, or the items of a sequence.
 fn words_or_items<'py>(
     value: &Bound<'py, PyAny>,
 ) -> Result<std::result::Result<String, Vec<Bound<'py, PyAny>>>> {
@@ -99,16 +110,16 @@ fn words_or_items<'py>(
         Some(items) => Ok(Err(items)),
         None => {
             let found = type_name(value);
-            Err(wrong_type(format!(
+            Err(type_error(format!(
                 "expected a text (str), token ids (a list or an array of integers), or a list of these, found {found}"
             )))
         }
     }
 }
 
-/// The items of an array, or of what else can be gone through and is neither text nor a mapping.
+/// Items of an array or another iterable, or `None` for strings, bytes and mappings.
 fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>>> {
-    // Arrays of numpy and of others.
+    // Arrays of numpy and other libraries.
     let listed = match value.getattr_opt("tolist")? {
         Some(tolist) => tolist.call0()?,
         None => value.clone(),
@@ -126,9 +137,9 @@ fn items<'py>(value: &Bound<'py, PyAny>) -> Result<Option<Vec<Bound<'py, PyAny>>
     }
 }
 
-/// Whether it is a dict, or what else Python calls a mapping.
+/// Whether the value is a dict or another mapping.
 pub(crate) fn is_mapping(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // Most values are told by their type; asking Python takes long.
+    // Most values are lists or tuples. The check in Python is slow.
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
         return Ok(false);
     }
@@ -145,25 +156,23 @@ fn ids(items: &[Bound<'_, PyAny>]) -> Result<Vec<u32>> {
         item.extract::<u32>().map_err(|error| match error.is_instance_of::<PyTypeError>(item.py()) {
             true => {
                 let found = type_name(item);
-                wrong_type(format!(
-                    "expected a text or token ids, which are integers, found one of type {found}"
-                ))
+                type_error(format!("expected a text or integer token ids, found an item of type {found}"))
             }
-            false => wrong_value(format!("{item} is not a token id; ids are not negative and below 2**32")),
+            false => value_error(format!("{item} is not a token id; expected 0 to 2**32 - 1")),
         })
     };
     items.iter().map(id).collect()
 }
 
-/// A token id, or several.
+/// Reads one token ID or several.
 pub(crate) fn id_or_ids(value: &Bound<'_, PyAny>) -> Result<Vec<u32>> {
     match is_id(value) {
         true => ids(std::slice::from_ref(value)),
-        false => ids(&items(value)?.ok_or_else(|| wrong_type("expected token ids"))?),
+        false => ids(&items(value)?.ok_or_else(|| type_error("expected token ids"))?),
     }
 }
 
-/// Numbers of arguments.
+/// Numeric types of arguments.
 pub(crate) trait Number: Sized {
     fn read(value: &Bound<'_, PyAny>) -> PyResult<Self>;
 }
@@ -192,29 +201,30 @@ impl<T: Number> Number for Option<T> {
     }
 }
 
-/// A number of an argument. One that is out of its range is a wrong value.
+/// Reads a numeric argument, and raises a `ValueError` if it is out of range.
 pub(crate) fn number<T: Number>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     T::read(value).map_err(|error| {
         if !error.is_instance_of::<PyOverflowError>(value.py()) {
             return error;
         }
-        let expected = if value.lt(0).unwrap_or(false) { "from 0 on" } else { "that is not so large" };
-        wrong_value(format!("expected a number {expected}, found {value}")).into()
+        let expected =
+            if value.lt(0).unwrap_or(false) { "a number of at least 0" } else { "a smaller number" };
+        value_error(format!("expected {expected}, found {value}")).into()
     })
 }
 
-/// A value of Python's as JSON. Whatever else can be gone through becomes a list.
-pub(crate) fn json_of(value: &Bound<'_, PyAny>) -> Result<Value> {
-    json_within(value, 0)
+/// Converts a Python value to JSON, with iterables as arrays.
+pub(crate) fn to_json(value: &Bound<'_, PyAny>) -> Result<Value> {
+    json_at_depth(value, 0)
 }
 
-fn json_within(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
-    /// A little less than a text of JSON may have.
-    const MOST_DEPTH: usize = 100;
+fn json_at_depth(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
+    /// Maximum nesting depth, slightly below the limit for JSON text.
+    const MAX_DEPTH: usize = 100;
 
-    if depth > MOST_DEPTH {
-        return Err(wrong_value(format!(
-            "lists and dicts are more than {MOST_DEPTH} deep; does one hold itself?"
+    if depth > MAX_DEPTH {
+        return Err(value_error(format!(
+            "lists and dicts are nested more than {MAX_DEPTH} levels deep; does one contain itself?"
         )));
     }
     if value.is_none() {
@@ -226,12 +236,12 @@ fn json_within(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
     if value.is_instance_of::<PyInt>() {
         let number = value.extract::<u64>().map(Value::from);
         let number = number.or_else(|_| value.extract::<i64>().map(Value::from));
-        return number.map_err(|_| wrong_value(format!("{value} is too large a number")));
+        return number.map_err(|_| value_error(format!("{value} is too large")));
     }
     if value.is_instance_of::<PyFloat>() {
         let number = value.extract::<f64>()?;
         let json = serde_json::Number::from_f64(number).map(Value::Number);
-        return json.ok_or_else(|| wrong_value(format!("expected a finite number, found {number}")));
+        return json.ok_or_else(|| value_error(format!("expected a finite number, found {number}")));
     }
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(Value::String(text.to_str()?.to_owned()));
@@ -242,29 +252,29 @@ fn json_within(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
     if is_mapping(value)? {
         let entry = |item: PyResult<Bound<'_, PyAny>>| {
             let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            Ok((key.str()?.to_string(), json_within(&value, depth + 1)?))
+            Ok((key.str()?.to_string(), json_at_depth(&value, depth + 1)?))
         };
         let items = value.call_method0(intern!(value.py(), "items"))?;
         return items.try_iter()?.map(entry).collect::<Result<Map<_, _>>>().map(Value::Object);
     }
-    // A number of numpy's is an array without items.
+    // A numpy scalar has `tolist` but no items.
     if let Some(tolist) = value.getattr_opt("tolist")? {
-        return json_within(&tolist.call0()?, depth + 1);
+        return json_at_depth(&tolist.call0()?, depth + 1);
     }
     match items(value)? {
         Some(items) => {
-            let items = items.iter().map(|item| json_within(item, depth + 1));
+            let items = items.iter().map(|item| json_at_depth(item, depth + 1));
             items.collect::<Result<Vec<_>>>().map(Value::Array)
         }
         None => {
             let found = type_name(value);
-            Err(wrong_type(format!("expected a number, a text, or a list or dict of these, found {found}")))
+            Err(type_error(format!("expected a number, a text, or a list or dict of these, found {found}")))
         }
     }
 }
 
-/// JSON as values of Python's.
-pub(crate) fn python_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+/// Converts JSON to Python values.
+pub(crate) fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     Ok(match value {
         Value::Null => py.None().into_bound(py),
         Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
@@ -275,67 +285,67 @@ pub(crate) fn python_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
         },
         Value::String(text) => text.into_pyobject(py)?.into_any(),
         Value::Array(items) => {
-            let items = items.iter().map(|item| python_of(py, item)).collect::<PyResult<Vec<_>>>()?;
+            let items = items.iter().map(|item| to_python(py, item)).collect::<PyResult<Vec<_>>>()?;
             PyList::new(py, items)?.into_any()
         }
         Value::Object(entries) => {
             let dict = PyDict::new(py);
-            entries.iter().try_for_each(|(key, value)| dict.set_item(key, python_of(py, value)?))?;
+            entries.iter().try_for_each(|(key, value)| dict.set_item(key, to_python(py, value)?))?;
             dict.into_any()
         }
     })
 }
 
-/// A report as a dict, with the names of its JSON.
-pub(crate) fn dict_of<'py>(py: Python<'py>, report: &impl Serialize) -> Result<Bound<'py, PyAny>> {
-    let json = serde_json::to_value(report).map_err(|error| failed(error.to_string()))?;
-    Ok(python_of(py, &json)?)
+/// Converts a report to a dict with the keys of its JSON.
+pub(crate) fn report_to_dict<'py>(py: Python<'py>, report: &impl Serialize) -> Result<Bound<'py, PyAny>> {
+    let json = serde_json::to_value(report).map_err(|error| gpt2_error(error.to_string()))?;
+    Ok(to_python(py, &json)?)
 }
 
-/// Paths of an option: one, or a list.
+/// Reads one path or a list of paths.
 pub(crate) fn paths(option: &str, value: &Bound<'_, PyAny>) -> Result<Vec<PathBuf>> {
     if let Ok(path) = value.extract::<PathBuf>() {
         return Ok(vec![path]);
     }
     value.extract::<Vec<PathBuf>>().map_err(|_| {
         let found = type_name(value);
-        wrong_type(format!("{option}: expected a path or a list of paths, found {found}"))
+        type_error(format!("{option}: expected a path or a list of paths, found {found}"))
     })
 }
 
-/// What Python calls the type of a value.
+/// Python's name of a value's type.
 pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
     value.get_type().name().map(|name| name.to_string()).unwrap_or_default()
 }
 
-/// An array of numpy's, of f32 and without gaps.
+/// Converts a value to a contiguous float32 array of numpy.
 pub(crate) fn float_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArrayDyn<'py, f32>> {
     let numpy = value.py().import("numpy")?;
     let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
     Ok(array.cast_into::<PyArrayDyn<f32>>()?.readonly())
 }
 
-/// The same as a tensor on the CPU.
+/// Converts a value to a float32 tensor on the CPU.
 pub(crate) fn tensor(array: &Bound<'_, PyAny>) -> Result<Tensor> {
     let array = float_array(array)?;
     Ok(Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?)
 }
 
-/// Numbers of a tensor and its shape, on their way to an array.
+/// Numbers and shape of a tensor, for conversion to an array.
 pub(crate) struct Values {
     pub(crate) numbers: Vec<f32>,
     pub(crate) shape: Vec<usize>,
 }
 
 impl Values {
-    /// Those of a tensor, copied once.
-    pub(crate) fn of(tensor: &Tensor) -> candle_core::Result<Self> {
+    /// Reads a tensor's numbers and shape.
+    pub(crate) fn from_tensor(tensor: &Tensor) -> candle_core::Result<Self> {
         let shape = tensor.dims().to_vec();
         let numbers = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         Ok(Self { numbers, shape })
     }
 
-    /// An array that owns them.
+    /// Converts the numbers to an array that owns them.
     pub(crate) fn into_array(self, py: Python<'_>) -> PyResult<Bound<'_, PyArrayDyn<f32>>> {
         PyArray1::from_vec(py, self.numbers).reshape(self.shape)
     }

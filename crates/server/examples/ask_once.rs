@@ -1,4 +1,6 @@
-//! How do I serve a model from my own program? Start, ask once, stop: `cargo run -p candle-gpt2-server --example ask_once`.
+//! Serves a model from another program: starts a server, sends one request and stops it.
+//!
+//! Run it with `cargo run -p candle-gpt2-server --example ask_once`.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
@@ -13,14 +15,14 @@ const BODY: &str = r#"{"prompt": "One day", "max_tokens": 20, "seed": 7}"#;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-    let mut options = ServerOptions { port: 0, ..ServerOptions::default() }; // any port that is free
+    let mut options = ServerOptions { port: 0, ..ServerOptions::default() }; // any free port
     options.api.name = "built-in".into();
     let server = Server::bind(model, options)?;
     let (address, handle) = (server.address(), server.handle());
     println!("serving on {address}");
     let serving = thread::spawn(|| server.run());
 
-    // What every HTTP client does: here in plain sight.
+    // Plain HTTP request, same as any client sends.
     let host = address.trim_start_matches("http://");
     let mut connection = TcpStream::connect(host)?;
     write!(

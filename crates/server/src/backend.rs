@@ -1,4 +1,4 @@
-//! What does the work of a server: the engine, whose thread has a language model, or a classifier.
+//! Backend of a server: the engine thread with a language model, or a classifier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,48 +8,49 @@ use candle_gpt2_api::{Analysis, ApiError};
 use candle_gpt2_engine::Classifier;
 
 use crate::busy::draining;
+use crate::concurrency::ConcurrencyLimit;
 use crate::engine::Engine;
 use crate::fault::blocking;
-use crate::turns::Turns;
 
-/// What answers to requests for texts or for labels.
+/// Executor of the server's requests.
 pub(crate) enum Backend {
     Texts(Engine),
     Labels(Labels),
 }
 
-/// A classifier. Texts of all requests come in batches, one batch at a time, so that a long request lets others through between two of
-/// its own.
+/// Classifier that labels texts in batches, one batch at a time.
+///
+/// A long request lets other requests run between its batches.
 pub(crate) struct Labels {
     classifier: Arc<Classifier>,
-    /// One batch is computed at a time: it has all cores. The places are those of texts.
-    pub(crate) turns: Turns,
-    /// Texts of a batch.
+    /// Runs one batch at a time on all cores. Each text occupies one slot.
+    pub(crate) limit: ConcurrencyLimit,
+    /// Maximum number of texts in a batch.
     at_once: usize,
     is_stopped: AtomicBool,
 }
 
 impl Labels {
-    pub(crate) fn new(classifier: Classifier, at_once: usize, queue: usize, longest: Duration) -> Self {
+    pub(crate) fn new(classifier: Classifier, at_once: usize, queue: usize, max_wait: Duration) -> Self {
         Self {
             classifier: Arc::new(classifier),
-            // As with texts that are made: what is computed does not wait.
-            turns: Turns::new(1, queue.saturating_add(at_once), longest),
+            // Texts that are being computed do not wait, same as running completions in the engine.
+            limit: ConcurrencyLimit::new(1, queue.saturating_add(at_once), max_wait),
             at_once,
             is_stopped: AtomicBool::new(false),
         }
     }
 
-    /// Computes the next piece of an analysis, when its turn has come.
+    /// Waits for a turn and computes the next piece of an analysis.
     pub(crate) async fn compute(&self, id: &Arc<str>, analysis: Analysis) -> Result<Analysis, ApiError> {
-        let turn = self.turns.turn().await?;
+        let permit = self.limit.acquire().await?;
         if self.is_stopped.load(Ordering::Acquire) {
             return Err(draining());
         }
         let (classifier, at_once) = (Arc::clone(&self.classifier), self.at_once);
         blocking(id, move || {
-            // Kept until the batch ends, even if its client has gone.
-            let _turn = turn;
+            // Held until the batch ends, even if the client has disconnected.
+            let _permit = permit;
             analysis.classify(&classifier, at_once)
         })
         .await
@@ -57,32 +58,32 @@ impl Labels {
 }
 
 impl Backend {
-    /// Refuses new and waiting requests; those that have begun continue.
+    /// Rejects new and waiting requests; started ones continue.
     pub(crate) fn drain(&self) {
         match self {
             Self::Texts(engine) => engine.drain(),
-            // A request has begun when it is there, and no further one is let in.
+            // A received request has already started, and no further request is admitted.
             Self::Labels(_) => {}
         }
     }
 
-    /// Ends everything.
+    /// Ends all work.
     pub(crate) fn stop(&self) {
         match self {
             Self::Texts(engine) => engine.stop(),
-            // No further batch begins.
+            // Prevents further batches.
             Self::Labels(labels) => labels.is_stopped.store(true, Ordering::Release),
         }
     }
 
-    /// Returns when nothing is left to do after [`Backend::drain`], but for calls that are being answered.
+    /// Returns when no work is left after [`Backend::drain`], except sending answers.
     pub(crate) async fn drained(&self) {
         if let Self::Texts(engine) = self {
             engine.drained().await;
         }
     }
 
-    /// Returns when no work is done any more, and says why.
+    /// Returns the reason when the backend has died.
     pub(crate) async fn died(&self) -> String {
         match self {
             Self::Texts(engine) => engine.died().await,

@@ -1,5 +1,7 @@
-//! The engine: one thread that owns the scheduler. Calls come over a channel, what happens to each goes back over its own, and
-//! neither side blocks: neither the thread for a reader, nor a caller for the thread.
+//! Engine: one thread that owns the scheduler.
+//!
+//! Calls arrive over a channel, and each call's updates leave over its own channel. Neither side blocks: the
+//! thread never waits for a reader, and callers never wait for the thread.
 
 mod calls;
 mod worker;
@@ -20,39 +22,39 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::busy::{draining, queue_full};
 use crate::fault::{internal, logged};
 use crate::metrics::Metrics;
-use calls::{BegunAnalysis, Command, Life, Shared, Submitted};
+use calls::{BegunAnalysis, Command, EngineState, Shared, Submitted};
 pub(crate) use calls::{EngineOptions, Update};
 use worker::Worker;
 
-/// The way to the engine's thread; a clone is the same engine. The thread ends with the last of them.
+/// Handle to the engine thread. Clones share the thread, which ends with the last handle.
 #[derive(Debug, Clone)]
 pub(crate) struct Engine {
     commands: Sender<Command>,
     shared: Arc<Shared>,
     metrics: Arc<Metrics>,
-    life: watch::Receiver<Life>,
+    state: watch::Receiver<EngineState>,
 }
 
-/// What happens to an accepted call. Dropping it cancels the call.
+/// Receiver for the updates of an accepted call. Dropping it cancels the call.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     updates: mpsc::UnboundedReceiver<Update>,
-    /// Texts that have not ended.
+    /// Number of unfinished completions.
     unfinished: usize,
 }
 
 impl Engine {
-    /// Starts the thread.
+    /// Starts the engine thread.
     ///
     /// # Errors
-    /// When the memory for keys and values cannot be allocated, or the system gives no thread.
+    /// If the KV cache cannot be allocated or the thread cannot be spawned.
     pub(crate) fn start(
         model: LoadedModel,
         options: EngineOptions,
         metrics: Arc<Metrics>,
     ) -> Result<Self, GenerationError> {
         let (commands, received) = channel();
-        let (life, seen) = watch::channel(Life::Running);
+        let (ended, state) = watch::channel(EngineState::Running);
         let shared = Arc::new(Shared {
             options,
             queued: AtomicUsize::new(0),
@@ -63,20 +65,22 @@ impl Engine {
         });
         let worker = Worker::new(model, Arc::clone(&shared), Arc::clone(&metrics), received)?;
         let run = move || {
-            let ended = catch_unwind(AssertUnwindSafe(|| worker.run()));
-            let end = ended.unwrap_or_else(|panic| Life::Died(internal(panic.as_ref())));
+            let end = catch_unwind(AssertUnwindSafe(|| worker.run()));
+            let end = end.unwrap_or_else(|panic| EngineState::Died(internal(panic.as_ref())));
             // The receiver may be gone.
-            _ = life.send(end);
+            _ = ended.send(end);
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(run);
         thread.map_err(|error| GenerationError::Candle(candle_core::Error::wrap(error)))?;
-        Ok(Self { commands, shared, metrics, life: seen })
+        Ok(Self { commands, shared, metrics, state })
     }
 
-    /// Hands over the requests of a call with this id, which begin in turn with those of others. Never waits.
+    /// Submits the requests of a call without waiting.
+    ///
+    /// The engine starts requests of different calls in turn.
     ///
     /// # Errors
-    /// When they do not all have room in the queue, or the server is about to end.
+    /// If the queue has too few free slots or the server is shutting down.
     pub(crate) fn submit(&self, id: &Arc<str>, requests: Vec<Request>) -> Result<Ticket, ApiError> {
         let refused = || {
             self.metrics.reject("draining");
@@ -85,13 +89,13 @@ impl Engine {
         if self.is_draining() {
             return Err(refused());
         }
-        let places = self.shared.places(&requests).ok_or_else(|| {
+        let slots = self.shared.reserve_slots(&requests).ok_or_else(|| {
             self.metrics.reject("queue_full");
             queue_full(Some(self.shared.retry_after()))
         })?;
         let (updates, received) = mpsc::unbounded_channel();
         let unfinished = requests.iter().map(|request| request.config.num_return_sequences).sum();
-        let submitted = Submitted { id: Arc::clone(id), requests, updates, at: Instant::now(), places };
+        let submitted = Submitted { id: Arc::clone(id), requests, updates, at: Instant::now(), slots };
         self.commands.send(Command::Submit(submitted)).map_err(|_| refused())?;
         Ok(Ticket { updates: received, unfinished })
     }
@@ -99,15 +103,16 @@ impl Engine {
     /// Begins an analysis, which is a series of questions.
     ///
     /// # Errors
-    /// When the server is about to end.
+    /// If the server is shutting down.
     pub(crate) fn begin_analysis(&self) -> Result<BegunAnalysis, ApiError> {
         self.shared.analyses.fetch_add(1, Ordering::AcqRel);
         let begun = BegunAnalysis(Arc::clone(&self.shared));
         if self.is_draining() { Err(draining()) } else { Ok(begun) }
     }
 
-    /// Runs a short analysis of the model between two steps, for the request with this id. Failures are logged, even if the client has
-    /// gone.
+    /// Runs a short analysis on the model between two steps, for the request `id`.
+    ///
+    /// Failures are logged, even if the client has disconnected.
     pub(crate) fn ask<R: Send + 'static>(
         &self,
         id: &Arc<str>,
@@ -124,20 +129,20 @@ impl Engine {
         let is_draining = self.is_draining();
         async move {
             let answered = if is_sent { received.await.ok() } else { None };
-            // A question that panicked and an engine that has died are in the log.
+            // A panic in the question and the death of the engine are already logged.
             let none = || Err(if is_draining { draining() } else { ApiError::internal() });
             answered.unwrap_or_else(none)
         }
     }
 
-    /// Refuses new and waiting requests; those that have begun continue.
+    /// Rejects new and waiting requests; started ones continue.
     pub(crate) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
         // An engine that has ended has nothing to drain.
         _ = self.commands.send(Command::Drain);
     }
 
-    /// Ends everything, telling the calls that the server is about to end.
+    /// Ends all calls with the error that the server is shutting down.
     pub(crate) fn stop(&self) {
         self.shared.draining.store(true, Ordering::Release);
         _ = self.commands.send(Command::Stop);
@@ -147,29 +152,29 @@ impl Engine {
         self.shared.draining.load(Ordering::Acquire)
     }
 
-    /// Returns when nothing is left to do after [`Engine::drain`], or the engine has died.
+    /// Returns when no work is left after [`Engine::drain`], or when the engine has died.
     pub(crate) async fn drained(&self) {
-        // An error says that the thread is gone.
-        _ = self.life.clone().wait_for(|life| *life != Life::Running).await;
+        // An error means that the thread has ended.
+        _ = self.state.clone().wait_for(|state| *state != EngineState::Running).await;
     }
 
-    /// Returns when the engine has died, and says why.
+    /// Returns the reason when the engine has died.
     pub(crate) async fn died(&self) -> String {
-        let mut life = self.life.clone();
-        // An error says that the thread is gone.
-        _ = life.wait_for(|life| matches!(life, Life::Died(_))).await;
-        let last = life.borrow().clone();
+        let mut state = self.state.clone();
+        // An error means that the thread has ended.
+        _ = state.wait_for(|state| matches!(state, EngineState::Died(_))).await;
+        let last = state.borrow().clone();
         match last {
-            Life::Died(why) => why,
-            Life::Running => "its thread has ended".into(),
-            // It ended in peace.
-            Life::Drained => std::future::pending().await,
+            EngineState::Died(why) => why,
+            EngineState::Running => "its thread exited".into(),
+            // A drained engine ended normally.
+            EngineState::Drained => std::future::pending().await,
         }
     }
 }
 
 impl Ticket {
-    /// What happens next; `None` when all texts have ended.
+    /// Next update; `None` when all completions have finished.
     pub(crate) async fn next(&mut self) -> Option<Update> {
         let update = self.updates.recv().await;
         match &update {
@@ -177,7 +182,7 @@ impl Ticket {
                 self.unfinished = self.unfinished.saturating_sub(usize::from(event.ends_text()));
             }
             Some(Update::Refused { .. } | Update::Failed(_)) => self.unfinished = 0,
-            // The engine has gone in the middle of it.
+            // The engine ended in the middle of the call.
             None if self.unfinished > 0 => {
                 self.unfinished = 0;
                 return Some(Update::Failed(ApiError::internal()));
@@ -223,7 +228,7 @@ mod tests {
 
     #[track_caller]
     fn assert_logged(id: &str, beginning: &str) {
-        // An answer may come before its line.
+        // The answer may arrive before its log line.
         let started = Instant::now();
         while lines_with(id).is_empty() && started.elapsed() < Duration::from_secs(10) {
             thread::sleep(Duration::from_millis(5));
@@ -233,22 +238,22 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_panics_is_one_line_of_the_log_with_its_requests() {
+    fn step_panic_is_logged_once_with_its_requests() {
         let (runtime, engine, metrics) = start();
         let request = |processors: Vec<LogitsProcessor>| {
             let config = GenerationConfig { max_new_tokens: 200, ..GenerationConfig::default() };
             Request { processors, ..Request::new(vec![5], config) }
         };
-        // It is being made when the other one fails.
-        let mut beside = engine.submit(&"req-step-1".into(), vec![request(Vec::new())]).unwrap();
-        assert!(matches!(runtime.block_on(beside.next()), Some(Update::Event { .. })));
-        let breaks = LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("a broken step")));
-        let mut broken = engine.submit(&"req-step-2".into(), vec![request(vec![breaks])]).unwrap();
+        // This request is running when the other one fails.
+        let mut concurrent = engine.submit(&"req-step-1".into(), vec![request(Vec::new())]).unwrap();
+        assert!(matches!(runtime.block_on(concurrent.next()), Some(Update::Event { .. })));
+        let panics = LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("a broken step")));
+        let mut broken = engine.submit(&"req-step-2".into(), vec![request(vec![panics])]).unwrap();
         assert!(matches!(
             runtime.block_on(broken.next()),
             Some(Update::Failed(_)) | Some(Update::Event { .. })
         ));
-        while let Some(update) = runtime.block_on(beside.next()) {
+        while let Some(update) = runtime.block_on(concurrent.next()) {
             assert!(is_event_or_internal(&update), "{update:?}");
         }
         let expected = "failed: internal error, please report it: a broken step";
@@ -258,13 +263,13 @@ mod tests {
             lines[0].contains(expected) && lines[0].contains("req-step-1") && lines[0].contains("req-step-2")
         );
         assert_eq!(metrics.engine_panics.get(), 1);
-        // It still serves.
+        // The engine still serves requests.
         let mut after = engine.submit(&"req-step-3".into(), vec![request(Vec::new())]).unwrap();
         assert!(matches!(runtime.block_on(after.next()), Some(Update::Event { .. })));
     }
 
     #[test]
-    fn a_question_that_panics_or_fails_is_one_line_of_the_log() {
+    fn failed_or_panicked_ask_is_logged_once() {
         let (runtime, engine, metrics) = start();
         let panics = |_: &LoadedModel| -> Result<(), ApiError> { panic!("a broken question") };
         let answer = runtime.block_on(engine.ask(&"req-ask-1".into(), panics));
@@ -277,7 +282,7 @@ mod tests {
         assert_eq!(answer, Err(ApiError::internal()));
         assert_logged("req-ask-2", "req-ask-2 failed: no such numbers");
 
-        // This one's client is gone.
+        // The client of this request is gone.
         drop(engine.ask(&"req-ask-3".into(), fails));
         assert_eq!(runtime.block_on(engine.ask(&"req-ask-4".into(), |_| Ok(5))), Ok(5));
         assert_logged("req-ask-3", "req-ask-3 failed: no such numbers");
@@ -285,37 +290,37 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_whose_thread_panics_says_why_it_has_died() {
+    fn engine_reports_why_its_thread_died() {
         let (runtime, engine, _) = start();
         let request =
             || Request::new(vec![5], GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() });
-        let breaks = || LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("broken twice")));
+        let panics = || LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| panic!("broken twice")));
         for id in ["req-dead-1", "req-dead-2"] {
-            let broken = Request { processors: vec![breaks()], ..request() };
+            let broken = Request { processors: vec![panics()], ..request() };
             let mut ticket = engine.submit(&id.into(), vec![broken]).unwrap();
             while let Some(update) = runtime.block_on(ticket.next()) {
                 assert!(is_event_or_internal(&update), "{update:?}");
             }
             assert_logged(id, &format!("{id} failed: internal error, please report it: broken twice"));
         }
-        assert_eq!(runtime.block_on(engine.died()), "two steps have failed from within in a minute");
+        assert_eq!(runtime.block_on(engine.died()), "the engine panicked twice within a minute");
     }
 
     #[test]
-    fn an_analysis_that_has_begun_is_finished_when_the_server_ends() {
+    fn drain_waits_for_running_analyses() {
         let (runtime, engine, _) = start();
-        let begun = engine.begin_analysis().unwrap();
+        let analysis = engine.begin_analysis().unwrap();
         engine.drain();
         for answer in [5, 6] {
             assert_eq!(runtime.block_on(engine.ask(&"req-drain-1".into(), move |_| Ok(answer))), Ok(answer));
         }
         assert_eq!(engine.begin_analysis().unwrap_err().code(), Some("server_draining"));
-        drop(begun);
+        drop(analysis);
         runtime.block_on(engine.drained());
 
-        // One that the second signal meets is not waited for.
+        // The engine does not wait for analyses after `stop`, which a second signal triggers.
         let (runtime, engine, _) = start();
-        let _begun = engine.begin_analysis().unwrap();
+        let _analysis = engine.begin_analysis().unwrap();
         engine.stop();
         runtime.block_on(engine.drained());
     }

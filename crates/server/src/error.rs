@@ -1,4 +1,4 @@
-//! Why a server cannot start, or had to end.
+//! Errors of a server that cannot start or had to stop.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use candle_gpt2_api::SetupError;
 use candle_gpt2_engine::EngineError;
 use thiserror::Error;
 
-/// A server that cannot start, or that had to end.
+/// Error of a server that cannot start or had to stop.
 ///
 /// ```
 /// use candle_gpt2_server::{Listening, ServerError, ServerOptions};
@@ -20,114 +20,114 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// An option that cannot be.
+    /// Invalid option.
     #[error("{option}: expected {expected}, found {found}")]
     Option {
-        /// Its name.
+        /// Name of the option.
         option: &'static str,
-        /// What it may be.
+        /// Description of valid values.
         expected: String,
-        /// What it is.
+        /// Invalid value.
         found: String,
     },
-    /// A server that others than this machine reach, without a key.
+    /// Server without a key that other machines can reach.
     #[error(
-        "{host} is an address that other machines reach, and no key is set: any client could use the model; set a key, \
-         listen on 127.0.0.1, or say that no key is wanted"
+        "{host} is reachable from other machines, but no API key is set; set a key, listen on 127.0.0.1, or allow requests \
+         without a key"
     )]
     NoKey {
-        /// The address.
+        /// Address of the server.
         host: String,
     },
-    /// Another program has the port.
+    /// Port that another program uses.
     #[error(
-        "port {port} of {host} is in use: stop the program that listens there, or choose another port (0 takes any that is free)"
+        "port {port} of {host} is in use; stop the program that listens there, or choose another port (0 picks a free one)"
     )]
     PortInUse {
-        /// The address.
+        /// Address of the server.
         host: String,
-        /// The port.
+        /// Port of the server.
         port: u16,
     },
-    /// The address cannot be listened on.
+    /// Address that the server cannot listen on.
     #[error("cannot listen on {host}, port {port}")]
     Address {
-        /// The address.
+        /// Address of the server.
         host: String,
-        /// The port.
+        /// Port of the server.
         port: u16,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Another program has the Unix socket.
-    #[error("a program listens on the socket {} already: stop it, or choose another path", path.display())]
+    /// Unix socket that another program uses.
+    #[error("another program already listens on the socket {}; stop it, or choose another path", path.display())]
     SocketInUse {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// The path of the Unix socket is something else.
-    #[error("{} exists and is not a socket: choose another path", path.display())]
+    /// Path that exists but is not a socket.
+    #[error("{} exists and is not a socket; choose another path", path.display())]
     NotASocket {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The Unix socket cannot be listened on.
+    /// Unix socket that the server cannot listen on.
     #[error("cannot listen on the socket {}", path.display())]
     Socket {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The model cannot be served.
+    /// Model that cannot be served.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The keys and values of all texts do not fit into the memory.
+    /// KV cache of all completions that does not fit into memory.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The system gives no thread, timer or signal.
+    /// Thread, timer or signal handler that the operating system refuses.
     #[error("cannot start the server")]
     System(#[source] io::Error),
-    /// The engine has failed again and again.
+    /// Engine that failed repeatedly.
     #[error("the engine has failed and cannot continue: {what}")]
     EngineDied {
-        /// What it said last.
+        /// Last error of the engine.
         what: String,
     },
-    /// Texts were cut off at the end.
-    #[error("{calls} calls had not ended {} s after the server was told to end, and were cut off", after.as_secs_f64())]
+    /// Calls cut off at the end of the drain timeout.
+    #[error("{calls} calls were still running {} s after the shutdown began, and were cut off", after.as_secs_f64())]
     CutOff {
-        /// Calls.
+        /// Number of calls.
         calls: usize,
-        /// How long they had.
+        /// Time that the calls had to finish.
         after: Duration,
     },
-    /// A server that runs elsewhere cannot be asked, or does not answer.
-    #[error("{address}: no server is ready there; gpt2 serve starts one")]
+    /// Server in another process that cannot be reached or does not answer.
+    #[error("{address}: no server is ready; start one with gpt2 serve")]
     Unreachable {
-        /// Where it should be.
+        /// Expected address.
         address: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// What runs there says that it is not ready, or is another program.
+    /// Server in another process that is not ready, or another program.
     #[error("{address}/health: expected status 200, found {}", if status.is_empty() { "nothing" } else { status })]
     Unhealthy {
-        /// Where it is.
+        /// Address of the server.
         address: String,
-        /// The first line of its answer.
+        /// Status line of its answer.
         status: String,
     },
-    /// Told to end while it was ending.
-    #[error("told to end a second time: {calls} calls were cut off")]
+    /// Second stop request during shutdown.
+    #[error("second request to stop: {calls} calls were cut off")]
     Interrupted {
-        /// Calls.
+        /// Number of calls cut off.
         calls: usize,
     },
 }
 
 impl ServerError {
-    /// Whether the options are at fault, and not the model or the machine.
+    /// Whether the options are at fault rather than the model or the machine.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Option { .. } | Self::NoKey { .. } => true,

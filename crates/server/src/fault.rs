@@ -1,4 +1,4 @@
-//! Requests that fail through no fault of theirs: the client sees nothing internal, and the log has one line with the cause.
+//! Internal failures: clients see no details, and the log has one line with the cause.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::log::log_failure;
 
-/// What the future of this request returns; a panic within it is an error.
+/// Awaits the future of a request; a panic inside becomes an error.
 pub(crate) async fn caught<T>(
     id: &str,
     future: impl Future<Output = Result<T, ApiError>>,
@@ -26,7 +26,9 @@ pub(crate) async fn caught<T>(
     .await
 }
 
-/// Runs work of the request with this id on a request thread. Failures are logged there, because the client may have left.
+/// Runs work for request `id` on a request thread.
+///
+/// Failures are logged there, because the client may have disconnected.
 pub(crate) async fn blocking<T: Send + 'static>(
     id: &Arc<str>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -40,7 +42,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     spawn_blocking(work).await.unwrap_or_else(|error| Err(logged(id, ApiError::failed(error))))
 }
 
-/// The error without its cause, which is in the log from here on.
+/// Logs the cause of an error and removes it from the error.
 pub(crate) fn logged(id: &str, mut error: ApiError) -> ApiError {
     if let Some(cause) = error.take_cause() {
         log_failure(id, cause);
@@ -48,7 +50,7 @@ pub(crate) fn logged(id: &str, mut error: ApiError) -> ApiError {
     error
 }
 
-/// What the log says of a panic.
+/// Log message for a panic.
 pub(crate) fn internal(panic: &(dyn Any + Send)) -> String {
     format!("internal error, please report it: {}", panic_message(panic))
 }
@@ -59,7 +61,7 @@ mod tests {
     use crate::log::tests::lines_with;
 
     #[test]
-    fn a_panic_is_an_error_that_says_nothing_of_the_inside_and_one_line_of_the_log() {
+    fn panics_become_internal_errors_and_one_log_line() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let panics = || -> Result<(), ApiError> { panic!("secret {}", 5) };
         let fails = || -> Result<(), ApiError> { Err(ApiError::failed("secret cause")) };

@@ -1,4 +1,4 @@
-//! Asking a running server whether it is ready, for what restarts it if it is not.
+//! Health check of a running server, for supervisors that restart it if it is not ready.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -8,17 +8,20 @@ use std::time::Duration;
 
 use crate::{ServerError, ServerOptions};
 
-/// For the connection, for the request and for the answer, each. A server that loads its model accepts connections and answers none.
+/// Timeout for each of connecting, sending the request and receiving the answer.
+///
+/// A server that is loading its model accepts connections but does not answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The status line of an answer is shorter.
+/// Maximum length of a status line.
 const MAX_LINE: u64 = 1024;
 const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-/// Asks the server with these options, which runs in another process, for `/health`: its address, if it is ready to answer
-/// requests. Only where it listens is used of the options.
+/// Sends `/health` to a server in another process; returns its address if it is ready.
+///
+/// Only the options that define the address are used.
 ///
 /// # Errors
-/// When it cannot be reached, or gives no answer or another one.
+/// If the server is unreachable, does not answer, or answers with another status.
 ///
 /// ```
 /// use candle_gpt2_server::{ServerError, ServerOptions, check_health};
@@ -59,7 +62,7 @@ fn status_on_port(host: &str, port: u16) -> io::Result<String> {
     Err(last)
 }
 
-/// A server that listens on every address of the machine is asked on its loopback address.
+/// Replaces the unspecified address, which a server binds to for all interfaces, with loopback.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {
@@ -83,12 +86,12 @@ fn status_on_socket(_: &std::path::Path) -> io::Result<String> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The first line of the answer.
+/// Returns the status line of the answer.
 fn status(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(REQUEST)?;
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line).map_err(|error| match error.kind() {
-        // What a timeout is called depends on the system.
+        // The error kind of a timeout depends on the operating system.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()))
         }
@@ -104,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a server whose whole answer is this.
+    /// Result of the check against a server that sends only `answer`.
     fn checked(answer: &'static str) -> Result<String, ServerError> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let options =
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_server_that_says_200_is_ready() {
+    fn only_status_200_is_healthy() {
         assert!(checked("HTTP/1.1 200 OK\r\n\r\n").unwrap().starts_with("http://127.0.0.1:"));
         for answer in ["HTTP/1.1 503 Service Unavailable\r\n\r\n", "SSH-2.0-200\r\n", ""] {
             let refused = checked(answer).unwrap_err();
@@ -134,11 +137,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_on_every_address_is_asked_on_this_machine() {
-        for (listens, asked) in
+    fn unspecified_address_is_checked_on_loopback() {
+        for (bound, expected) in
             [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
         {
-            assert_eq!(reachable(listens.parse().unwrap()), asked.parse().unwrap());
+            assert_eq!(reachable(bound.parse().unwrap()), expected.parse().unwrap());
         }
     }
 }

@@ -1,8 +1,13 @@
 #![doc = include_str!("../README.md")]
+//!
+//! Start with [`Server`]. [`Listening`] binds the address before the model is loaded. Events go to the
+//! program's `tracing` subscriber, which must not block: some events come from the thread that serves all
+//! connections. [`LogFormat`] writes them to standard error through a bounded queue.
 
 mod analyses;
 mod backend;
 mod busy;
+mod concurrency;
 mod engine;
 mod error;
 mod fault;
@@ -14,7 +19,6 @@ mod options;
 mod page;
 mod signals;
 mod threads;
-mod turns;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -36,7 +40,7 @@ pub use options::{ServerOptions, Timeouts};
 use signals::{Signals, Stops};
 use threads::THREADS;
 
-/// The served model.
+/// Model to serve.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -48,9 +52,9 @@ use threads::THREADS;
 /// ```
 #[derive(Debug)]
 pub enum Model {
-    /// A model that makes texts.
+    /// Language model, which generates text.
     Texts(Box<LoadedModel>),
-    /// A model that labels texts, or their tokens. There is no page to write on then.
+    /// Classifier of texts or tokens. The web page is disabled for it.
     Labels(Box<Classifier>),
 }
 
@@ -66,7 +70,7 @@ impl From<Classifier> for Model {
     }
 }
 
-/// A server that listens.
+/// Listening server.
 ///
 /// See the example of [`Handle`].
 pub struct Server {
@@ -76,7 +80,7 @@ pub struct Server {
     stops: Arc<Stops>,
 }
 
-/// Ends a server from elsewhere; a clone ends the same one.
+/// Handle that ends a server from another thread. Clones end the same server.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -96,14 +100,16 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Tells the server to end, as SIGTERM does: nothing more is accepted, what runs comes to its end or to that of
-    /// [`Timeouts::drain`]. Told a second time it ends at once.
+    /// Ends the server gracefully, same as SIGTERM.
+    ///
+    /// The server accepts no more connections. Running requests finish, or are cut off after
+    /// [`Timeouts::drain`]. A second call ends the server immediately.
     pub fn stop(&self) {
         self.stops.send_modify(|stops| *stops += 1);
     }
 }
 
-/// An address that is listened on, before there is a model. Clients that connect wait.
+/// Bound address before the model is loaded. Clients can connect and wait.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -124,10 +130,10 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Checks the options and listens.
+    /// Validates the options and starts listening.
     ///
     /// # Errors
-    /// When an option cannot be, or the address cannot be listened on.
+    /// If an option is invalid or the server cannot listen on the address.
     pub fn new(options: ServerOptions) -> Result<Self, ServerError> {
         options.check()?;
         let mut builder = Builder::new_current_thread();
@@ -147,7 +153,7 @@ impl Listening {
         Ok(Self { runtime, listener, options, stops, signals })
     }
 
-    /// The settings of the API that depend on the model.
+    /// API settings that depend on the model.
     pub fn api(&mut self) -> &mut ApiOptions {
         &mut self.options.api
     }
@@ -155,8 +161,8 @@ impl Listening {
     /// Starts the engine.
     ///
     /// # Errors
-    /// When the model cannot be served: its keys and values do not fit into the memory, or its defaults or its chat template
-    /// cannot be used.
+    /// If the model cannot be served: its KV cache does not fit into memory, or its defaults or chat template
+    /// are unusable.
     pub fn start(self, model: impl Into<Model>) -> Result<Server, ServerError> {
         let Self { runtime, listener, mut options, stops, signals } = self;
         let (backend, served, metrics) = match model.into() {
@@ -185,28 +191,28 @@ impl Listening {
 }
 
 impl Server {
-    /// Listens, and starts the engine: [`Listening::new`] and [`Listening::start`].
+    /// Starts listening and starts the engine; combines [`Listening::new`] and [`Listening::start`].
     ///
     /// # Errors
-    /// Those of both.
+    /// Same as [`Listening::new`] and [`Listening::start`].
     pub fn bind(model: impl Into<Model>, options: ServerOptions) -> Result<Self, ServerError> {
         Listening::new(options)?.start(model)
     }
 
-    /// Where it listens: `http://127.0.0.1:8080`, or `unix:` and a path.
+    /// Address of the server: `http://127.0.0.1:8080`, or `unix:` and a path.
     pub fn address(&self) -> String {
         self.listener.address()
     }
 
-    /// Ends it from another thread.
+    /// Handle that ends the server from another thread.
     pub fn handle(&self) -> Handle {
         Handle { stops: Arc::clone(&self.stops) }
     }
 
-    /// Serves until it is told to end.
+    /// Serves requests until a signal or a [`Handle`] stops the server.
     ///
     /// # Errors
-    /// When the engine fails again and again, or calls were cut off because they had not ended in time.
+    /// If the engine fails repeatedly, or calls did not finish in time and were cut off.
     pub fn run(self) -> Result<(), ServerError> {
         let ended = self.runtime.block_on(http::run(self.shared, self.listener, self.stops));
         // Does not wait for requests that are still being read.
@@ -218,7 +224,7 @@ impl Server {
 fn api_options(options: &ServerOptions) -> ApiOptions {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let mut api = ApiOptions { created: now.as_secs(), parallel: options.parallel, ..options.api.clone() };
-    // What never has room in the queue is refused for good.
+    // A request that could never fit into the queue is rejected as invalid.
     api.limits.max_prompts = api.limits.max_prompts.min(options.queue);
     api
 }

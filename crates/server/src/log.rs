@@ -1,4 +1,4 @@
-//! The server's log: `tracing` events, which a program can subscribe to or have written as lines of text or JSON.
+//! Server log: `tracing` events, available to subscribers or written as text or JSON lines.
 
 mod queue;
 
@@ -14,12 +14,12 @@ use tracing::{Subscriber, error, field::Field, warn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-/// Maximum length in bytes of a text that comes from a request or an error.
+/// Maximum length in bytes of text that comes from a request or an error.
 const MAX_FIELD: usize = 1 << 10;
 
-/// Lines of the process's log that were not written.
+/// Number of log lines of the process that were not written.
 static DROPPED_LINES: LazyLock<Counter> = LazyLock::new(Counter::default);
-/// Lines on their way to standard error.
+/// Queue of lines for standard error.
 static STDERR: OnceLock<Queue> = OnceLock::new();
 
 /// Log format.
@@ -36,7 +36,7 @@ static STDERR: OnceLock<Queue> = OnceLock::new();
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum LogFormat {
-    /// The number of the request, and what there is to tell of it.
+    /// A line of plain text: the request id and the other fields of the event.
     #[default]
     Text,
     /// An object with `timestamp`, `level`, `request_id` and the other fields of the event.
@@ -44,10 +44,12 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Writes each event of this process as one line to standard error, unless the process already has a subscriber.
+    /// Writes each event of this process as one line to standard error.
     ///
-    /// A thread writes the lines, so a slow reader never blocks the server. While its queue is full, lines are dropped and
-    /// counted; a later line and the metric `gpt2_log_lines_dropped_total` report the number.
+    /// If the process already has a `tracing` subscriber, this does nothing.
+    ///
+    /// A thread writes the lines, so a slow reader never blocks the server. While its queue is full, lines
+    /// are dropped and counted. A later line and the metric `gpt2_log_lines_dropped_total` report the number.
     pub fn write_to_stderr(self) {
         if tracing::dispatcher::has_been_set() {
             return;
@@ -65,9 +67,10 @@ impl LogFormat {
         _ = tracing::subscriber::set_global_default(self.lines_to(queue.clone()));
     }
 
-    /// Waits until the lines of [`write_to_stderr`](Self::write_to_stderr) are written, for example before the process exits.
+    /// Waits until the lines of [`write_to_stderr`](Self::write_to_stderr) are written.
     ///
-    /// Returns false if `timeout` ends first: then the reader of standard error has stalled, and writing to it blocks.
+    /// Call it before the process exits. Returns false if `timeout` expires first. In that case, the reader
+    /// of standard error has stalled, and writing to it blocks.
     pub fn flush_stderr(timeout: Duration) -> bool {
         STDERR.get().is_none_or(|queue| queue.flush(timeout))
     }
@@ -88,7 +91,7 @@ impl LogFormat {
     }
 }
 
-/// Counter of log lines that were not written, for all servers of the process.
+/// Counter of unwritten log lines, shared by all servers of the process.
 pub(crate) fn dropped_lines() -> Counter {
     DROPPED_LINES.clone()
 }
@@ -108,7 +111,7 @@ fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::
     }
 }
 
-/// Joins the lines of a value: a log entry is one line.
+/// Joins the lines of a value, because a log entry is one line.
 fn one_line(value: &dyn Debug) -> String {
     let value = format!("{value:?}");
     let words: Vec<&str> = value.split(char::is_control).filter(|part| !part.is_empty()).collect();
@@ -122,7 +125,7 @@ pub(crate) fn log_failure(requests: &str, cause: impl Display) {
     error!(request_id = %requests, cause = %Shortened(cause));
 }
 
-/// A value whose text ends after [`MAX_FIELD`] bytes, with an ellipsis.
+/// Value whose text is cut after [`MAX_FIELD`] bytes, followed by an ellipsis.
 pub(crate) struct Shortened<T>(pub(crate) T);
 
 impl<T: Display> Display for Shortened<T> {
@@ -136,7 +139,7 @@ impl<T: Display> Display for Shortened<T> {
     }
 }
 
-/// Writer that fails once its limit is reached, so that the rest is not even formatted.
+/// Writer that fails at its limit, so that the rest is not even formatted.
 struct Limited<'a, 'b> {
     f: &'a mut fmt::Formatter<'b>,
     left: usize,
@@ -161,9 +164,9 @@ pub(crate) mod tests {
 
     static LINES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
-    struct Kept;
+    struct Capture;
 
-    impl io::Write for Kept {
+    impl io::Write for Capture {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             LINES.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
             Ok(bytes.len())
@@ -174,12 +177,12 @@ pub(crate) mod tests {
         }
     }
 
-    /// From here on, keeps the lines of this process.
+    /// Captures the log lines of this process.
     pub(super) fn keep() {
-        _ = tracing::subscriber::set_global_default(LogFormat::Text.lines_to(|| Kept));
+        _ = tracing::subscriber::set_global_default(LogFormat::Text.lines_to(|| Capture));
     }
 
-    /// The lines with these words.
+    /// Captured lines that contain `words`.
     pub(crate) fn lines_with(words: &str) -> Vec<String> {
         let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = str::from_utf8(&lines).unwrap().lines();
@@ -187,7 +190,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_at_a_character() {
+    fn long_values_are_cut_at_a_character_boundary() {
         let text = format!("{}é{}", "x".repeat(MAX_FIELD - 1), "y".repeat(1 << 20));
         assert_eq!(Shortened(text).to_string(), format!("{}…", "x".repeat(MAX_FIELD - 1)));
         let short = "é".repeat(MAX_FIELD / 2);
@@ -200,20 +203,20 @@ pub(crate) mod tests {
     #[test]
     fn dropped_lines_are_reported_in_both_formats() {
         let report = || warn!(dropped_lines = 70_007_u64);
-        with_default(LogFormat::Text.lines_to(|| Kept), report);
+        with_default(LogFormat::Text.lines_to(|| Capture), report);
         let expected = "log: dropped 70007 lines because standard error was not read in time";
         assert_eq!(lines_with("70007"), [expected]);
-        with_default(LogFormat::Json.lines_to(|| Kept), report);
+        with_default(LogFormat::Json.lines_to(|| Capture), report);
         let line: serde_json::Value = serde_json::from_str(&lines_with("70007")[1]).unwrap();
         assert_eq!((&line["level"], &line["dropped_lines"]), (&"WARN".into(), &70_007.into()));
     }
 
     #[test]
-    fn an_entry_is_one_line() {
+    fn entries_are_single_lines() {
         let fail = || log_failure("req-of-lines", "first\nsecond\r\n\tthird");
         fail();
         assert_eq!(lines_with("req-of-lines"), ["req-of-lines failed: first second third"]);
-        with_default(LogFormat::Json.lines_to(|| Kept), fail);
+        with_default(LogFormat::Json.lines_to(|| Capture), fail);
         let lines = lines_with("req-of-lines");
         let line: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
         assert_eq!((&line["level"], &line["request_id"]), (&"ERROR".into(), &"req-of-lines".into()));

@@ -1,4 +1,4 @@
-//! The server's metrics, as Prometheus reads them. Labels never come from requests.
+//! Server metrics in Prometheus format. Labels never come from requests.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::log::dropped_lines;
 
-/// Upper bounds in seconds.
+/// Upper bounds of the histogram buckets, in seconds.
 const BUCKETS: [f64; 15] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
 
-/// The numbers of one server.
+/// Metrics of one server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -53,55 +53,54 @@ struct Rejected {
 }
 
 impl Metrics {
-    /// Nothing counted, for a server of weights in `dtype`.
+    /// Creates zeroed metrics for a server whose weights are in `dtype`.
     pub(crate) fn new(dtype: &'static str) -> Self {
         let mut registry = Registry::with_prefix("gpt2");
         let mut register = Register { registry: &mut registry };
         let metrics = Self {
-            requests: register.add("requests", "Requests that were answered"),
-            rejected: register.add("rejected", "Requests that were refused, by reason"),
-            request_seconds: register.seconds("request", "From a request to the end of its answer"),
-            requests_running: register.add("requests_running", "Requests with a text that is being made"),
-            requests_waiting: register.add("requests_waiting", "Requests that have not begun"),
-            cancelled: register.add("cancelled", "Requests whose client left before the end"),
-            prompt_tokens: register.add("prompt_tokens", "Tokens of prompts"),
-            cached_tokens: register.add("cached_tokens", "Tokens of prompts that were computed before"),
-            generated_tokens: register.add("generated_tokens", "Tokens of texts"),
-            time_to_first_token: register.seconds("time_to_first_token", "From a request to its first token"),
-            inter_token: register.seconds("inter_token", "From a token of a text to its next one"),
-            queue: register.seconds("queue", "From a request to the end of its prompt"),
-            batch_rows: register.add("batch_rows", "Texts that are being made"),
-            kv_tokens: register
-                .add("kv_tokens", "Tokens that have room for keys and values, of texts being made"),
+            requests: register.add("requests", "Requests answered, by route and status code"),
+            rejected: register.add("rejected", "Requests rejected by the server, by reason"),
+            request_seconds: register.seconds("request", "Time from a request to the end of its response"),
+            requests_running: register.add("requests_running", "Requests being processed"),
+            requests_waiting: register.add("requests_waiting", "Requests waiting in the queue"),
+            cancelled: register.add("cancelled", "Requests whose client disconnected early"),
+            prompt_tokens: register.add("prompt_tokens", "Prompt tokens"),
+            cached_tokens: register.add("cached_tokens", "Prompt tokens reused from the KV cache"),
+            generated_tokens: register.add("generated_tokens", "Generated tokens"),
+            time_to_first_token: register
+                .seconds("time_to_first_token", "Time from a request to its first token"),
+            inter_token: register.seconds("inter_token", "Time between two tokens of a completion"),
+            queue: register.seconds("queue", "Time from a request to the end of its prefill"),
+            batch_rows: register.add("batch_rows", "Sequences in the batch"),
+            kv_tokens: register.add("kv_tokens", "KV cache tokens reserved for running sequences"),
             kv_tokens_kept: register.add(
                 "kv_tokens_kept",
-                "Tokens of ended texts whose keys and values are kept until the room is needed",
+                "KV cache tokens of finished sequences, kept until the memory is needed",
             ),
-            kv_tokens_limit: register.add("kv_tokens_limit", "Tokens that there is room for"),
-            engine_steps: register.add("engine_steps", "Steps of the engine"),
-            engine_panics: register.add("engine_panics", "Steps that failed from within"),
+            kv_tokens_limit: register.add("kv_tokens_limit", "Capacity of the KV cache in tokens"),
+            engine_steps: register.add("engine_steps", "Engine steps"),
+            engine_panics: register.add("engine_panics", "Panics in the engine"),
             registry: Registry::default(),
         };
         let build = [("version", env!("CARGO_PKG_VERSION")), ("dtype", dtype)];
-        registry.register("build", "The program", Info::new(build.to_vec()));
-        let dropped =
-            "Lines of the log that were not written: standard error was not read in time, or is gone";
+        registry.register("build", "Program version and weight dtype", Info::new(build.to_vec()));
+        let dropped = "Log lines dropped because standard error was not read in time or is closed";
         registry.register("log_lines_dropped", dropped, dropped_lines());
         Self { registry, ..metrics }
     }
 
-    /// Counts an answer. `route` is the server's name of a route, not what was asked for.
+    /// Counts an answer; `route` is the server's name of the route, not the requested path.
     pub(crate) fn count_request(&self, route: &'static str, code: u16, time: Duration) {
         self.requests.get_or_create(&Answered { route, code }).inc();
         self.request_seconds.observe(time.as_secs_f64());
     }
 
-    /// Counts a refusal for one of the server's own reasons, such as `queue_full`.
+    /// Counts a rejection by the server itself, for a reason such as `queue_full`.
     pub(crate) fn reject(&self, reason: &'static str) {
         self.rejected.get_or_create(&Rejected { reason }).inc();
     }
 
-    /// All numbers in the text format of Prometheus and `OpenMetrics`.
+    /// Formats all metrics as Prometheus and `OpenMetrics` text.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.

@@ -1,4 +1,4 @@
-//! The options of a server.
+//! Options of a server.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -11,9 +11,11 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::ServerError;
 
-/// Longest key, in bytes: what is compared has one length.
+/// Maximum key length in bytes; all compared keys are padded to this length.
 pub(crate) const MAX_KEY: usize = 256;
-/// The least and the most that options may be. The smallest limit of bodies lets a request with a short prompt through.
+/// Bounds of numeric options.
+///
+/// The minimum of `max_body` still admits a request with a short prompt.
 const BOUNDS: [(&str, usize, usize); 6] = [
     ("parallel", 1, 256),
     ("queue", 1, 65_536),
@@ -22,12 +24,12 @@ const BOUNDS: [(&str, usize, usize); 6] = [
     ("max_connections", 1, 65_536),
     ("max_body", 64, 1 << 30),
 ];
-/// Connections beyond the limit, which hear of the server's health and little else.
+/// Connections beyond the limit, which receive the server's health and metrics and little else.
 pub(crate) const RESERVE: usize = 16;
-/// Files that are open beside the connections: those beyond the limit, the model's, the runtime's.
+/// Open files in addition to the connections: the reserve, the model's and the runtime's.
 const OTHER_FILES: usize = RESERVE + 48;
 
-/// The options of a server.
+/// Options of a server.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,29 +63,32 @@ pub struct ServerOptions {
     /// Maximum number of waiting prompts; when the queue is full, requests get status 429
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between("queue")))]
     pub queue: usize,
-    /// Size of the KV cache in tokens, of prompts and completions together [default: a full context for each of --parallel]
+    /// Size of the KV cache in tokens, of prompts and completions together [default: a full context for
+    /// each of --parallel]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("kv_tokens")))]
     pub kv_tokens: Option<usize>,
-    /// Maximum prompt tokens to prefill between two decode steps: half as many while few completions are running, four times
-    /// as many while none is
+    /// Maximum prompt tokens to prefill between two decode steps: half as many while few completions are
+    /// running, four times as many while none is
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between("prefill_chunk")))]
     pub prefill_chunk: usize,
-    /// Maximum number of connections; beyond it idle ones are closed, and if none is idle, requests get status 503 [default: enough for twice --parallel and --queue together]
+    /// Maximum number of connections; beyond it idle ones are closed, and if none is idle, requests get
+    /// status 503 [default: enough for twice --parallel and --queue together]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("max_connections")))]
     pub max_connections: Option<usize>,
     /// Maximum size of a request body, in bytes
     #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value_t = ServerOptions::default().max_body, allow_negative_numbers = true, value_parser = between("max_body")))]
     pub max_body: usize,
-    /// Keys, of which requests show one. Without any, all are served. `{:?}` does not show them.
+    /// Accepted API keys; without any, every request is served. `{:?}` hides them.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub keys: Vec<SecretString>,
     /// Require no key even if other machines can reach the server
     #[cfg_attr(feature = "clap", arg(long))]
     pub no_auth: bool,
-    /// Additional host name under which a proxy or other machines reach the server; may be given more than once
+    /// Additional host name under which a proxy or other machines reach the server; may be given more than
+    /// once
     #[cfg_attr(feature = "clap", arg(long = "allow-host", value_name = "HOST"))]
     pub allow_hosts: Vec<String>,
-    /// Origins of pages of other servers that may use this one, such as `https://example.com`.
+    /// Origins of other servers' pages that may use this server, such as `https://example.com`.
     #[cfg_attr(
         feature = "clap",
         arg(
@@ -93,39 +98,41 @@ pub struct ServerOptions {
         )
     )]
     pub cors_origins: Vec<String>,
-    /// Whether there is a page at `/`.
+    /// Whether to serve the web page at `/`.
     #[cfg_attr(feature = "clap", arg(long = "no-page", help = "Do not serve the web page at /", action = clap::ArgAction::SetFalse))]
     pub page: bool,
-    /// The model's names, its chat template and the limits of requests.
+    /// Names, chat template and request limits of the model.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub api: ApiOptions,
     /// Maximum time to generate the completions of a request; longer ones are cut off
     #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds))]
     pub max_time: Option<Duration>,
-    /// How long is waited for what.
+    /// Timeouts.
     #[cfg_attr(feature = "clap", command(flatten))]
     pub timeouts: Timeouts,
     /// Log a line for every request: its number, route, status, token counts and time, never its text
     #[cfg_attr(feature = "clap", arg(long))]
     pub log_requests: bool,
-    /// Whether SIGTERM, SIGINT and SIGHUP end the server. Before it is ready, they end the process with exit code 0.
+    /// Whether SIGTERM, SIGINT and SIGHUP end the server.
+    ///
+    /// Before the server is ready, they end the process with exit code 0.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub signals: bool,
 }
 
-/// How long is waited for what.
+/// Timeouts.
 ///
 /// A field of [`ServerOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Timeouts {
-    /// For the whole head of a request.
+    /// Maximum time to receive the head of a request.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().header))]
     pub header: Duration,
-    /// For the whole body of a request.
+    /// Maximum time to receive the body of a request.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().body))]
     pub body: Duration,
-    /// For the next request of a connection.
+    /// Maximum time between two requests of a connection.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().idle))]
     pub idle: Duration,
     /// Maximum time that a client may leave a response unread
@@ -134,16 +141,16 @@ pub struct Timeouts {
     /// Maximum time in the queue; a request that waits longer gets status 503
     #[cfg_attr(feature = "clap", arg(id = "queue-timeout", long, value_name = "SECONDS", default_value = "60", allow_negative_numbers = true, value_parser = seconds))]
     pub queue: Duration,
-    /// For the first token of a stream, before its head is sent.
+    /// Maximum time before the head of a stream is sent without its first token.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().head))]
     pub head: Duration,
-    /// Between two signs of life in a stream that has nothing to tell.
+    /// Interval of keep-alive comments in a stream without output.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().ping))]
     pub ping: Duration,
     /// Maximum time to finish running requests during a shutdown
     #[cfg_attr(feature = "clap", arg(id = "drain-timeout", long, value_name = "SECONDS", default_value = "25", allow_negative_numbers = true, value_parser = seconds))]
     pub drain: Duration,
-    /// For what a client still sends when its request is refused.
+    /// Maximum time to read what a client still sends after its request was rejected.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().linger))]
     pub linger: Duration,
 }
@@ -192,25 +199,25 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// Files and connections that such a server may have open at once.
+    /// Maximum number of files and connections that the server may open concurrently.
     ///
-    /// See [`allow_open_files`](candle_gpt2_engine::process::allow_open_files), which a program calls with it.
+    /// Pass it to [`allow_open_files`](candle_gpt2_engine::process::allow_open_files).
     pub fn open_files(&self) -> usize {
         self.wanted_connections().saturating_add(OTHER_FILES)
     }
 
-    /// Clients that are refused for want of room in the queue need a connection to be told so.
+    /// Includes clients that a full queue rejects, because they occupy a connection too.
     fn wanted_connections(&self) -> usize {
         let waiting = self.queue.saturating_add(self.parallel).saturating_mul(2);
         self.max_connections.unwrap_or_else(|| waiting.saturating_add(64).clamp(256, 4096))
     }
 
-    /// Connections at once.
+    /// Maximum number of concurrent connections.
     pub(crate) fn connections(&self) -> usize {
         self.wanted_connections().min(most_connections())
     }
 
-    /// Checks what can be checked without a model.
+    /// Validates everything that does not depend on the model.
     pub(crate) fn check(&self) -> Result<(), ServerError> {
         let found = |option: &str| match option {
             "parallel" => Some(self.parallel),
@@ -227,7 +234,7 @@ impl ServerOptions {
         }
         let (most, found) = (most_connections(), self.max_connections.unwrap_or(0));
         if found > most {
-            let files = format!("at most {most}, as this process may open {} files", most + OTHER_FILES);
+            let files = format!("at most {most}, because this process may open {} files", most + OTHER_FILES);
             return Err(wrong("max_connections", files, found));
         }
         self.check_keys()?;
@@ -236,33 +243,33 @@ impl ServerOptions {
         self.check_address()
     }
 
-    /// Checks what the model decides.
+    /// Validates everything that depends on the model.
     pub(crate) fn check_for(&self, config: &Gpt2Config) -> Result<(), ServerError> {
         match self.kv_tokens.filter(|tokens| *tokens < config.n_positions) {
             Some(found) => {
-                let expected = format!("at least {}, the tokens of the model's context", config.n_positions);
+                let expected = format!("at least {}, the model's context length", config.n_positions);
                 Err(wrong("kv_tokens", expected, found))
             }
             None => Ok(()),
         }
     }
 
-    /// A name of the model is written into a line of JSON and of a log; one of the server, into a header.
+    /// Validates the model's names, which appear in JSON and log lines, and the server's host names.
     fn check_names(&self) -> Result<(), ServerError> {
         let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
-        let name = || "a name of at least one character that is visible, and none that controls".to_owned();
+        let name = || "a non-empty name without control characters".to_owned();
         let found = |found: &String| format!("{found:?}");
         if let Some(alias) = self.api.aliases.iter().find(|alias| !is_name(alias)) {
             return Err(wrong("aliases", name(), found(alias)));
         }
-        // A library need not name its model.
+        // A library user may leave the model unnamed.
         if !self.api.name.is_empty() && !is_name(&self.api.name) {
             return Err(wrong("name", name(), found(&self.api.name)));
         }
         match self.allow_hosts.iter().find(|host| !is_host(host)) {
             None => Ok(()),
             Some(host) => {
-                let expected = "a host's name or address without scheme, port and path, such as model.lan";
+                let expected = "a host name or address without scheme, port or path, such as model.lan";
                 Err(wrong("allow_hosts", expected.into(), found(host)))
             }
         }
@@ -272,7 +279,7 @@ impl ServerOptions {
         let is_path = self.unix_socket.as_ref().is_none_or(|path| !path.as_os_str().is_empty());
         match (self.host.is_empty(), is_path) {
             (_, false) => Err(wrong("unix_socket", "the path of a socket".into(), "\"\"".to_owned())),
-            (true, _) => Err(wrong("host", "a name or an address".into(), "\"\"".to_owned())),
+            (true, _) => Err(wrong("host", "a host name or address".into(), "\"\"".to_owned())),
             _ => Ok(()),
         }
     }
@@ -280,12 +287,12 @@ impl ServerOptions {
     fn check_keys(&self) -> Result<(), ServerError> {
         let is_key =
             |key: &str| (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
-        // Which one it is, not what it is: this is read by others.
+        // The error contains the key's position and not the key, because others may read it.
         match self.keys.iter().position(|key| !is_key(key.expose_secret())) {
             None => Ok(()),
             Some(index) => {
                 let expected = format!("1 to {MAX_KEY} visible ASCII characters without a space");
-                Err(wrong("keys", expected, format!("something else in key {}", index + 1)))
+                Err(wrong("keys", expected, format!("an invalid character or length in key {}", index + 1)))
             }
         }
     }
@@ -295,7 +302,7 @@ impl ServerOptions {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             rest.is_some_and(|authority| {
                 let (host, port) = match authority.rsplit_once(':') {
-                    // The colons of an IPv6 address.
+                    // The colon belongs to an IPv6 address.
                     Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
                     _ => (authority, None),
                 };
@@ -312,7 +319,7 @@ impl ServerOptions {
     }
 }
 
-/// What an option may be, from [`BOUNDS`].
+/// Value parser for an option, with the limits in [`BOUNDS`].
 #[cfg(feature = "clap")]
 fn between(option: &'static str) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
@@ -327,7 +334,7 @@ fn whole_number(least: usize, most: usize) -> String {
     format!("a whole number from {least} to {most}")
 }
 
-/// A time of up to a day; in a shorter one than a millisecond nothing can be done.
+/// Parses a duration from one millisecond to one day; shorter ones would be useless.
 #[cfg(feature = "clap")]
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
@@ -335,7 +342,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".into())
 }
 
-/// Whether a header Host can have this name, in brackets if it is an address of IPv6.
+/// Whether a Host header can contain this name; IPv6 addresses are in brackets.
 fn is_host(name: &str) -> bool {
     match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
@@ -346,7 +353,7 @@ fn is_host(name: &str) -> bool {
     }
 }
 
-/// Connections that this process may have open.
+/// Maximum number of connections that this process may open.
 fn most_connections() -> usize {
     open_files().map_or(usize::MAX, |files| files.saturating_sub(OTHER_FILES).max(1))
 }
@@ -369,7 +376,7 @@ mod tests {
 
     #[cfg(feature = "clap")]
     #[test]
-    fn without_flags_the_options_are_the_defaults() {
+    fn parsed_defaults_equal_the_default_options() {
         use clap::{Args, FromArgMatches};
         let parsed = ServerOptions::augment_args(clap::Command::new("serve")).get_matches_from(["serve"]);
         let parsed = ServerOptions::from_arg_matches(&parsed).unwrap();
@@ -377,66 +384,71 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_never_shown() {
+    fn debug_output_hides_keys() {
         let options = ServerOptions { keys: vec!["a-long-secret".into()], ..ServerOptions::default() };
         let shown = format!("{options:?} {options:#?}");
         assert!(shown.contains("keys: [") && !shown.contains("a-long-secret"), "{shown}");
     }
 
     #[test]
-    fn values_without_sense_are_refused() {
+    fn invalid_values_are_rejected() {
         for host in
             ["", "a b", "model.lan:80", "http://model.lan", "model.lan/x", "*", "[::1", "[model]", "é"]
         {
-            let told = refused(|options| options.allow_hosts = vec!["model.lan".into(), host.into()]);
-            let expected = "allow_hosts: expected a host's name or address without scheme, port and path, such as \
+            let message = refused(|options| options.allow_hosts = vec!["model.lan".into(), host.into()]);
+            let expected = "allow_hosts: expected a host name or address without scheme, port or path, such as \
                             model.lan, found ";
-            assert_eq!(told, format!("{expected}{host:?}"));
+            assert_eq!(message, format!("{expected}{host:?}"));
         }
         for name in ["", " ", "a\nb"] {
-            let told = refused(|options| options.api.aliases = vec![name.into()]);
+            let message = refused(|options| options.api.aliases = vec![name.into()]);
             assert!(
-                told.starts_with("aliases: expected a name") && told.ends_with(&format!("{name:?}")),
-                "{told}"
+                message.starts_with("aliases: expected a non-empty name")
+                    && message.ends_with(&format!("{name:?}")),
+                "{message}"
             );
         }
-        assert!(refused(|options| options.api.name = " ".into()).starts_with("name: expected a name"));
+        assert!(
+            refused(|options| options.api.name = " ".into()).starts_with("name: expected a non-empty name")
+        );
         for origin in ["https://", "https://a b", "https://me@a", "https://a:b", "https://a?b", "https://a/"]
         {
-            let told = refused(|options| options.cors_origins = vec![origin.into()]);
-            assert!(told.starts_with("cors_origins: expected an origin without a path"), "{told}");
+            let message = refused(|options| options.cors_origins = vec![origin.into()]);
+            assert!(message.starts_with("cors_origins: expected an origin without a path"), "{message}");
         }
         assert_eq!(
             refused(|options| options.host.clear()),
-            "host: expected a name or an address, found \"\""
+            "host: expected a host name or address, found \"\""
         );
-        let told = refused(|options| options.unix_socket = Some("".into()));
-        assert_eq!(told, "unix_socket: expected the path of a socket, found \"\"");
+        let message = refused(|options| options.unix_socket = Some("".into()));
+        assert_eq!(message, "unix_socket: expected the path of a socket, found \"\"");
         assert_eq!(
             refused(|options| options.max_body = 5),
             "max_body: expected a whole number from 64 to 1073741824, found 5"
         );
-        let told = refused(|options| options.max_connections = Some(0));
-        assert_eq!(told, "max_connections: expected a whole number from 1 to 65536, found 0");
-        let told = refused(|options| options.parallel = 257);
-        assert_eq!(told, "parallel: expected a whole number from 1 to 256, found 257");
-        let good = ServerOptions {
+        let message = refused(|options| options.max_connections = Some(0));
+        assert_eq!(message, "max_connections: expected a whole number from 1 to 65536, found 0");
+        let message = refused(|options| options.parallel = 257);
+        assert_eq!(message, "parallel: expected a whole number from 1 to 256, found 257");
+        let valid = ServerOptions {
             allow_hosts: vec!["model.lan".into(), "10.0.0.1".into(), "[::1]".into(), "a_b-c".into()],
             cors_origins: vec!["https://app.example".into(), "http://[::1]:80".into(), "http://[::1]".into()],
             ..ServerOptions::default()
         };
-        assert!(good.check().is_ok());
+        assert!(valid.check().is_ok());
     }
 
     #[cfg(unix)]
     #[test]
-    fn connections_stay_below_the_files_that_the_process_may_open() {
+    fn max_connections_respects_the_open_file_limit() {
         let most = open_files().unwrap() - OTHER_FILES;
-        let told = refused(|options| options.max_connections = Some(most + 1));
+        let message = refused(|options| options.max_connections = Some(most + 1));
         let files = most + OTHER_FILES;
-        let expected =
-            format!("expected at most {most}, as this process may open {files} files, found {}", most + 1);
-        assert_eq!(told, format!("max_connections: {expected}"));
+        let expected = format!(
+            "expected at most {most}, because this process may open {files} files, found {}",
+            most + 1
+        );
+        assert_eq!(message, format!("max_connections: {expected}"));
         let options = ServerOptions { max_connections: Some(most), ..ServerOptions::default() };
         assert!(options.check().is_ok() && options.connections() == most && options.open_files() == files);
         assert_eq!(ServerOptions::default().connections(), 608.min(most));

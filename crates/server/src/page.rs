@@ -1,22 +1,22 @@
-//! The page at `/`: what a browser may do with its files, and their tags.
+//! Web page at `/`: its files, their ETags and its content security policy.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 
-/// Nothing from elsewhere, no script and no style inside the document, no requests but to this server, and no frame around it.
+/// Forbids inline scripts and styles, framing, and everything from other servers.
 pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
 
-/// A file of the page.
+/// File of the web page.
 pub(crate) struct PageFile {
     path: &'static str,
     pub(crate) content_type: &'static str,
     pub(crate) body: &'static [u8],
-    /// With its quotes, as the header has it.
+    /// Entity tag with quotes, as in the header.
     pub(crate) etag: String,
 }
 
-/// The file at this path of the address.
+/// File at a URL path.
 pub(crate) fn file(path: &str) -> Option<&'static PageFile> {
     FILES.iter().find(|file| file.path == path)
 }
@@ -25,7 +25,7 @@ static TEXTS: LazyLock<Vec<candle_gpt2_web::PageFile>> = LazyLock::new(candle_gp
 
 static FILES: LazyLock<Vec<PageFile>> = LazyLock::new(|| {
     let tagged = TEXTS.iter().map(|file| {
-        // It need only tell one build's file from another's.
+        // The tag only has to distinguish files of different builds.
         let mut hasher = DefaultHasher::new();
         file.text.hash(&mut hasher);
         let etag = format!("\"{:016x}\"", hasher.finish());

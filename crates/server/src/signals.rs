@@ -1,5 +1,7 @@
-//! Signals that end the server. A thread of their own handles them from before the server listens, so that each is obeyed while the
-//! model loads as well as while requests run.
+//! Signals that end the server.
+//!
+//! A dedicated thread handles them before the server starts to listen. They work while the model loads and
+//! while requests run.
 
 use std::fs;
 use std::io;
@@ -15,25 +17,25 @@ use tokio::sync::watch;
 /// Number of requests to end a server; the first one drains it.
 pub(crate) type Stops = watch::Sender<usize>;
 
-/// The signal handlers of a server.
+/// Signal handlers of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Signals(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 enum State {
-    /// The server is not ready. A signal removes the socket, if there is one, and ends the process.
+    /// Startup. A signal removes the socket, if any, and ends the process.
     Loading {
         socket: Option<PathBuf>,
     },
     Serving,
 }
 
-/// A signal that ends the server.
+/// Signal that ends the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// SIGTERM, SIGINT, Ctrl-C.
     Stop,
-    /// SIGHUP. A terminal that closes may send it more than once.
+    /// SIGHUP, which a closing terminal may send more than once.
     #[cfg_attr(not(unix), expect(dead_code, reason = "other systems have no SIGHUP"))]
     Hangup,
 }
@@ -46,9 +48,9 @@ impl Signals {
         let (installed, result) = channel();
         let run = move || {
             let runtime = Builder::new_current_thread().enable_io().build();
-            let receive = receive(&installed, |kind| of_thread.obey(kind, &stops));
+            let receive = receive(&installed, |kind| of_thread.handle_signal(kind, &stops));
             if let Err(error) = runtime.and_then(|runtime| runtime.block_on(receive)) {
-                // The receiver waits for the installation only.
+                // The receiver only waits for the installation.
                 _ = installed.send(Err(error));
             }
         };
@@ -58,11 +60,11 @@ impl Signals {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is one value.
+        // Poisoning is harmless because the state is a single value.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `bind`, which may create `socket`. No signal is obeyed in between.
+    /// Runs `bind`, which may create `socket`, while signals wait.
     pub(crate) fn while_binding<T, E>(
         &self,
         socket: Option<PathBuf>,
@@ -74,12 +76,12 @@ impl Signals {
         Ok(bound)
     }
 
-    /// From now on a signal drains the server.
+    /// Makes signals drain the server from now on.
     pub(crate) fn serve(&self) {
         *self.state() = State::Serving;
     }
 
-    fn obey(&self, kind: Kind, stops: &Weak<Stops>) {
+    fn handle_signal(&self, kind: Kind, stops: &Weak<Stops>) {
         match (&*self.state(), stops.upgrade()) {
             (State::Serving, Some(stops)) => {
                 let counts = |stops: &usize| kind == Kind::Stop || *stops == 0;
@@ -89,14 +91,14 @@ impl Signals {
                     is_counted
                 });
             }
-            // The server has ended, and the process is about to.
+            // The server has ended, and the process will exit soon.
             (State::Serving, None) => {}
             (State::Loading { socket }, stops) => {
                 if let Some(path) = socket {
-                    // The next server removes it otherwise.
+                    // If removal fails, the next server removes it.
                     _ = fs::remove_file(path);
                 }
-                // A server whose start failed has an error to report.
+                // A server that failed to start has an error to report.
                 exit(i32::from(stops.is_none()));
             }
         }
@@ -105,14 +107,14 @@ impl Signals {
 
 /// Receives signals forever.
 #[cfg(unix)]
-async fn receive(installed: &Sender<io::Result<()>>, obey: impl Fn(Kind)) -> io::Result<()> {
+async fn receive(installed: &Sender<io::Result<()>>, handle_signal: impl Fn(Kind)) -> io::Result<()> {
     use candle_gpt2_engine::process::ignores_hangup;
     use tokio::signal::unix::{SignalKind, signal};
 
     let [mut terminate, mut interrupt] = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-    // Under `nohup` the server outlives its terminal.
+    // Under `nohup`, the server outlives its terminal.
     let mut hangup = (!ignores_hangup()).then(|| signal(SignalKind::hangup())).transpose()?;
-    // The receiver waits for this.
+    // The receiver waits for this message.
     _ = installed.send(Ok(()));
     loop {
         let hung_up = async {
@@ -121,7 +123,7 @@ async fn receive(installed: &Sender<io::Result<()>>, obey: impl Fn(Kind)) -> io:
                 None => std::future::pending().await,
             }
         };
-        obey(tokio::select! {
+        handle_signal(tokio::select! {
             _ = terminate.recv() => Kind::Stop,
             _ = interrupt.recv() => Kind::Stop,
             _ = hung_up => Kind::Hangup,
@@ -131,12 +133,12 @@ async fn receive(installed: &Sender<io::Result<()>>, obey: impl Fn(Kind)) -> io:
 
 /// Receives Ctrl-C forever.
 #[cfg(not(unix))]
-async fn receive(installed: &Sender<io::Result<()>>, obey: impl Fn(Kind)) -> io::Result<()> {
-    // The receiver waits for this.
+async fn receive(installed: &Sender<io::Result<()>>, handle_signal: impl Fn(Kind)) -> io::Result<()> {
+    // The receiver waits for this message.
     _ = installed.send(Ok(()));
     loop {
         tokio::signal::ctrl_c().await?;
-        obey(Kind::Stop);
+        handle_signal(Kind::Stop);
     }
 }
 
@@ -145,14 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hangup_drains_and_never_cuts_a_drain_short() {
+    fn hangup_drains_and_never_interrupts_a_drain() {
         let stops = Arc::new(watch::Sender::new(0));
         let signals = Signals(Arc::new(Mutex::new(State::Serving)));
-        let obey = |kind| {
-            signals.obey(kind, &Arc::downgrade(&stops));
+        let handle_signal = |kind| {
+            signals.handle_signal(kind, &Arc::downgrade(&stops));
             *stops.borrow()
         };
-        assert_eq!([Kind::Hangup, Kind::Hangup].map(obey), [1, 1]);
-        assert_eq!([Kind::Stop, Kind::Hangup, Kind::Stop].map(obey), [2, 2, 3]);
+        assert_eq!([Kind::Hangup, Kind::Hangup].map(handle_signal), [1, 1]);
+        assert_eq!([Kind::Stop, Kind::Hangup, Kind::Stop].map(handle_signal), [2, 2, 3]);
     }
 }

@@ -1,4 +1,6 @@
-//! Request threads. Parsing, tokenizing, chat templates, grammars and writing long responses run here, never on the async thread.
+//! Request threads, which keep slow work off the async thread.
+//!
+//! They parse, tokenize, render chat templates, compile grammars and write long responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +9,13 @@ use candle_gpt2_api::{ApiError, Endpoint, GRAMMARS_BUSY, ServedModel, Work};
 use tokio::time::{sleep, timeout};
 
 use crate::busy::{queue_full, queue_timeout};
+use crate::concurrency::ConcurrencyLimit;
 use crate::fault::blocking;
 use crate::metrics::Metrics;
-use crate::turns::Turns;
 
-/// Threads next to the async thread and the engine's.
+/// Number of threads in addition to the async thread and the engine thread.
 pub(crate) const THREADS: usize = 16;
-/// Long work at a time. The remaining threads serve short requests.
+/// Maximum number of concurrent long requests. The remaining threads serve short requests.
 const LONG_AT_ONCE: usize = 10;
 /// Time after which the first grammar in the queue tries again.
 const GRAMMAR_RETRY: Duration = Duration::from_millis(20);
@@ -23,33 +25,38 @@ const GRAMMAR_RETRY: Duration = Duration::from_millis(20);
 pub(crate) struct RequestThreads {
     served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
-    /// Long work holds a turn. Connections and their bodies are limited, so the queue needs no limit of its own.
-    long: Turns,
-    /// Requests whose grammars find no free worker.
-    grammars: Turns,
+    /// Limit for long requests.
+    ///
+    /// Connections and their bodies are limited already, so this queue needs no limit of its own.
+    long: ConcurrencyLimit,
+    /// Queue of requests whose grammars find no free worker.
+    grammars: ConcurrencyLimit,
     /// Maximum time in a queue.
-    longest: Duration,
+    max_wait: Duration,
 }
 
 impl RequestThreads {
-    /// Threads that read requests to `served`. Long work waits at most `longest` for its turn, and so do `queue` grammars for a
+    /// Creates threads that read requests for `served`.
+    ///
+    /// Long requests wait at most `max_wait` for their turn. Up to `queue` grammars wait equally long for a
     /// worker.
     pub(crate) fn new(
         served: Arc<ServedModel>,
         metrics: Arc<Metrics>,
         queue: usize,
-        longest: Duration,
+        max_wait: Duration,
     ) -> Self {
         let [long, grammars] = [(LONG_AT_ONCE, usize::MAX), (1, queue)]
-            .map(|(at_once, most)| Turns::new(at_once, most, longest));
-        Self { served, metrics, long, grammars, longest }
+            .map(|(at_once, max_slots)| ConcurrencyLimit::new(at_once, max_slots, max_wait));
+        Self { served, metrics, long, grammars, max_wait }
     }
 
-    /// Reads the request with this id and this body, and runs `then` on the same thread, which saves a change of threads. Only a few
-    /// requests that take long are read at a time; the others wait.
+    /// Reads the body of request `id`, and runs `then` on the same thread to save a thread switch.
+    ///
+    /// Only a few long requests are read concurrently; the others wait.
     ///
     /// # Errors
-    /// When the body is wrong, the request waits too long, or `then` fails.
+    /// If the body is invalid, the request waits too long, or `then` fails.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         id: &Arc<str>,
@@ -76,13 +83,13 @@ impl RequestThreads {
             Ok(done) => return Ok(done),
             Err(unread) => (body, then) = unread,
         }
-        let _place = self.grammars.places(1).ok_or_else(|| {
+        let _slot = self.grammars.reserve(1).ok_or_else(|| {
             self.metrics.reject("queue_full");
             queue_full(None)
         })?;
         let queued = async {
-            // The first in the queue tries until a worker is free.
-            let _turn = self.grammars.turn().await?;
+            // The first request in the queue retries until a worker is free.
+            let _permit = self.grammars.acquire().await?;
             loop {
                 match self.read_long(id, endpoint, body, reuse, then).await? {
                     Ok(done) => return Ok(done),
@@ -91,13 +98,13 @@ impl RequestThreads {
                 sleep(GRAMMAR_RETRY).await;
             }
         };
-        timeout(self.longest, queued).await.unwrap_or_else(|_| {
+        timeout(self.max_wait, queued).await.unwrap_or_else(|_| {
             self.metrics.reject("queue_timeout");
             Err(queue_timeout(None))
         })
     }
 
-    /// Reads a request in its turn. Returns the body and `then` if its grammar finds no free worker.
+    /// Reads a long request in its turn; returns the body and `then` if no grammar worker is free.
     async fn read_long<B, T, F>(
         &self,
         id: &Arc<str>,
@@ -111,11 +118,11 @@ impl RequestThreads {
         T: Send + 'static,
         F: FnOnce(Work) -> Result<T, ApiError> + Send + 'static,
     {
-        let turn = self.long.turn().await.inspect_err(|_| self.metrics.reject("queue_timeout"))?;
+        let permit = self.long.acquire().await.inspect_err(|_| self.metrics.reject("queue_timeout"))?;
         let served = Arc::clone(&self.served);
         blocking(id, move || {
-            // Held until the work ends, even if its client has left.
-            let _turn = turn;
+            // Held until the work ends, even if the client has disconnected.
+            let _permit = permit;
             match served.read(endpoint, body.as_ref(), reuse) {
                 Err(error) if error.code() == Some(GRAMMARS_BUSY) => Ok(Err((body, then))),
                 work => {

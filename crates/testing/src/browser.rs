@@ -1,4 +1,4 @@
-//! Pages in Chromium.
+//! Web pages in Chromium.
 
 use std::process::Command;
 
@@ -6,17 +6,19 @@ use crate::skipped;
 
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
-/// What a page has become after its script ran, at this fragment of its address; `after` is a further script at its end. `None`
-/// without a browser, which is said.
+/// Returns the DOM of a page after its script has run, or `None` without a browser.
+///
+/// `fragment` is the fragment of the page's URL, and `after` is a script that runs last. Without a browser,
+/// the test is reported as skipped.
 ///
 /// # Panics
-/// When the page complains, asks for anything, or its script does not end.
+/// If the page logs to the console or requests a resource, or its script does not end.
 pub fn page_in_browser(html: &str, fragment: &str, after: &str) -> Option<String> {
     let has = |name: &&str| {
         Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
     };
     let Some(browser) = BROWSERS.into_iter().find(has) else {
-        skipped("a page in a browser, because there is no chromium");
+        skipped("a page in a browser: no Chromium was found");
         return None;
     };
     let folder = tempfile::tempdir().expect("a folder");
@@ -38,9 +40,9 @@ pub fn page_in_browser(html: &str, fragment: &str, after: &str) -> Option<String
         .output()
         .expect("a browser");
     let log = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert_eq!(complaints, Vec::<&str>::new());
+    let console_lines: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert_eq!(console_lines, Vec::<&str>::new());
     let dom = String::from_utf8(output.stdout).expect("a page in UTF-8");
-    assert!(dom.contains("data-asked=\"0\""), "the page asked for something, or its script did not end");
+    assert!(dom.contains("data-asked=\"0\""), "the page requested a resource, or its script did not finish");
     Some(dom)
 }

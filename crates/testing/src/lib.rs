@@ -13,17 +13,21 @@ use candle_nn::VarBuilder;
 pub use browser::page_in_browser;
 pub use made_up::MadeUpWeights;
 
-/// Names the folder with the third-party checkpoints for the real-checkpoint tests.
+/// Environment variable that names the folder of third-party checkpoints.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
-/// Names the folder with the JSON Schema test suite.
+/// Environment variable that names the folder of the JSON Schema test suite.
 pub const JSON_SCHEMA_VARIABLE: &str = "GPT2_JSON_SCHEMA_TESTS";
 
-/// Names the device of the tests that run on any: `cpu`, `cuda`, `cuda:N` or `metal`; the CPU without it.
+/// Environment variable that names the device of the device tests.
+///
+/// The value is `cpu`, `cuda`, `cuda:N` or `metal`. The default is the CPU.
 pub const DEVICE_VARIABLE: &str = "GPT2_TEST_DEVICE";
-/// Names the type of the weights in those tests: `f32`, `f16` or `bf16`; f32 without it.
+/// Environment variable that names the weight type of the device tests.
+///
+/// The value is `f32`, `f16` or `bf16`. The default is f32.
 pub const DTYPE_VARIABLE: &str = "GPT2_TEST_DTYPE";
 
-/// How texts are sampled and searched for where machines are compared: options of `generation_config.json`.
+/// Sampling and search options for comparisons of machines, as in `generation_config.json`.
 pub const SAMPLERS: [&str; 12] = [
     r#"{"top_k": 0}"#,
     r#"{"temperature": 1.7, "top_k": 40}"#,
@@ -39,18 +43,21 @@ pub const SAMPLERS: [&str; 12] = [
     r#"{"do_sample": false, "num_beams": 3, "length_penalty": -1.3, "early_stopping": "never"}"#,
 ];
 
-/// What f32 sums of a GPU may differ by: it adds in another order, and its exponential is another one.
+/// Tolerance for f32 on GPUs, which sum in a different order and use a different exponential.
 const GPU_TOLERANCE: f64 = 1e-3;
-/// What half precision may differ by, through all blocks.
+/// Tolerance for half precision, through all blocks.
 const HALF_TOLERANCE: f64 = 2e-2;
-/// The same for single elements in bf16, which rounds each value by up to 2^-9 of it: in PyTorch's own bf16 single elements of
-/// these models are up to 3e-2 off, while the norm of all together is 1e-2 to 1.5e-2.
+/// Tolerance for single elements in bf16, which rounds each value by up to 2^-9 of its size.
+///
+/// In PyTorch's own bf16, single elements of these models differ by up to 3e-2, and the norm of all
+/// differences is 1e-2 to 1.5e-2.
 const BF16_ELEMENT_TOLERANCE: f64 = 4e-2;
 
-/// The device that `GPT2_TEST_DEVICE` names, the same one for all tests of a program.
+/// Returns the device that `GPT2_TEST_DEVICE` names, shared by all tests of a program.
 ///
 /// # Panics
-/// When the variable names no device, or the device cannot be opened: a run that asks for it must not pass without.
+/// If the variable does not name a device, or the device cannot be opened. A run that requests a device must
+/// not pass without it.
 pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE.get_or_init(open_device).clone()
@@ -60,7 +67,7 @@ fn open_device() -> Device {
     let name = std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| "cpu".to_owned());
     let opened = match name.split_once(':').unwrap_or((&name, "0")) {
         ("cpu", _) => return Device::Cpu,
-        // As the program opens them, with its settings.
+        // Opened as in the program, with its settings.
         ("cuda", index) => candle_gpt2_kernels::open_cuda(index.parse().expect("a GPU's number")),
         ("metal", index) => candle_gpt2_kernels::open_metal(index.parse().expect("a GPU's number")),
         _ => panic!("{DEVICE_VARIABLE}={name}: expected cpu, cuda, cuda:N or metal"),
@@ -68,10 +75,10 @@ fn open_device() -> Device {
     opened.unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}={name}: {error}"))
 }
 
-/// The type that `GPT2_TEST_DTYPE` names.
+/// Returns the weight type that `GPT2_TEST_DTYPE` names.
 ///
 /// # Panics
-/// When the variable names none.
+/// If the variable does not name a supported type.
 pub fn dtype() -> DType {
     match std::env::var(DTYPE_VARIABLE).as_deref() {
         Err(_) | Ok("f32") => DType::F32,
@@ -81,19 +88,21 @@ pub fn dtype() -> DType {
     }
 }
 
-/// Says why a test that cannot run here is skipped.
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
+/// Reports why a test is skipped.
+#[expect(clippy::print_stderr, reason = "a skipped test reports it")]
 pub fn skipped(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// Checks a result of [`device`] in [`dtype`]: every element within `tolerance` of the expected one on the CPU in f32,
-/// and within the tolerance of the device and the type elsewhere, times the largest expected value where that is above 1,
-/// for roundings are of the size of what is added up. In bf16 the norm of all differences counts besides, over that of the
-/// expected values.
+/// Checks a result of [`device`] in [`dtype`] against the expected result on the CPU in f32.
+///
+/// On the CPU in f32, every element must be within `tolerance`. Otherwise the tolerance of the device and the
+/// type applies if it is larger. It is scaled by the largest expected value if that is above 1, because
+/// rounding errors are proportional to the summands. In bf16 the norm of all differences, relative to the
+/// norm of the expected values, is checked too.
 ///
 /// # Panics
-/// When shapes differ or an element is off.
+/// If the shapes differ, or an element or the norm is out of tolerance.
 #[track_caller]
 pub fn assert_parity(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     let wider = match (dtype(), actual.device()) {
@@ -106,38 +115,38 @@ pub fn assert_parity(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &
         }
         _ => HALF_TOLERANCE,
     };
-    // Infinities, as masks have them, do not widen what the other elements may differ by.
+    // Infinities, as in masks, must not widen the tolerance of the other elements.
     let finite = values(expected).into_iter().map(f64::abs).filter(|value| value.is_finite());
     let largest = finite.fold(1.0, f64::max);
     assert_close_absolute(actual, expected, wider.max(tolerance) * largest, what);
 }
 
-/// The norm of the differences over that of the expected values.
+/// Norm of the differences, relative to the norm of the expected values.
 fn relative_norm(actual: &Tensor, expected: &Tensor) -> f64 {
     let (actual, expected) = (values(actual), values(expected));
     let squares: f64 = actual.iter().zip(&expected).map(|(a, e)| (a - e).powi(2)).sum();
     (squares / expected.iter().map(|e| e.powi(2)).sum::<f64>()).sqrt()
 }
 
-/// A set of reference tensors with the metadata that the exporting script recorded.
+/// Reference tensors with the metadata that the exporting script recorded.
 pub struct Fixture {
     tensors: HashMap<String, Tensor>,
     recorded: serde_json::Value,
 }
 
 impl Fixture {
-    /// The fixture `crates/testing/fixtures/{name}.safetensors`.
+    /// Opens the fixture `crates/testing/fixtures/{name}.safetensors`.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If the file cannot be read.
     pub fn open(name: &str) -> Self {
         Self::open_path(&fixture_path(&format!("{name}.safetensors")))
     }
 
-    /// A fixture at `path`.
+    /// Opens the fixture at `path`.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If the file cannot be read.
     pub fn open_path(path: &Path) -> Self {
         let bytes = read(path);
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a safetensors file");
@@ -149,15 +158,15 @@ impl Fixture {
         Self { tensors, recorded }
     }
 
-    /// The tensor `name`.
+    /// Returns the tensor `name`.
     ///
     /// # Panics
-    /// When there is none.
+    /// If the tensor does not exist.
     pub fn tensor(&self, name: &str) -> Tensor {
         self.tensors.get(name).unwrap_or_else(|| panic!("the fixture has no tensor {name}")).clone()
     }
 
-    /// The tensors whose names start with `prefix`, under the rest of their names.
+    /// Returns the tensors whose names start with `prefix`, with the prefix removed.
     pub fn tensors_below(&self, prefix: &str) -> HashMap<String, Tensor> {
         let below = |(name, tensor): (&String, &Tensor)| {
             Some((name.strip_prefix(prefix)?.to_owned(), tensor.clone()))
@@ -165,47 +174,51 @@ impl Fixture {
         self.tensors.iter().filter_map(below).collect()
     }
 
-    /// The same tensors as a `VarBuilder`, from which layers load their parameters.
+    /// Returns these tensors as a `VarBuilder`, from which layers load their parameters.
     pub fn parameters(&self, prefix: &str) -> VarBuilder<'static> {
         VarBuilder::from_tensors(self.tensors_below(prefix), DType::F32, &Device::Cpu)
     }
 
-    /// What the exporting script recorded: its versions, and for a model its `config`.
+    /// Metadata of the exporting script: its versions, and for a model its `config`.
     pub fn recorded(&self) -> &serde_json::Value {
         &self.recorded
     }
 }
 
-/// The path of `name` in the fixtures folder.
+/// Returns the path of `name` in the fixtures folder.
 pub fn fixture_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-/// The JSON fixture `crates/testing/fixtures/{name}.json`.
+/// Reads the JSON fixture `crates/testing/fixtures/{name}.json`.
 ///
 /// # Panics
-/// When it cannot be read.
+/// If the file cannot be read.
 pub fn json_fixture(name: &str) -> serde_json::Value {
     serde_json::from_slice(&read(&fixture_path(&format!("{name}.json")))).expect("a JSON file")
 }
 
-/// Folder with third-party checkpoints that `GPT2_CHECKPOINTS` names. Without it, reports that the test is skipped.
+/// Returns the folder of third-party checkpoints that `GPT2_CHECKPOINTS` names.
+///
+/// Without the variable, reports that the test is skipped.
 ///
 /// # Panics
-/// When the variable names something that is not a folder: a run that asks for these tests must not skip them.
+/// If the variable does not name a folder. A run that requests these tests must not skip them.
 pub fn checkpoints() -> Option<PathBuf> {
-    folder_of(CHECKPOINTS_VARIABLE, "third-party checkpoints")
+    folder_from_variable(CHECKPOINTS_VARIABLE, "third-party checkpoints")
 }
 
-/// Folder with the JSON Schema test suite that `GPT2_JSON_SCHEMA_TESTS` names. Without it, reports that the test is skipped.
+/// Returns the folder of the JSON Schema test suite that `GPT2_JSON_SCHEMA_TESTS` names.
+///
+/// Without the variable, reports that the test is skipped.
 ///
 /// # Panics
-/// As [`checkpoints`].
+/// Same as [`checkpoints`].
 pub fn json_schema_tests() -> Option<PathBuf> {
-    folder_of(JSON_SCHEMA_VARIABLE, "the JSON Schema test suite")
+    folder_from_variable(JSON_SCHEMA_VARIABLE, "the JSON Schema test suite")
 }
 
-fn folder_of(variable: &str, content: &str) -> Option<PathBuf> {
+fn folder_from_variable(variable: &str, content: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os(variable) else {
         skipped(&format!("{variable} does not name a folder with {content}"));
         return None;
@@ -215,20 +228,21 @@ fn folder_of(variable: &str, content: &str) -> Option<PathBuf> {
     Some(folder)
 }
 
-/// A temporary folder, removed again with its contents when it is dropped. It is where `TMPDIR` says, which under WASI is the one
-/// way to know a place.
+/// Creates a temporary folder, which is removed with its contents when it is dropped.
+///
+/// It is in the folder that `TMPDIR` names, because WASI has no other way to find one.
 ///
 /// # Panics
-/// When it cannot be made.
+/// If the folder cannot be created.
 pub fn temporary_folder() -> tempfile::TempDir {
-    let place = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    tempfile::tempdir_in(place).expect("a temporary folder")
+    let parent = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    tempfile::tempdir_in(parent).expect("a temporary folder")
 }
 
-/// The files of a folder with what is in them, by name.
+/// Returns the names and contents of a folder's files, sorted by name.
 ///
 /// # Panics
-/// When one cannot be read.
+/// If a file cannot be read.
 pub fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .expect("a folder")
@@ -242,10 +256,12 @@ pub fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// The rows of a table: a line each, with ` | ` between its columns. Empty lines are none.
+/// Parses the rows of a table with ` | ` between columns, one row per line.
+///
+/// Empty lines are skipped.
 ///
 /// # Panics
-/// When a row has another number of columns.
+/// If a row has a different number of columns.
 pub fn table<const N: usize>(text: &str) -> impl Iterator<Item = [&str; N]> {
     text.lines().filter(|line| !line.is_empty()).map(|line| {
         let columns: Vec<&str> = line.split(" | ").collect();
@@ -253,10 +269,10 @@ pub fn table<const N: usize>(text: &str) -> impl Iterator<Item = [&str; N]> {
     })
 }
 
-/// The names in a folder, in their order.
+/// Returns the sorted names in a folder.
 ///
 /// # Panics
-/// When it cannot be read.
+/// If the folder cannot be read.
 pub fn entries(folder: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name().into_string();
     let names =
@@ -266,24 +282,24 @@ pub fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A copy of a checkpoint in a temporary folder, to be changed or damaged.
+/// Copy of a checkpoint in a temporary folder, for tests that change or damage it.
 pub struct CheckpointFolder {
     folder: tempfile::TempDir,
 }
 
 impl CheckpointFolder {
-    /// The tiny checkpoint as transformers wrote it.
+    /// Copies the tiny checkpoint, as transformers wrote it.
     ///
     /// # Panics
-    /// When it cannot be copied.
+    /// If the checkpoint cannot be copied.
     pub fn tiny() -> Self {
         Self::of("tiny-checkpoint")
     }
 
-    /// A copy of this folder of the fixtures.
+    /// Copies a folder of the fixtures.
     ///
     /// # Panics
-    /// When it cannot be copied.
+    /// If the folder cannot be copied.
     pub fn of(fixture: &str) -> Self {
         let folder = temporary_folder();
         for entry in std::fs::read_dir(fixture_path(fixture)).expect("the fixtures") {
@@ -293,12 +309,12 @@ impl CheckpointFolder {
         Self { folder }
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The path of a file in the folder.
+    /// Path of a file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
@@ -306,7 +322,7 @@ impl CheckpointFolder {
     /// Removes a file.
     ///
     /// # Panics
-    /// When it is not there.
+    /// If the file does not exist.
     pub fn without(self, name: &str) -> Self {
         std::fs::remove_file(self.file(name)).expect("a file to remove");
         self
@@ -315,16 +331,16 @@ impl CheckpointFolder {
     /// Writes a file.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If the file cannot be written.
     pub fn with(self, name: &str, contents: impl AsRef<[u8]>) -> Self {
         std::fs::write(self.file(name), contents).expect("a file to write");
         self
     }
 
-    /// The same with a tokenizer in which `token` was added, and is not special, in place of the tiny checkpoint's last token.
+    /// Replaces the last token of the tiny checkpoint with `token`, added and not special.
     ///
     /// # Panics
-    /// When the tokenizer cannot be read.
+    /// If the tokenizer cannot be read.
     pub fn with_added_token(self, token: &str) -> Self {
         let json = std::fs::read(self.file("tokenizer.json")).expect("the tokenizer to read");
         let mut json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
@@ -339,10 +355,10 @@ impl CheckpointFolder {
         self.with("tokenizer.json", json.to_string())
     }
 
-    /// Sets keys of `config.json`; a null removes one.
+    /// Sets keys of `config.json`; null removes a key.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If the file cannot be written.
     pub fn with_config(self, changes: serde_json::Value) -> Self {
         let mut config: serde_json::Value =
             serde_json::from_slice(&read(&self.file("config.json"))).expect("a config.json");
@@ -356,10 +372,12 @@ impl CheckpointFolder {
         self.with("config.json", config.to_string())
     }
 
-    /// Rewrites the weights: `change` gets every tensor by name and may rename, replace, remove and add.
+    /// Rewrites the weights with `change`.
+    ///
+    /// `change` receives every tensor by name, and may rename, replace, remove and add tensors.
     ///
     /// # Panics
-    /// When they cannot be written.
+    /// If the weights cannot be written.
     pub fn with_tensors(self, change: impl FnOnce(&mut HashMap<String, Tensor>)) -> Self {
         let path = self.file("model.safetensors");
         let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).expect("the weights");
@@ -369,7 +387,9 @@ impl CheckpointFolder {
     }
 }
 
-/// A `tokenizer.json` of these tokens with this decoder. The first token is special, those in `added` are not.
+/// Creates a `tokenizer.json` with these tokens and this decoder.
+///
+/// The first token is special, and the tokens in `added` are not.
 ///
 /// ```
 /// use serde_json::json;
@@ -396,11 +416,12 @@ pub fn tokenizer_json(decoder: &serde_json::Value, tokens: &[impl AsRef<str>], a
     .to_string()
 }
 
-/// A tensor in `[-scale/2, scale/2)` from a multiplicative hash of the index; the exporting script's `pattern`
-/// builds the same one, so large inputs need no file.
+/// Creates a tensor in `[-scale/2, scale/2)` from a multiplicative hash of the index.
+///
+/// The exporting script's `pattern` creates the same tensor, so large inputs need no file.
 ///
 /// # Panics
-/// When candle cannot make the tensor.
+/// If candle cannot create the tensor.
 pub fn pattern(shape: &[usize], scale: f64, offset: u64) -> Tensor {
     let count = shape.iter().product::<usize>() as u64;
     let values: Vec<f64> = (0..count)
@@ -413,20 +434,23 @@ pub fn pattern(shape: &[usize], scale: f64, offset: u64) -> Tensor {
     tensor.to_dtype(DType::F32).expect("a conversion")
 }
 
-/// Checks that every element of `actual` lies within `tolerance` of `expected`: relative to the magnitude of the
-/// expected element where that is above 1, absolute below.
+/// Checks that every element of `actual` is within `tolerance` of `expected`.
+///
+/// The tolerance is relative to the magnitude of the expected element if that is above 1, and absolute
+/// otherwise.
 ///
 /// # Panics
-/// When shapes differ or an element is off; the message names the largest difference and where it is.
+/// If the shapes differ or an element is out of tolerance. The message names the largest difference and its
+/// position.
 #[track_caller]
 pub fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     assert_within(actual, expected, what, tolerance, |expected| tolerance * expected.abs().max(1.0));
 }
 
-/// Checks that every element of `actual` lies within `tolerance` of `expected`, absolutely.
+/// Checks that every element of `actual` is within the absolute `tolerance` of `expected`.
 ///
 /// # Panics
-/// As [`assert_close`].
+/// Same as [`assert_close`].
 #[track_caller]
 pub fn assert_close_absolute(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     assert_within(actual, expected, what, tolerance, |_| tolerance);
@@ -442,7 +466,7 @@ fn assert_within(
 ) {
     assert_eq!(actual.dims(), expected.dims(), "{what}: shapes differ");
     let (actual_values, expected_values) = (values(actual), values(expected));
-    // Not-a-number compares as infinitely far.
+    // NaN counts as infinitely far away.
     let excess = |(a, e): (&f64, &f64)| {
         let difference = if a == e { 0.0 } else { (a - e).abs() };
         if difference.is_nan() { f64::INFINITY } else { difference / allowed(*e) }
@@ -463,19 +487,21 @@ fn assert_within(
     );
 }
 
-/// The largest of some differences, 0 of none; NaN where one is NaN, which lies within no bound.
+/// Returns the largest difference, 0 if there are none, or NaN if any of them is NaN.
+///
+/// A bound check always fails for NaN.
 pub fn worst(differences: impl IntoIterator<Item = f64>) -> f64 {
-    // A comparison with NaN never holds, so NaN is taken and kept.
+    // Comparisons with NaN are false, so NaN replaces the maximum and is kept.
     differences
         .into_iter()
         .reduce(|worst, next| if worst >= next || worst.is_nan() { worst } else { next })
         .unwrap_or(0.0)
 }
 
-/// The elements of a tensor as f64, in row-major order.
+/// Returns the elements of a tensor as f64, in row-major order.
 ///
 /// # Panics
-/// When candle cannot convert it.
+/// If candle cannot convert the tensor.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
     let flat = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.flatten_all());
     let flat = flat.and_then(|flat| flat.to_dtype(DType::F64)).expect("a conversion to f64");
@@ -486,7 +512,9 @@ fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Two stories that the built-in model was not trained on, of its kind: about 250 of its tokens.
+/// Two stories similar to the built-in model's training data, but not part of it.
+///
+/// They have about 250 tokens.
 pub const STORY: &str = "I had saved thirty-three coins. Side by side, we left the meadow and hurried to the hospital. \"What \
     do you want for the bowl?\" I asked after the third yawn. \"Twenty coins,\" said the man behind the \
     table. What if no one came? I gave the seller twenty coins and kept thirteen. When the bell struck \
@@ -503,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_that_is_no_number_is_the_worst() {
+    fn worst_difference_propagates_nan() {
         assert_eq!(worst([1.0, 3.0, 2.0]), 3.0);
         assert_eq!((worst([]), worst([-2.0, -1.0])), (0.0, -1.0));
         for differences in [[f64::NAN, 1.0], [1.0, f64::NAN], [-f64::NAN, f64::INFINITY]] {
@@ -513,7 +541,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "largest difference")]
-    fn nothing_is_close_to_what_is_no_number() {
+    fn nan_is_never_close() {
         let tensor = |value: f32| Tensor::new(&[1.0, value], &Device::Cpu).expect("a tensor");
         assert_close(&tensor(f32::NAN), &tensor(f32::NAN), f64::INFINITY, "NaN");
     }

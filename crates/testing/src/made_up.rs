@@ -1,25 +1,27 @@
-//! Made-up weights of any size, for benches: speed does not depend on the values.
+//! Made-up weights of any size for benchmarks, because speed does not depend on the values.
 
 use candle_core::{Result, Shape, Tensor};
-use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_arithmetic::NumberType;
 use candle_gpt2_kernels::{Matrix, ParameterSource};
 use candle_nn::Init;
 
 use crate::pattern;
 
-/// Spread of the weights, near that of a trained model.
+/// Range of the weights, close to a trained model's.
 const SCALE: f64 = 0.1;
 
-/// Weights from a pattern, each parameter from its own place of it, packed as a file's are.
+/// Weights from a pattern, packed like the weights of a file.
+///
+/// Each parameter has its own offset in the pattern.
 #[derive(Debug, Clone, Copy)]
 pub struct MadeUpWeights {
-    format: WeightFormat,
+    format: NumberType,
     offset: u64,
 }
 
 impl MadeUpWeights {
-    /// Those of a model whose matrices are held so.
-    pub fn new(format: WeightFormat) -> Self {
+    /// Creates weights whose matrices have this format.
+    pub fn new(format: NumberType) -> Self {
         Self { format, offset: 0 }
     }
 }

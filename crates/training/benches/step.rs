@@ -1,20 +1,32 @@
-//! A step of training: forward, backward, clipping, AdamW. Seconds, tokens per second and peak memory of one model.
+//! Benchmark of a training step: forward, backward, clipping, AdamW.
 //!
-//! Run: `cargo bench -p candle-gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]
-//! [--device DEVICE] [--compute-dtype TYPE]`, CASE one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256), `gpt2`
-//! (124M, 4 windows of 64), `gpt2-1024` (124M, 8 windows of 1,024, for GPUs) and `dictionary` (top-k on values that are at hand: 768 wide,
-//! 6,144 latents of which 32 are active, 4,096 tokens). With a rank, adapters of all linear layers are trained
-//! in place of the weights. Prints one JSON line, in the form of
-//! `python -m bench training`, which runs it beside PyTorch (`dictionary`: `python -m bench circuits`, beside SAELens). One case in each run,
-//! since the peak is that of the process.
+//! Prints seconds per step, tokens per second and peak memory of one model.
+//!
+//! ```text
+//! cargo bench -p candle-gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--recompute]
+//!     [--instructions SET] [--lora-rank RANK] [--device DEVICE] [--compute-dtype TYPE]
+//! ```
+//!
+//! CASE is one of:
+//!
+//! - `small`: vocabulary 2,048, hidden size 256, 6 blocks, 8 heads, 8 windows of 256 tokens.
+//! - `gpt2`: 124M, 4 windows of 64 tokens.
+//! - `gpt2-1024`: 124M, 8 windows of 1,024 tokens, for GPUs.
+//! - `dictionary`: top-k on precomputed activations, hidden size 768, 6,144 latents with 32 active, 4,096
+//!   tokens.
+//!
+//! With a rank, it trains adapters of all linear layers instead of the weights. The output is one JSON line
+//! in the format of `python -m bench training`, which compares it with PyTorch (for `dictionary`,
+//! `python -m bench circuits` compares it with SAELens). Each run has one case, because the peak memory is
+//! that of the process.
 
-#![expect(clippy::print_stdout, reason = "a bench prints")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_arithmetic::NumberType;
 use candle_gpt2_engine::{DeviceChoice, Silent};
 use candle_gpt2_testing::{MadeUpWeights, pattern};
 use candle_gpt2_training::{
@@ -22,9 +34,9 @@ use candle_gpt2_training::{
     Lora, LoraConfig, Parameters, RowValues, Task, Trainer, Windows,
 };
 
-/// Steps that are not counted: the first allocates the gradients.
+/// Number of steps that are not measured, because the first one allocates the gradients.
 const WARM_UP_STEPS: u64 = 2;
-/// A measurement takes at least as many steps and as many seconds.
+/// Minimum number of steps and seconds of a measurement.
 const SHORTEST: (usize, f64) = (5, 5.0);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,9 +76,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Some("gpt2") => ((50_257, 1024, 768, 12, 12), 4, 64),
         Some("gpt2-1024") => ((50_257, 1024, 768, 12, 12), 8, 1024),
-        // Without a case, as `cargo bench` of the whole workspace runs it, there is nothing to measure.
+        // `cargo bench` of the entire workspace passes no case, so there is nothing to measure.
         _ => {
-            println!("name a case: small, gpt2, gpt2-1024 or dictionary");
+            println!("expected a case: small, gpt2, gpt2-1024 or dictionary");
             return Ok(());
         }
     };
@@ -113,7 +125,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The median of the seconds that a step takes.
+/// Returns the median time of a step in seconds.
 fn measured(mut trainer: Trainer, data: &dyn Data) -> Result<f64, Box<dyn std::error::Error>> {
     for _ in 0..WARM_UP_STEPS {
         trainer.step(data)?;
@@ -128,12 +140,12 @@ fn measured(mut trainer: Trainer, data: &dyn Data) -> Result<f64, Box<dyn std::e
     Ok(seconds[seconds.len() / 2])
 }
 
-/// Tokens of a step are those of a batch of texts without a model.
+/// A step has as many tokens as a batch of texts, but runs no model.
 const DICTIONARY_BATCH: usize = 32;
 const DICTIONARY_CONTEXT: usize = 128;
 const DICTIONARY_WIDTH: usize = 768;
 
-/// Made-up values of as many tokens as a few steps take.
+/// Synthetic activations for the tokens of a few steps.
 struct Values(Tensor);
 
 impl RowValues for Values {
@@ -172,14 +184,14 @@ fn dictionary() -> Result<(Trainer, ActivationRows), Box<dyn std::error::Error>>
         n_layer: 1,
         ..Gpt2Config::gpt2()
     };
-    let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(WeightFormat::F32))?;
+    let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(NumberType::F32))?;
     let values = pattern(&[5 * DICTIONARY_BATCH * DICTIONARY_CONTEXT, DICTIONARY_WIDTH], 2.0, 1);
     let values = Values(values.to_dtype(candle_core::DType::F32)?);
     let data = ActivationRows::new(values, DICTIONARY_CONTEXT, 1)?;
     Ok((Trainer::with_dictionary((model, "made up".into()), false, numbers)?, data))
 }
 
-/// Most memory that this process had resident, where the system tells.
+/// Peak resident memory of this process, if the operating system reports it.
 fn peak_mib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! How do I train a small model from scratch?
+//! Trains a small model from scratch.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::Device;
@@ -10,7 +10,7 @@ const TEXT: &str = "Tomorrow, and tomorrow, and tomorrow, creeps in this petty p
 const CONTEXT: usize = 64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Bytes as tokens, so that no tokenizer is needed.
+    // Bytes serve as tokens, so no tokenizer is needed.
     let tokens: Vec<u32> = TEXT.repeat(20).bytes().map(u32::from).collect();
     let sizes = Gpt2Config {
         vocab_size: 128,
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         n_embd: 48,
         n_layer: 2,
         n_head: 3,
-        // Without dropout: the model is to memorise the text.
+        // No dropout, because the model should memorize the text.
         embd_pdrop: 0.0,
         attn_pdrop: 0.0,
         resid_pdrop: 0.0,

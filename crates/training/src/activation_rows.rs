@@ -1,4 +1,4 @@
-//! Values of hook points that are at hand, in an order that the seed decides: what a dictionary learns from without a model.
+//! Precomputed activations in a seeded order, for training a dictionary without running a model.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,25 +8,29 @@ use candle_gpt2::{Gpt2Model, Pass};
 use crate::streams::{Permutation, Stream};
 use crate::{Data, Examples, TrainingError};
 
-/// Values of two hook points, one read and one written, for many tokens, by several threads at once. [`ActivationRows`] are made of it.
+/// Random access to the values of two hook points, one input and one output, for many tokens.
+///
+/// Several threads may read at the same time. [`ActivationRows`] uses it.
 pub trait RowValues: Send + Sync {
-    /// How many tokens there are.
+    /// Number of tokens.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether there are no tokens.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The values of these tokens, which are below [`RowValues::len`], `(N, C)` and `(N, D)`; of a cross-layer transcoder block after
-    /// block, `(L · N, C)` each.
+    /// Reads the values of the tokens with these indices, `(N, C)` and `(N, D)`.
+    ///
+    /// The indices are below [`RowValues::len`]. For a cross-layer transcoder, the values of all blocks are
+    /// concatenated, `(L · N, C)` each.
     ///
     /// # Errors
-    /// When there is no memory for them.
+    /// If allocation fails.
     fn read(&self, rows: &[usize]) -> Result<[Tensor; 2]>;
 }
 
-/// All tokens of such values, epoch after epoch, each epoch in an order of its own. An example is so many of them.
+/// All tokens of a [`RowValues`], shuffled anew in every epoch; an example is a fixed number of tokens.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -48,22 +52,22 @@ pub trait RowValues: Send + Sync {
 ///
 /// let rows = ActivationRows::new(Numbers, 5, 1)?;
 /// let [epoch, _] = rows.examples(0, 2).activations()?.unwrap();
-/// assert_eq!(epoch.sum_all()?.to_scalar::<f32>()?, 45., "every token once");
+/// assert_eq!(epoch.sum_all()?.to_scalar::<f32>()?, 45., "each token once per epoch");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ActivationRows {
     values: Arc<dyn RowValues>,
     per_example: usize,
     seed: u64,
-    /// The order of the epoch that was asked for last.
+    /// Order of the most recently used epoch.
     order: Mutex<Option<(u64, Permutation)>>,
 }
 
 impl ActivationRows {
-    /// The tokens of `values` in examples of so many, in the orders of `seed`.
+    /// Creates a data set with `per_example` tokens per example, in an order determined by `seed`.
     ///
     /// # Errors
-    /// When there are fewer than one example has.
+    /// If there are fewer tokens than one example needs, or fewer than two.
     pub fn new(
         values: impl RowValues + 'static,
         per_example: usize,
@@ -85,13 +89,13 @@ impl Data for ActivationRows {
         let mut rows = Vec::with_capacity(count * self.per_example);
         for index in start..start + (count * self.per_example) as u64 {
             let (epoch, place) = (index / tokens, index % tokens);
-            let made = match order.take().filter(|(of, _)| *of == epoch) {
-                Some((_, made)) => made,
+            let permutation = match order.take().filter(|(of, _)| *of == epoch) {
+                Some((_, permutation)) => permutation,
                 None => Permutation::new(tokens, &mut Stream::Epoch(epoch).generator(self.seed)),
             };
-            // Below the number of tokens.
-            rows.push(usize::try_from(made.at(place)).unwrap_or_default());
-            *order = Some((epoch, made));
+            // The result is less than the number of tokens.
+            rows.push(usize::try_from(permutation.at(place)).unwrap_or_default());
+            *order = Some((epoch, permutation));
         }
         Box::new(Rows { values: Arc::clone(&self.values), rows })
     }
@@ -101,7 +105,7 @@ impl Data for ActivationRows {
     }
 }
 
-/// Some tokens.
+/// Selected tokens.
 struct Rows {
     values: Arc<dyn RowValues>,
     rows: Vec<usize>,
@@ -117,6 +121,6 @@ impl Examples for Rows {
     }
 
     fn hidden_states(&self, _: &Gpt2Model, _: &Device, _: &mut Pass) -> Result<Tensor> {
-        candle_core::bail!("values of hook points have no tokens that a model could read")
+        candle_core::bail!("precomputed activations have no tokens for the model to read")
     }
 }

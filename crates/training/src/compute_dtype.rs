@@ -1,48 +1,43 @@
-//! The type that a training computes in; weights, gradients and running means are in f32 all the same.
-
-use std::fmt;
-use std::str::FromStr;
+//! Compute dtype of training; weights, gradients and running means are always f32.
 
 use candle_core::DType;
-use candle_gpt2_weights::UnknownName;
-use serde::{Deserialize, Serialize};
+use candle_gpt2_arithmetic::{number_type_for, uses};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The type of what lies between the layers, and of the factors of their products.
-///
-/// In bf16 the same holds a half of the memory, and GPUs multiply faster; each value keeps 8 bits. Parameters, their gradients
-/// (but for the roundings of products), the optimizer, norms, softmax and losses stay in f32.
-/// Part of the [`Hyperparameters`](crate::Hyperparameters).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ComputeDType {
-    /// f32.
-    #[default]
-    F32,
-    /// bf16.
-    Bf16,
+number_type_for! {
+    /// Dtype of the activations between layers and of the operands of matrix products.
+    ///
+    /// In bf16, activations use half of the memory and GPUs multiply faster, but each value has only 8
+    /// significant bits. Parameters, their gradients (up to rounding in products), the optimizer, norms,
+    /// softmax and losses stay in f32. Part of the [`Hyperparameters`](crate::Hyperparameters).
+    ComputeDType, uses::COMPUTE, [F32, BF16]
 }
 
 impl ComputeDType {
-    /// The type of tensors.
+    /// Returns the dtype of tensors.
     pub fn dtype(self) -> DType {
         match self {
-            Self::F32 => DType::F32,
-            Self::Bf16 => DType::BF16,
+            Self::BF16 => DType::BF16,
+            _ => DType::F32,
         }
     }
 }
 
-impl fmt::Display for ComputeDType {
-    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str(self.dtype().as_str())
+impl Default for ComputeDType {
+    fn default() -> Self {
+        Self::F32
     }
 }
 
-impl FromStr for ComputeDType {
-    type Err = UnknownName;
+impl Serialize for ComputeDType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
 
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let known = [Self::F32, Self::Bf16].into_iter().find(|dtype| dtype.to_string() == name);
-        known.ok_or_else(|| UnknownName { expected: "f32 or bf16".into() })
+impl<'de> Deserialize<'de> for ComputeDType {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }

@@ -1,19 +1,19 @@
-//! How often rows of each label were taken for which: accuracy, precision, recall and F1 of what a classifier says.
+//! Confusion matrix of a classifier, with accuracy, precision, recall and F1.
 //!
-//! Precision is the share of the rows said to have a label that have it; recall the share of the rows with the label that were
-//! said to have it; F1 their harmonic mean, `2 hits / (said + there)`, and 0 if there is nothing to divide by, as
-//! scikit-learn takes it. Macro F1 is the mean over the labels.
+//! Precision is the fraction of rows predicted as a label that have it. Recall is the fraction of rows with a
+//! label that are predicted as it. F1 is their harmonic mean, `2 hits / (predicted + actual)`. A fraction
+//! with a zero denominator is 0, as in scikit-learn. Macro F1 is the mean over the labels.
 
 use serde::{Deserialize, Serialize};
 
-/// How often the rows of each label were taken for which.
+/// Confusion matrix: number of rows by actual and predicted label.
 ///
 /// ```
 /// use candle_gpt2_training::Confusion;
 ///
 /// let mut confusion = Confusion::new(2);
-/// for (label, said) in [(0, 0), (0, 0), (0, 1), (1, 1)] {
-///     confusion.add(label, said);
+/// for (label, predicted) in [(0, 0), (0, 0), (0, 1), (1, 1)] {
+///     confusion.add(label, predicted);
 /// }
 /// assert_eq!(confusion.counts(), [[2, 1], [0, 1]]);
 /// assert_eq!(confusion.accuracy(), 0.75);
@@ -22,75 +22,75 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Confusion {
-    /// A row for each label, a column for each label that the model may have said.
+    /// One row per actual label, one column per predicted label.
     counts: Vec<Vec<u64>>,
 }
 
-/// A classifier's quality on held-out rows. [`Confusion::report`] makes it.
+/// Quality of a classifier on held-out rows, returned by [`Confusion::report`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassificationReport {
-    /// Share of the rows whose label was said.
+    /// Fraction of rows with a correct prediction.
     pub accuracy: f64,
-    /// Mean of the labels' F1.
+    /// Mean F1 of the labels.
     pub macro_f1: f64,
-    /// The labels, in their order.
+    /// Quality for each label, in label order.
     pub labels: Vec<LabelReport>,
-    /// Rows of each label (one list each) by what was said of them (one number for each label).
+    /// Number of rows by actual label (outer list) and predicted label (inner list).
     pub confusion: Confusion,
 }
 
-/// A classifier's quality on the rows of one label. [`Confusion::report`] makes them.
+/// Quality of a classifier for one label, returned by [`Confusion::report`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LabelReport {
-    /// Its name.
+    /// Name of the label.
     pub label: String,
-    /// Rows that have it.
+    /// Number of rows with the label.
     pub rows: u64,
-    /// Share of the rows said to have it that have it.
+    /// Fraction of rows predicted as the label that have it.
     pub precision: f64,
-    /// Share of the rows that have it that were said to.
+    /// Fraction of rows with the label that are predicted as it.
     pub recall: f64,
-    /// The harmonic mean of both.
+    /// Harmonic mean of precision and recall.
     pub f1: f64,
 }
 
 impl Confusion {
-    /// Of so many labels, without rows.
+    /// Creates a matrix for `labels` labels without any rows.
     pub fn new(labels: usize) -> Self {
         Self { counts: vec![vec![0; labels]; labels] }
     }
 
-    /// Counts a row with the label `label` of which `said` was said; labels that are not there are not counted.
-    pub fn add(&mut self, label: usize, said: usize) {
-        if let Some(count) = self.counts.get_mut(label).and_then(|row| row.get_mut(said)) {
+    /// Counts a row with label `label` that was predicted as `predicted`; ignores invalid labels.
+    pub fn add(&mut self, label: usize, predicted: usize) {
+        if let Some(count) = self.counts.get_mut(label).and_then(|row| row.get_mut(predicted)) {
             *count += 1;
         }
     }
 
-    /// Rows of each label by what was said of them.
+    /// Number of rows by actual and predicted label.
     pub fn counts(&self) -> &[Vec<u64>] {
         &self.counts
     }
 
-    /// Share of the rows whose label was said.
+    /// Fraction of rows with a correct prediction.
     pub fn accuracy(&self) -> f64 {
         let hits = (0..self.counts.len()).map(|label| self.hits(label)).sum();
         share(hits, self.counts.iter().flatten().sum())
     }
 
-    /// Mean of the labels' F1.
+    /// Mean F1 of the labels.
     pub fn macro_f1(&self) -> f64 {
         let labels = self.counts.len();
         (0..labels).map(|label| self.f1(label)).sum::<f64>() / labels.max(1) as f64
     }
 
-    /// All of it, by the names of the labels.
+    /// Creates a report with the names of the labels.
     pub fn report(&self, names: &[String]) -> ClassificationReport {
         let labels = names.iter().enumerate().map(|(label, name)| LabelReport {
             label: name.clone(),
-            rows: self.there(label),
-            precision: share(self.hits(label), self.said(label)),
-            recall: share(self.hits(label), self.there(label)),
+            rows: self.actual(label),
+            precision: share(self.hits(label), self.predicted(label)),
+            recall: share(self.hits(label), self.actual(label)),
             f1: self.f1(label),
         });
         ClassificationReport {
@@ -102,21 +102,21 @@ impl Confusion {
     }
 
     fn f1(&self, label: usize) -> f64 {
-        share(2 * self.hits(label), self.said(label) + self.there(label))
+        share(2 * self.hits(label), self.predicted(label) + self.actual(label))
     }
 
-    /// Rows with the label of which it was said.
+    /// Number of rows with the label that are predicted as it.
     fn hits(&self, label: usize) -> u64 {
         self.counts.get(label).and_then(|row| row.get(label)).copied().unwrap_or(0)
     }
 
-    /// Rows with the label.
-    fn there(&self, label: usize) -> u64 {
+    /// Number of rows with the label.
+    fn actual(&self, label: usize) -> u64 {
         self.counts.get(label).into_iter().flatten().sum()
     }
 
-    /// Rows of which it was said.
-    fn said(&self, label: usize) -> u64 {
+    /// Number of rows predicted as the label.
+    fn predicted(&self, label: usize) -> u64 {
         self.counts.iter().filter_map(|row| row.get(label)).sum()
     }
 }
@@ -129,12 +129,14 @@ fn share(part: u64, whole: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// scikit-learn 1.5, `classification_report` of the same rows: precision 2/3, 1, 0; recall 1, 1/2, 0; F1 0.8, 2/3, 0.
+    /// Results of scikit-learn 1.5's `classification_report` on the same rows.
+    ///
+    /// Precision 2/3, 1, 0; recall 1, 1/2, 0; F1 0.8, 2/3, 0.
     #[test]
-    fn shares_are_those_of_scikit_learn() {
+    fn metrics_match_scikit_learn() {
         let mut confusion = Confusion::new(3);
-        for (label, said) in [(0, 0), (0, 0), (1, 1), (1, 0)] {
-            confusion.add(label, said);
+        for (label, predicted) in [(0, 0), (0, 0), (1, 1), (1, 0)] {
+            confusion.add(label, predicted);
         }
         confusion.add(3, 0);
         let report = confusion.report(&["ham", "spam", "none"].map(str::to_owned));

@@ -1,4 +1,4 @@
-//! Why a training cannot start or continue: each message says what was found and what to do.
+//! Errors that prevent training from starting or continuing, with the reason and a remedy.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,49 +8,53 @@ use candle_gpt2_weights::{WeightsError, grouped};
 use serde_json::Value;
 use thiserror::Error;
 
-/// A training that cannot start or continue. [`Trainer::step`](crate::Trainer::step) and the others return it.
+/// Training error, returned by [`Trainer::step`](crate::Trainer::step) and other functions.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainingError {
-    /// A number of the training is out of its range.
+    /// A hyperparameter is out of range.
     #[error("`{option}`: expected {expected}, found {found}", expected = bounded_message(.expected), found = bounded_message(.found))]
     OptionOutOfRange {
-        /// The number's name.
+        /// Name of the hyperparameter.
         option: &'static str,
-        /// Its range.
+        /// Valid range.
         expected: String,
-        /// What was given.
+        /// Rejected value.
         found: String,
     },
-    /// Options do not go together, or with the folder.
+    /// Options are incompatible with each other or with the folder.
     #[error("{what}", what = bounded_message(.what))]
     Call {
-        /// Why, and what to do.
+        /// Reason and remedy.
         what: String,
     },
-    /// The training does not fit into the memory that is free.
+    /// Training does not fit into free memory.
     #[error(
-        "training {} parameters on {windows} windows of {tokens} tokens takes about {} MiB, and {} MiB are free; {advice}",
+        "training {} parameters on {windows} windows of {tokens} tokens needs about {} MiB, but only {} \
+         MiB are free; {advice}",
         grouped(*.parameters), .needed >> 20, .free >> 20
     )]
     NoRoom {
-        /// Parameters of the model.
+        /// Number of parameters of the model.
         parameters: usize,
-        /// Windows in a batch.
+        /// Number of windows per batch.
         windows: usize,
-        /// Tokens in a window.
+        /// Number of tokens per window.
         tokens: usize,
-        /// Bytes that it takes.
+        /// Required bytes.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// The options that help.
+        /// Options that reduce the required memory.
         advice: String,
     },
-    /// Another process writes the folder.
-    #[error("{folder}: another process is writing this folder; wait until it ends, or choose another name")]
+    /// Another process is writing the folder.
+    #[error(
+        "{folder}: another process is writing to this folder; \
+        wait until it finishes, or choose another folder"
+    )]
     InUse {
-        /// The folder.
+        /// Folder.
         folder: PathBuf,
     },
     /// The job was interrupted.
@@ -59,115 +63,119 @@ pub enum TrainingError {
         .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to resume from", path.display()))
     )]
     Interrupted {
-        /// Where the state is, if there is one.
+        /// Path of the saved state, if there is one.
         state: Option<PathBuf>,
     },
-    /// The data gives fewer tokens than the configuration has.
+    /// The tokenizer trained on the data has fewer tokens than the configuration requires.
     #[error(
-        "{config}: `vocab_size` is {vocab_size}, but the tokenizer trained on the data has only {found} tokens; lower it to {found}, or give more text"
+        "{config}: `vocab_size` is {vocab_size}, but the tokenizer trained on the data has only {found} \
+         tokens; lower it to {found}, or provide more text"
     )]
     SmallTokenizer {
-        /// The configuration's name.
+        /// Name of the configuration.
         config: String,
-        /// Tokens that it has.
+        /// Vocabulary size of the configuration.
         vocab_size: usize,
-        /// Tokens that the data gives.
+        /// Number of tokens in the trained tokenizer.
         found: usize,
     },
-    /// A data file cannot be trained on.
+    /// A data file cannot be used for training.
     #[error("{path}: {what}", what = bounded_message(.what))]
     Data {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why, and what to do.
+        /// Reason and remedy.
         what: String,
     },
-    /// There are fewer tokens than one window takes.
+    /// There are fewer tokens than one window needs.
     #[error(
-        "the {part} data has {found} tokens, and one window of the context takes {needed}; give more text, or take a shorter context"
+        "the {part} data has {found} tokens, but one window needs {needed}; \
+         provide more text, or shorten the context"
     )]
     TooFewTokens {
-        /// Which part of the data.
+        /// Part of the data, `training` or `held-out`.
         part: &'static str,
-        /// Its tokens.
+        /// Number of tokens in it.
         found: usize,
-        /// Tokens that one window takes.
+        /// Number of tokens that one window needs.
         needed: usize,
     },
     /// A token of the data is not in the model's vocabulary.
     #[error(
-        "the tokenizer does not belong to this model: it gives the token id {id}, and the vocabulary has {vocab_size} tokens; take the model's own"
+        "the tokenizer does not match the model: token id {id} is outside the vocabulary of {vocab_size} \
+         tokens; \
+         use the model's own tokenizer"
     )]
     Vocabulary {
-        /// The token.
+        /// Token ID.
         id: u32,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         vocab_size: usize,
     },
-    /// The loss or the gradient is not a number.
+    /// The loss or gradient is not finite.
     #[error(
-        "step {step}: the {what} is not a number; lower the learning rate, or clip the gradient{}",
+        "step {step}: the {what} is not finite; lower the learning rate, or clip the gradient{}",
         .last_checkpoint.as_ref().map_or(String::new(), |path| format!("; the last good checkpoint is {}", path.display()))
     )]
     NotFinite {
-        /// The step.
+        /// Number of the step.
         step: u64,
         /// Loss or gradient.
         what: &'static str,
-        /// Where the last saved state is.
+        /// Path of the last saved state.
         last_checkpoint: Option<PathBuf>,
     },
-    /// A parameter got no gradient: a mistake in an operation.
-    #[error("the parameter `{name}` got no gradient")]
+    /// A parameter received no gradient, because of a bug in an operation.
+    #[error("parameter `{name}` received no gradient")]
     NoGradient {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
     },
-    /// The saved state is damaged, or none at all.
-    #[error("{path}: not a state of a training: {what}; remove it to start again", what = bounded_message(.what))]
+    /// The saved state is damaged, or the file is not a training state.
+    #[error("{path}: not a valid training state: {what}; remove the file to start over", what = bounded_message(.what))]
     DamagedState {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: String,
     },
-    /// The saved state is that of another training.
-    #[error("{path}: it is of {difference}, or take another folder")]
+    /// The saved state belongs to a different training run.
+    #[error("{path}: belongs to {difference}, or choose another folder")]
     OtherState {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// How the trainings differ.
+        /// Difference between the training runs.
         difference: StateDifference,
     },
-    /// A `config.json` cannot be used.
+    /// A `config.json` is invalid.
     #[error("{path}: {error}")]
     ConfigFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Cause.
         error: ConfigError,
     },
-    /// The configuration cannot be computed with.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A file of the run cannot be read or written.
     #[error("{path}: {error}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// A checkpoint cannot be read or written, or a text not be encoded.
+    /// A checkpoint cannot be read or written, or a text cannot be encoded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The arithmetic failed.
+    /// The computation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl TrainingError {
-    /// Whether the job was interrupted, wherever it was.
+    /// Whether the job was interrupted at any stage.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted))
     }
@@ -178,42 +186,45 @@ impl TrainingError {
     }
 }
 
-/// How a saved training differs from the one that is to resume it. Part of a [`TrainingError::OtherState`].
+/// Difference between a saved training run and the one that should resume it.
+///
+/// Part of a [`TrainingError::OtherState`].
 ///
 /// ```
 /// use candle_gpt2_training::StateDifference;
 ///
-/// let said = StateDifference::Data.to_string();
-/// assert_eq!(said, "a run with other data, or another tokenizer; give the same ones");
+/// let message = StateDifference::Data.to_string();
+/// assert_eq!(message, "a run with different data or a different tokenizer; use the same ones");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum StateDifference {
-    /// The model or its adapters have another configuration.
+    /// The configuration of the model or its adapters differs.
     Model,
-    /// Numbers differ: the name of each, its value there and its value here.
-    Numbers(Vec<(String, Value, Value)>),
-    /// The tokens differ: other data, or another tokenizer.
+    /// Hyperparameters differ: name, saved value, current value.
+    Hyperparameters(Vec<(String, Value, Value)>),
+    /// The tokens differ, because of different data or a different tokenizer.
     Data,
 }
 
 impl fmt::Display for StateDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Model => {
-                f.write_str("another model, or a model with another configuration; give the same one")
-            }
-            Self::Numbers(differing) => {
+            Self::Model => f.write_str("a run with a different model or configuration; use the same one"),
+            Self::Hyperparameters(differing) => {
                 let differing = differing
                     .iter()
-                    .map(|(name, there, here)| format!("{name} is {there} there and {here} here"));
+                    .map(|(name, there, here)| format!("{name} was {there} and is now {here}"));
                 write!(
                     f,
-                    "a run with other options: {}; give the same ones",
+                    "a run with different options: {}; use the same options",
                     differing.collect::<Vec<_>>().join(", ")
                 )
             }
-            Self::Data => f.write_str("a run with other data, or another tokenizer; give the same ones"),
+            Self::Data => f.write_str(
+                "a run with different data or a different tokenizer; \
+                use the same ones",
+            ),
         }
     }
 }

@@ -1,60 +1,65 @@
-//! The examples of a training: rows of tokens, and the targets at some of them.
+//! Training examples: rows of tokens with targets.
 //!
-//! Windows of text predict at every token the one that follows; answers do so at their own tokens only; rows with labels
-//! predict the label at the last token. A step learns from examples that follow each other in an endless order, so that a
-//! training can be resumed anywhere, and several processes can share a step.
+//! Windows of text have a target at every token, which is the next token. Answers have targets only at their
+//! own tokens. Rows with labels have one target, at the last token. Steps take consecutive examples from an
+//! endless sequence. So a run can be resumed anywhere, and several processes can share a step.
 
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2::{Gpt2Model, Pass};
 
 use crate::{Batch, Windows};
 
-/// Some examples, which one pass computes. [`Trainer::evaluate`](crate::Trainer::evaluate) takes them.
+/// Examples that one pass computes, used by [`Trainer::evaluate`](crate::Trainer::evaluate).
 pub trait Examples {
-    /// What is to be predicted: ids of tokens, or numbers of labels.
+    /// Targets of the predictions: token IDs or label indices.
     fn targets(&self) -> &[u32];
 
-    /// What each prediction counts in the loss, greater than 0; `None` if each counts once.
+    /// Weight of each prediction in the loss, greater than 0; `None` means equal weights.
     fn weights(&self) -> Option<&[f32]> {
         None
     }
 
-    /// What all predictions count together.
+    /// Total weight of all predictions.
     fn weight(&self) -> f64 {
         let sum = |weights: &[f32]| weights.iter().copied().map(f64::from).sum();
         self.weights().map_or(self.targets().len() as f64, sum)
     }
 
-    /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, where it is at hand and need not be
-    /// computed; of a cross-layer transcoder block after block, `(L · N, C)` each.
+    /// Returns precomputed activations at the input and output hook points of a dictionary, if available.
+    ///
+    /// The shapes are `(N, C)` and `(N, D)`. For a cross-layer transcoder, the values of all blocks are
+    /// concatenated, `(L · N, C)` each.
     ///
     /// # Errors
-    /// When there is no memory for them.
+    /// If allocation fails.
     fn activations(&self) -> Result<Option<[Tensor; 2]>> {
         Ok(None)
     }
 
-    /// The hidden states that the targets are predicted from, in their order.
+    /// Computes the hidden states from which the targets are predicted, in the order of the targets.
     ///
     /// # Shapes
     /// `(…, C)`, one for each target.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary, a row is longer than the context, or the device has no room.
+    /// If a token is outside the vocabulary, a row exceeds the context length, or allocation fails on the
+    /// device.
     fn hidden_states(&self, model: &Gpt2Model, device: &Device, pass: &mut Pass) -> Result<Tensor>;
 }
 
-/// All examples of a training, epoch after epoch. [`Trainer::step`](crate::Trainer::step) takes it; [`Windows`] are such data.
+/// All training examples, epoch after epoch.
+///
+/// [`Trainer::step`](crate::Trainer::step) uses it, and [`Windows`] implements it.
 pub trait Data: Send + Sync {
-    /// The examples `first..first + count` of all epochs, counted from the first of the first epoch.
+    /// Returns the examples `first..first + count`, numbered consecutively over all epochs.
     fn examples(&self, first: u64, count: usize) -> Box<dyn Examples>;
 
-    /// The [weight](Examples::weight) of these examples.
+    /// Returns the total [weight](Examples::weight) of these examples.
     fn weight(&self, first: u64, count: usize) -> f64 {
         self.examples(first, count).weight()
     }
 
-    /// How many tokens these examples have.
+    /// Returns the number of tokens in these examples.
     fn tokens(&self, first: u64, count: usize) -> usize;
 }
 

@@ -1,12 +1,12 @@
-//! How good a model is on what is not trained on.
+//! Evaluation of a model on held-out data.
 //!
-//! The tokens of a text are cut into windows side by side; every token but the first is predicted once, from those before it in
-//! its window. The last window may be shorter.
+//! The tokens of a text are split into adjacent windows. Every token but the first is predicted once, from
+//! the earlier tokens in its window. The last window may be shorter.
 
 use candle_gpt2_arithmetic::log_sum_exp;
 use serde::{Deserialize, Serialize};
 
-use crate::dictionary::{MOST_TOKENS, SHORTEST};
+use crate::dictionary::{MAX_EVALUATED_TOKENS, MIN_SEQUENCE_LEN};
 use crate::windows::{Batch, Tokens};
 use crate::{Confusion, DictionaryMetrics, Examples, RowSet, Trainer, TrainingError};
 
@@ -22,50 +22,52 @@ use crate::{Confusion, DictionaryMetrics, Examples, RowSet, Trainer, TrainingErr
 /// let trainer = Trainer::new(&sizes, Parameters::initialize(&sizes, 1, &Device::Cpu)?, numbers)?;
 /// let tokens: Vec<u32> = (0..50).map(|index| index % 11).collect();
 /// let evaluation = HeldOut::text(tokens, 100)?.evaluate(&trainer)?;
-/// assert!((evaluation.loss - 11f64.ln()).abs() < 0.1, "an untrained model guesses");
+/// assert!((evaluation.loss - 11f64.ln()).abs() < 0.1, "an untrained model guesses among 11 tokens");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub enum HeldOut {
-    /// A text.
+    /// Text.
     Text {
-        /// Its tokens, at least two.
+        /// Tokens of the text, at least two.
         tokens: Box<dyn Tokens>,
-        /// Characters of the text, for losses that do not depend on the tokenizer.
+        /// Number of characters, for losses that do not depend on the tokenizer.
         characters: usize,
     },
-    /// Rows with answers, or with one of so many labels.
+    /// Rows with answers or labels.
     Rows {
-        /// The rows, at least one.
+        /// Rows, at least one.
         rows: RowSet,
-        /// How many labels there are; 0 for answers.
+        /// Number of labels; 0 for answers.
         labels: usize,
     },
-    /// Texts of their own, which a dictionary is measured on.
+    /// Separate sequences, for evaluating a dictionary.
     Texts(Vec<Vec<u32>>),
 }
 
-/// How good a model is on what is held out. [`HeldOut::evaluate`] gives it.
+/// Quality of a model on held-out data, returned by [`HeldOut::evaluate`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Mean loss of the predictions, in nats: of tokens, or of labels.
+    /// Mean loss of the token or label predictions, in nats.
+    ///
+    /// For a dictionary, it is the fraction of variance that the dictionary does not explain.
     #[serde(rename = "per_token")]
     pub loss: f64,
-    /// Of a text, the summed loss for each character.
+    /// Total loss per character, for text.
     #[serde(rename = "per_character", default, skip_serializing_if = "Option::is_none")]
     pub loss_per_character: Option<f64>,
-    /// Of rows with labels, how often they were taken for which.
+    /// Confusion matrix, for rows with labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Confusion>,
-    /// Of a dictionary, how good it is; the loss is then the share of variance that it does not explain.
+    /// Metrics of a dictionary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dictionary: Option<DictionaryMetrics>,
 }
 
 impl HeldOut {
-    /// The tokens of a text of `characters` characters.
+    /// Creates held-out data from the tokens of a text with `characters` characters.
     ///
     /// # Errors
-    /// When there are fewer than two tokens: nothing could be predicted.
+    /// If there are fewer than two tokens, so that none can be predicted.
     pub fn text(tokens: impl Tokens + 'static, characters: usize) -> Result<Self, TrainingError> {
         if tokens.len() < 2 {
             return Err(TrainingError::TooFewTokens { part: "held-out", found: tokens.len(), needed: 2 });
@@ -73,23 +75,23 @@ impl HeldOut {
         Ok(Self::Text { tokens: Box::new(tokens), characters })
     }
 
-    /// Rows, at least one, with answers, or with one of so many labels.
+    /// Creates held-out data from at least one row, with answers or with `labels` labels.
     pub fn rows(rows: RowSet, labels: usize) -> Self {
         Self::Rows { rows, labels }
     }
 
-    /// How good the model is as it is now.
+    /// Evaluates the model in its current state.
     ///
     /// # Errors
-    /// When the device has no room, or the training is interrupted.
+    /// If allocation fails on the device, training is interrupted, or the data does not fit the task.
     pub fn evaluate(&self, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
         if trainer.learner().is_some() {
             return of_dictionary(&self.texts(trainer.numbers().context), trainer);
         }
         match self {
-            Self::Texts(_) => Err(TrainingError::Call {
-                what: "only a dictionary is measured on texts of their own".into(),
-            }),
+            Self::Texts(_) => {
+                Err(TrainingError::Call { what: "separate sequences can only evaluate a dictionary".into() })
+            }
             Self::Text { tokens, characters } => of_text(&**tokens, *characters, trainer),
             Self::Rows { rows, labels: 0 } => of_answers(rows, trainer),
             Self::Rows { rows, labels } => of_labels(rows, *labels, trainer),
@@ -98,12 +100,12 @@ impl HeldOut {
 }
 
 impl HeldOut {
-    /// Enough texts to measure a dictionary on: adjacent windows of one text, otherwise the texts that there are.
+    /// Returns sequences for evaluating a dictionary: adjacent windows of a text, or separate sequences.
     fn texts(&self, context: usize) -> Vec<Vec<u32>> {
         let mut texts = Vec::new();
         match self {
             Self::Text { tokens, .. } => {
-                for start in (0..tokens.len().min(MOST_TOKENS)).step_by(context) {
+                for start in (0..tokens.len().min(MAX_EVALUATED_TOKENS)).step_by(context) {
                     let mut text = Vec::new();
                     tokens.read(start, context.min(tokens.len() - start), &mut text);
                     texts.push(text);
@@ -112,11 +114,11 @@ impl HeldOut {
             Self::Texts(given) => texts.extend(given.iter().cloned()),
             Self::Rows { .. } => {}
         }
-        texts.retain(|text| text.len() >= SHORTEST);
+        texts.retain(|text| text.len() >= MIN_SEQUENCE_LEN);
         let mut tokens = 0;
         let few = texts.iter().take_while(|text| {
             tokens += text.len();
-            tokens <= MOST_TOKENS
+            tokens <= MAX_EVALUATED_TOKENS
         });
         let count = few.count().max(1);
         texts.truncate(count);
@@ -126,7 +128,7 @@ impl HeldOut {
 
 fn of_dictionary(texts: &[Vec<u32>], trainer: &Trainer) -> Result<Evaluation, TrainingError> {
     if texts.is_empty() {
-        let needed = SHORTEST;
+        let needed = MIN_SEQUENCE_LEN;
         return Err(TrainingError::TooFewTokens { part: "held-out", found: 0, needed });
     }
     let dictionary = trainer.measure(texts)?;
@@ -136,7 +138,7 @@ fn of_dictionary(texts: &[Vec<u32>], trainer: &Trainer) -> Result<Evaluation, Tr
 
 fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
     let (context, batch_size) = (trainer.numbers().context, trainer.numbers().batch_size);
-    // The summed loss of windows side by side.
+    // Total loss of adjacent windows.
     let total_of = |start: usize, rows: usize, context: usize| -> Result<f64, TrainingError> {
         let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows, first_position: 0 };
         tokens.read(start, rows * context, &mut batch.inputs);
@@ -145,7 +147,11 @@ fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<
     };
     let predicted = tokens.len().saturating_sub(1);
     if predicted == 0 {
-        return Err(TrainingError::TooFewTokens { part: "held-out", found: tokens.len(), needed: SHORTEST });
+        return Err(TrainingError::TooFewTokens {
+            part: "held-out",
+            found: tokens.len(),
+            needed: MIN_SEQUENCE_LEN,
+        });
     }
     let whole = predicted / context;
     let mut total = 0.0;
@@ -186,8 +192,8 @@ fn of_labels(rows: &RowSet, labels: usize, trainer: &Trainer) -> Result<Evaluati
             let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             total += counts * (log_sum_exp(logits, largest) - of_label);
             weight += counts;
-            let said = logits.iter().position(|logit| *logit == largest);
-            confusion.add(label, said.unwrap_or(labels));
+            let predicted = logits.iter().position(|logit| *logit == largest);
+            confusion.add(label, predicted.unwrap_or(labels));
         }
     }
     Ok(Evaluation {

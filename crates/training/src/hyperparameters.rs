@@ -1,4 +1,4 @@
-//! The numbers of a training, and their ranges.
+//! Training hyperparameters and their valid ranges.
 
 use candle_gpt2::Gpt2Config;
 use serde::{Deserialize, Serialize};
@@ -6,68 +6,70 @@ use serde_json::Value;
 
 use crate::{ComputeDType, DictionaryNumbers, OptimizerKind, Ramp, Schedule, Task, TrainingError};
 
-/// The numbers of a training. Two trainings with the same numbers, data and start have the same result.
+/// Training hyperparameters.
+///
+/// Training runs with the same hyperparameters, data and initial weights have the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hyperparameters {
-    /// Steps of the optimizer.
+    /// Number of optimizer steps.
     pub steps: u64,
-    /// Windows, or rows, in one batch.
+    /// Number of windows or rows per batch.
     pub batch_size: usize,
-    /// Batches whose gradients are averaged into one step.
+    /// Number of batches whose gradients are averaged in one step.
     pub accumulate: usize,
-    /// Tokens in a window, or of the longest row.
+    /// Number of tokens per window, or maximum number of tokens per row.
     pub context: usize,
-    /// The optimizer.
+    /// Optimizer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub optimizer: OptimizerKind,
-    /// Highest learning rate.
+    /// Peak learning rate.
     pub learning_rate: f64,
-    /// How it decays.
+    /// Decay of the learning rate.
     pub schedule: Schedule,
-    /// Share of the highest learning rate that the last step has.
+    /// Learning rate of the last step, as a fraction of the peak.
     pub final_share: f64,
-    /// Steps over which the learning rate rises.
+    /// Number of warm-up steps of the learning rate.
     pub warmup_steps: u64,
     /// Weight decay of matrices.
     pub weight_decay: f64,
-    /// Largest norm of the gradient; `None` does not clip.
+    /// Maximum norm of the gradient; `None` disables clipping.
     pub grad_clip: Option<f64>,
     /// Decay rate of the gradient's running mean.
     pub beta_1: f64,
     /// Decay rate of the squared gradient's running mean.
     pub beta_2: f64,
-    /// Added to the square root that divides a step.
+    /// Epsilon added to the square root in the denominator of a step.
     pub epsilon: f64,
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// What is taught.
+    /// Training task.
     #[serde(default, skip_serializing_if = "is_default")]
     pub task: Task,
-    /// The last blocks alone are trained, so many, with the final norm and the head; `None` trains everything.
+    /// Number of last blocks to train, with the final norm and the head; `None` trains everything.
     #[serde(default, skip_serializing_if = "is_default")]
     pub train_blocks: Option<usize>,
-    /// What the rows of each label count in the loss; `None` counts each once.
+    /// Weight of each label's rows in the loss; `None` weights all labels equally.
     #[serde(default, skip_serializing_if = "is_default")]
     pub class_weights: Option<Vec<f64>>,
-    /// The type that it is computed in.
+    /// Dtype of the computation.
     #[serde(default)]
     pub compute_dtype: ComputeDType,
-    /// Tokens in a window, step by step, the most of which is `context`; `None` has that for all steps.
+    /// Number of tokens per window by step, at most `context`; `None` means always `context`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub context_ramp: Option<Ramp>,
-    /// Windows in one batch, step by step, the most of which is `batch_size`; `None` has that for all steps.
+    /// Number of windows per batch by step, at most `batch_size`; `None` means always `batch_size`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub batch_ramp: Option<Ramp>,
-    /// Whether windows that are shorter than the model's context begin at a position that is drawn for each batch.
+    /// Whether windows shorter than the model's context start at a random position, sampled per batch.
     #[serde(default, skip_serializing_if = "is_default")]
     pub random_positions: bool,
-    /// Share of the windows that begin with a document, if one begins inside them.
+    /// Fraction of windows that start at a document boundary, if there is one inside them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub document_starts: f64,
-    /// After how many tokens a squared gradient counts half in its running mean, in place of `beta_2`.
+    /// Half-life of the squared gradient's running mean, in tokens; replaces `beta_2`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub beta_2_half_life: Option<f64>,
-    /// The dictionary, of [`Task::Dictionary`].
+    /// Hyperparameters of the dictionary, for [`Task::Dictionary`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub dictionary: Option<DictionaryNumbers>,
 }
@@ -105,10 +107,10 @@ impl Default for Hyperparameters {
 }
 
 impl Hyperparameters {
-    /// Checks every number.
+    /// Validates every hyperparameter.
     ///
     /// # Errors
-    /// When one is out of its range.
+    /// If one is out of range, or does not fit the task.
     pub fn check(&self, config: &Gpt2Config) -> Result<(), TrainingError> {
         let refuse = |option, expected: &str, found: &dyn std::fmt::Display| {
             Err(TrainingError::OptionOutOfRange {
@@ -153,7 +155,7 @@ impl Hyperparameters {
         }
         let shares = [("beta_1", self.beta_1), ("beta_2", self.beta_2)];
         if let Some((option, found)) = shares.into_iter().find(|(_, beta)| !(0.0..1.0).contains(beta)) {
-            return refuse(option, "a number from 0 to below 1", &found);
+            return refuse(option, "at least 0 and less than 1", &found);
         }
         let ramps = [
             ("context_ramp", &self.context_ramp, self.context),
@@ -167,7 +169,7 @@ impl Hyperparameters {
             }
         }
         if !(0.0..=1.0).contains(&self.document_starts) {
-            return refuse("document_starts", "a share from 0 to 1", &self.document_starts);
+            return refuse("document_starts", "a fraction from 0 to 1", &self.document_starts);
         }
         if let Some(half_life) = self.beta_2_half_life
             && !is_positive(half_life)
@@ -183,7 +185,7 @@ impl Hyperparameters {
         if !matches!(self.task, Task::Text | Task::Dictionary)
             && let Some((option, _)) = of_windows.into_iter().find(|(_, is_given)| *is_given)
         {
-            let what = format!("`{option}` needs `task` text or dictionary: rows have their own lengths");
+            let what = format!("`{option}` needs `task` text or dictionary, because rows vary in length");
             return Err(TrainingError::Call { what });
         }
         if !(0.0..=1.0).contains(&self.final_share) {
@@ -191,7 +193,7 @@ impl Hyperparameters {
         }
         if let Some(dictionary) = &self.dictionary {
             dictionary.check(config)?;
-            // The first token of a text is left out.
+            // The first token of a sequence is left out.
             if self.context < 2 {
                 return refuse("context", "at least 2 for a dictionary", &self.context);
             }
@@ -208,17 +210,17 @@ impl Hyperparameters {
         Ok(())
     }
 
-    /// Tokens in a window of the step after so many.
+    /// Returns the number of tokens per window for the step after `steps_done` steps.
     pub fn context_at(&self, steps_done: u64) -> usize {
         self.context_ramp.as_ref().map_or(self.context, |ramp| ramp.at(steps_done))
     }
 
-    /// Windows, or rows, in a batch of the step after so many.
+    /// Returns the number of windows or rows per batch for the step after `steps_done` steps.
     pub fn batch_size_at(&self, steps_done: u64) -> usize {
         self.batch_ramp.as_ref().map_or(self.batch_size, |ramp| ramp.at(steps_done))
     }
 
-    /// How many examples the first so many steps have.
+    /// Returns the number of examples in the first `steps` steps.
     pub fn examples_before(&self, steps: u64) -> u64 {
         let batches = match &self.batch_ramp {
             Some(ramp) => ramp.sum(steps),
@@ -227,14 +229,14 @@ impl Hyperparameters {
         batches * self.accumulate as u64
     }
 
-    /// The decay rate of the squared gradient's running mean at the step after so many.
+    /// Returns the decay rate of the squared gradient's running mean for the step after `steps_done` steps.
     pub fn beta_2_at(&self, steps_done: u64) -> f64 {
         let Some(half_life) = self.beta_2_half_life else { return self.beta_2 };
         let tokens = self.batch_size_at(steps_done) * self.accumulate * self.context_at(steps_done);
         libm::exp(-std::f64::consts::LN_2 * tokens as f64 / half_life)
     }
 
-    /// The most tokens that a batch has: how many windows, and of how many tokens.
+    /// Returns the number of windows and tokens per window of the batch with the most tokens.
     pub fn largest_batch(&self) -> (usize, usize) {
         let changes = [&self.context_ramp, &self.batch_ramp].into_iter().flatten().flat_map(Ramp::stages);
         let steps = changes.map(|(step, _)| *step).chain([0]);
@@ -242,9 +244,9 @@ impl Hyperparameters {
         batches.max_by_key(|(windows, tokens)| windows * tokens).unwrap_or((self.batch_size, self.context))
     }
 
-    /// The numbers that differ in another training: name, value here, value there.
+    /// Returns the hyperparameters that differ in another training run: name, value here, value there.
     pub(crate) fn differing(&self, other: &Self) -> Vec<(String, Value, Value)> {
-        // Numbers as JSON are exact, and its keys are the names of the fields.
+        // Numbers are exact in JSON, and the keys are the field names.
         let keys = |numbers: &Self| match serde_json::to_value(numbers) {
             Ok(Value::Object(keys)) => keys,
             _ => serde_json::Map::new(),
@@ -270,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ramps_give_each_step_its_numbers() {
+    fn ramps_set_the_hyperparameters_of_each_step() {
         let numbers = Hyperparameters {
             context: 256,
             batch_size: 16,
@@ -284,7 +286,8 @@ mod tests {
         assert_eq!([0, 9, 10, 20].map(|step| numbers.batch_size_at(step)), [16, 16, 8, 8]);
         assert_eq!([0, 10, 12].map(|steps| numbers.examples_before(steps)), [0, 480, 528]);
         assert_eq!(numbers.largest_batch(), (8, 256));
-        // 3072 tokens a step: eight steps are the half-life; from step 20 on it is 6144, and four are.
+        // A step has 3072 tokens, so the half-life is eight steps; from step 20 on it is 6144 tokens and four
+        // steps.
         assert!((numbers.beta_2_at(0).powi(8) - 0.5).abs() < 1e-12);
         assert!((numbers.beta_2_at(20).powi(4) - 0.5).abs() < 1e-12);
         let plain = Hyperparameters::default();
@@ -292,41 +295,56 @@ mod tests {
     }
 
     #[test]
-    fn numbers_out_of_range_are_named() {
-        let refused = |numbers: Hyperparameters| numbers.check(&Gpt2Config::gpt2()).unwrap_err().to_string();
+    fn out_of_range_hyperparameters_are_reported_by_name() {
+        let error_message =
+            |numbers: Hyperparameters| numbers.check(&Gpt2Config::gpt2()).unwrap_err().to_string();
         let default = Hyperparameters::default;
         for wrong in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            assert!(refused(Hyperparameters { epsilon: wrong, ..default() }).starts_with("`epsilon`: "));
-            assert!(refused(Hyperparameters { learning_rate: wrong, ..default() }).starts_with("`lr`: "));
+            assert!(
+                error_message(Hyperparameters { epsilon: wrong, ..default() }).starts_with("`epsilon`: ")
+            );
+            assert!(
+                error_message(Hyperparameters { learning_rate: wrong, ..default() }).starts_with("`lr`: ")
+            );
             let class_weights = Some(vec![1.0, wrong]);
-            assert!(refused(Hyperparameters { class_weights, ..default() }).starts_with("`class_weights`: "));
+            assert!(
+                error_message(Hyperparameters { class_weights, ..default() })
+                    .starts_with("`class_weights`: ")
+            );
         }
         assert!(
-            refused(Hyperparameters { weight_decay: f64::NAN, ..default() }).starts_with("`weight_decay`")
+            error_message(Hyperparameters { weight_decay: f64::NAN, ..default() })
+                .starts_with("`weight_decay`")
         );
         for beta in [f64::NAN, 1.0, -0.1] {
-            assert!(refused(Hyperparameters { beta_1: beta, ..default() }).starts_with("`beta_1`: "));
-            assert!(refused(Hyperparameters { beta_2: beta, ..default() }).starts_with("`beta_2`: "));
+            assert!(error_message(Hyperparameters { beta_1: beta, ..default() }).starts_with("`beta_1`: "));
+            assert!(error_message(Hyperparameters { beta_2: beta, ..default() }).starts_with("`beta_2`: "));
         }
     }
 
     #[test]
-    fn what_ramps_cannot_be_is_named() {
+    fn invalid_ramps_and_window_options_are_rejected() {
         let config = Gpt2Config { n_positions: 256, ..Gpt2Config::gpt2() };
-        let refused = |numbers: Hyperparameters| numbers.check(&config).unwrap_err().to_string();
+        let error_message = |numbers: Hyperparameters| numbers.check(&config).unwrap_err().to_string();
         let ramp = |text: &str| text.parse::<Ramp>().ok();
         let default = Hyperparameters::default;
-        let told = refused(Hyperparameters { context_ramp: ramp("0:64,5:512"), ..default() });
-        assert_eq!(told, "`context_ramp`: expected values from 1 to 256, found 0:64,5:512");
-        let told = refused(Hyperparameters { batch_ramp: ramp("0:0"), ..default() });
-        assert_eq!(told, "`batch_ramp`: expected values from 1 to 8, found 0:0");
-        let told = refused(Hyperparameters { task: Task::Answer, random_positions: true, ..default() });
-        assert_eq!(told, "`random_positions` needs `task` text or dictionary: rows have their own lengths");
-        assert!(
-            refused(Hyperparameters { document_starts: 1.5, ..default() }).starts_with("`document_starts`")
+        let message = error_message(Hyperparameters { context_ramp: ramp("0:64,5:512"), ..default() });
+        assert_eq!(message, "`context_ramp`: expected values from 1 to 256, found 0:64,5:512");
+        let message = error_message(Hyperparameters { batch_ramp: ramp("0:0"), ..default() });
+        assert_eq!(message, "`batch_ramp`: expected values from 1 to 8, found 0:0");
+        let message =
+            error_message(Hyperparameters { task: Task::Answer, random_positions: true, ..default() });
+        assert_eq!(
+            message,
+            "`random_positions` needs `task` text or dictionary, because rows vary in length"
         );
         assert!(
-            refused(Hyperparameters { beta_2_half_life: Some(0.0), ..default() }).contains("greater than 0")
+            error_message(Hyperparameters { document_starts: 1.5, ..default() })
+                .starts_with("`document_starts`")
+        );
+        assert!(
+            error_message(Hyperparameters { beta_2_half_life: Some(0.0), ..default() })
+                .contains("greater than 0")
         );
     }
 }

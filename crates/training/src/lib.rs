@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`Trainer`]. A [`Task`] teaches texts, labels, answers or dictionaries with one and the same [`Trainer`]: they
-//! differ in what it learns from ([`Data`], [`Examples`]). The model is run with a training [`Pass`](candle_gpt2::Pass); the parameters
-//! are [`Parameters`] in place of a file.
+//! Start with [`Trainer`]. It handles every [`Task`]: text, classification, answers and dictionaries. The
+//! tasks differ only in their [`Data`] and [`Examples`]. The model runs with a training
+//! [`Pass`](candle_gpt2::Pass), and [`Parameters`] replace a checkpoint file.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,9 +1,12 @@
-//! Low-rank adapters: a linear layer's weight becomes `W + (alpha / rank) B A`, and only `A` and `B` are trained.
+//! Low-rank adapters: the weight of a linear layer becomes `W + (alpha / rank) B A`.
 //!
-//! Source: "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685, section 4.1), in the form of PEFT: `A`
-//! `(rank, in)` is drawn from `U(-1/sqrt(in), 1/sqrt(in))`, `B` `(out, rank)` is zero, and the files are PEFT's
-//! `adapter_config.json` and `adapter_model.safetensors`. The model is the same as ever; what it is loaded from differs: it
-//! gets weights with adapters beside them, which are added up only if a whole model is asked for.
+//! Only `A` and `B` are trained. Source: "LoRA: Low-Rank Adaptation of Large Language Models"
+//! (arXiv:2106.09685, section 4.1), in the form of PEFT. `A` `(rank, in)` is sampled from
+//! `U(-1/sqrt(in), 1/sqrt(in))`, and `B` `(out, rank)` is zero. The files are PEFT's `adapter_config.json`
+//! and `adapter_model.safetensors`.
+//!
+//! The model code does not change. The parameter source supplies weights with separate adapters, which are
+//! merged only if a complete model is requested.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,31 +20,32 @@ use candle_nn::Init;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::parameters::Lead;
+use crate::parameters::Tracking;
 use crate::streams::Stream;
 use crate::{Parameters, TrainingError};
 
-/// The linear layers that an adapter may go with; `c_proj` is that of attention and that of the MLP, as in PEFT.
-/// [`Lora::new`] takes some of them.
+/// Linear layers that can have an adapter, selected in [`LoraConfig::targets`].
+///
+/// As in PEFT, `c_proj` means the output projections of both attention and MLP. [`Lora::new`] has an example.
 pub const LORA_TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
-/// Size and place of the adapters. [`Lora::new`] takes it.
+/// Size and target layers of the adapters, passed to [`Lora::new`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[doc(alias = "peft")]
 pub struct LoraConfig {
-    /// Rows of `A`, columns of `B`.
+    /// Rank: number of rows of `A` and of columns of `B`.
     pub rank: usize,
-    /// The product counts `alpha / rank` times.
+    /// Numerator of the factor `alpha / rank` on the product `B A`.
     pub alpha: f64,
-    /// Names of linear layers, of [`LORA_TARGETS`].
+    /// Names of linear layers, from [`LORA_TARGETS`].
     pub targets: Vec<String>,
 }
 
 impl LoraConfig {
-    /// Checks every option.
+    /// Validates every option.
     ///
     /// # Errors
-    /// When one is out of its range.
+    /// If an option is out of range.
     pub fn check(&self, config: &Gpt2Config) -> std::result::Result<(), TrainingError> {
         let refuse = |option, expected: String, found: &dyn std::fmt::Display| {
             Err(TrainingError::OptionOutOfRange { option, expected, found: found.to_string() })
@@ -57,7 +61,7 @@ impl LoraConfig {
             return refuse("lora_alpha", "a number greater than 0".into(), &self.alpha);
         }
         let unknown = self.targets.iter().find(|target| !LORA_TARGETS.contains(&target.as_str()));
-        let known = || format!("some of {}", LORA_TARGETS.join(", "));
+        let known = || format!("one or more of {}", LORA_TARGETS.join(", "));
         match unknown {
             Some(target) => refuse("lora_targets", known(), target),
             None if self.targets.is_empty() => refuse("lora_targets", known(), &"none"),
@@ -65,11 +69,12 @@ impl LoraConfig {
         }
     }
 
-    /// The layer's name if this is the weight of a layer with an adapter: `h.0.attn.c_attn`.
+    /// Returns the layer's name if the parameter is the weight of an adapted layer, for example
+    /// `h.0.attn.c_attn`.
     fn adapted<'a>(&self, parameter: &'a str) -> Option<&'a str> {
         let layer = parameter.strip_suffix(".weight")?;
         let (path, name) = layer.rsplit_once('.')?;
-        // A training has no encoder hidden states to attend to.
+        // Training has no encoder hidden states to attend to.
         if path.ends_with("crossattention") {
             return None;
         }
@@ -77,7 +82,7 @@ impl LoraConfig {
     }
 }
 
-/// Fixed weights with adapters beside some of them.
+/// Frozen weights of a model with adapters for some of them.
 ///
 /// ```
 /// use candle_core::Device;
@@ -88,7 +93,7 @@ impl LoraConfig {
 /// let base = Parameters::initialize(&sizes, 1, &Device::Cpu)?;
 /// let config = LoraConfig { rank: 4, alpha: 8.0, targets: vec!["c_attn".into()] };
 /// let (lora, adapters) = Lora::new(&sizes, config, &base, 1)?;
-/// assert_eq!(adapters.count(), 2 * (4 * 6 + 18 * 4), "of two blocks: `a` (4, 6) and `b` (18, 4)");
+/// assert_eq!(adapters.count(), 2 * (4 * 6 + 18 * 4), "`a` (4, 6) and `b` (18, 4) in each of two blocks");
 /// let numbers = Hyperparameters { context: 8, ..Hyperparameters::default() };
 /// assert!(Trainer::with_adapters(&sizes, lora, adapters, numbers)?.lora().is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -100,17 +105,18 @@ pub struct Lora {
     base: HashMap<String, Tensor>,
 }
 
-/// The name of `A` and that of `B` among the trained parameters.
+/// Returns the names of `A` and `B` among the trained parameters.
 fn adapter_names(layer: &str) -> (String, String) {
     (format!("{layer}.lora_A.weight"), format!("{layer}.lora_B.weight"))
 }
 
 impl Lora {
-    /// Adapters for the weights of `base`, which stay as they are, and their fresh parameters. A head that is not over the
-    /// vocabulary is trained whole beside them, as PEFT's `modules_to_save` are.
+    /// Creates adapters with fresh parameters for the weights of `base`, which stay frozen.
+    ///
+    /// A classification or choice head is trained in full, like PEFT's `modules_to_save`.
     ///
     /// # Errors
-    /// When an option is out of its range, or the device has no room.
+    /// If an option is out of range, or allocation fails on the device.
     pub fn new(
         model: &Gpt2Config,
         config: LoraConfig,
@@ -141,27 +147,33 @@ impl Lora {
         Ok((Self { config, base }, Parameters::from_named(named)))
     }
 
-    /// Size and place of the adapters.
+    /// Size and target layers of the adapters.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
 
-    /// What a model is loaded from: the fixed weights, and the adapters beside them.
-    pub(crate) fn source<'a>(&'a self, adapters: &'a Parameters, lead: Lead) -> AdaptedSource<'a> {
-        AdaptedSource { lora: self, adapters, lead, path: String::new() }
+    /// Returns a parameter source with the frozen weights and the adapters.
+    pub(crate) fn source<'a>(&'a self, adapters: &'a Parameters, tracking: Tracking) -> AdaptedSource<'a> {
+        AdaptedSource { lora: self, adapters, tracking, path: String::new() }
     }
 
-    /// One of the weights with its adapter added.
+    /// Returns a weight with its adapter merged.
     pub(crate) fn merged_parameter(&self, name: &str, adapters: &Parameters) -> Result<Option<Tensor>> {
         let Some(weight) = self.base.get(name) else { return Ok(None) };
-        match self.matrix(name, weight, adapters, Lead::ToGradients)? {
+        match self.matrix(name, weight, adapters, Tracking::Tracked)? {
             Matrix::Dense(weight) => Ok(Some(weight)),
             adapted => Ok(Some(adapted.to_tensor()?)),
         }
     }
 
-    /// One of the weights with its adapter beside it, if it has one.
-    fn matrix(&self, name: &str, weight: &Tensor, adapters: &Parameters, lead: Lead) -> Result<Matrix> {
+    /// Returns a weight with its separate adapter, if it has one.
+    fn matrix(
+        &self,
+        name: &str,
+        weight: &Tensor,
+        adapters: &Parameters,
+        tracking: Tracking,
+    ) -> Result<Matrix> {
         let base = Matrix::Dense(weight.clone());
         let Some((name_a, name_b)) = self.config.adapted(name).map(adapter_names) else {
             return Ok(base);
@@ -170,15 +182,16 @@ impl Lora {
             candle_core::bail!("the adapter of `{name}` is missing");
         };
         let scale = self.config.alpha / self.config.rank as f64;
-        let adapted = AdaptedMatrix::new(base, lead.of(a), lead.of(b), scale)?;
+        let adapted = AdaptedMatrix::new(base, tracking.of(a), tracking.of(b), scale)?;
         Ok(Matrix::Adapted(adapted.into()))
     }
 
-    /// Writes the adapters as PEFT has them into `folder`, which is made if it is missing. `base_model` is the path or the name of the
-    /// model that they were trained on.
+    /// Writes the adapters to `folder` in PEFT's format, and creates the folder if it is missing.
+    ///
+    /// `base_model` is the path or name of the model that the adapters were trained on.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn save(
         &self,
         adapters: &Parameters,
@@ -186,15 +199,22 @@ impl Lora {
         base_model: Option<&str>,
     ) -> std::result::Result<(), TrainingError> {
         fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.to_owned(), error })?;
-        let has_head = adapters.iter().any(|(name, _)| HeadKind::of_parameter(name).is_some());
-        // PEFT's `fan_in_fan_out` says that the layers of GPT-2 store their weights as (in, out).
+        let head = adapters.iter().find_map(|(name, _)| Some((name, HeadKind::of_parameter(name)?)));
+        let task = match head.map_or(HeadKind::LanguageModel, |(_, kind)| kind) {
+            HeadKind::LanguageModel => Some("CAUSAL_LM"),
+            HeadKind::SequenceClassification => Some("SEQ_CLS"),
+            HeadKind::TokenClassification => Some("TOKEN_CLS"),
+            // PEFT has no task for multiple choice.
+            HeadKind::DoubleHeads => None,
+        };
+        // PEFT's `fan_in_fan_out` means that GPT-2's layers store their weights as (in, out).
         let mut config = json!({
-            "peft_type": "LORA", "task_type": if has_head { "SEQ_CLS" } else { "CAUSAL_LM" }, "r": self.config.rank,
+            "peft_type": "LORA", "task_type": task, "r": self.config.rank,
             "lora_alpha": self.config.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": true,
             "target_modules": self.config.targets, "base_model_name_or_path": base_model, "inference_mode": true,
         });
-        if has_head {
-            config["modules_to_save"] = json!(["score"]);
+        if let Some((name, _)) = head {
+            config["modules_to_save"] = json!([name.split('.').next()]);
         }
         let written = format!("{config:#}\n");
         replace_file(&folder.join("adapter_config.json"), |partial| Ok(fs::write(partial, written)?))?;
@@ -208,12 +228,12 @@ impl Lora {
     }
 }
 
-/// The parameters of a model with adapters.
+/// Parameter source of a model with adapters.
 #[derive(Clone)]
 pub(crate) struct AdaptedSource<'a> {
     lora: &'a Lora,
     adapters: &'a Parameters,
-    lead: Lead,
+    tracking: Tracking,
     path: String,
 }
 
@@ -223,9 +243,9 @@ impl AdaptedSource<'_> {
         match self.lora.base.get(&name) {
             Some(weight) if weight.shape() == shape => Ok((name, weight)),
             Some(weight) => {
-                candle_core::bail!("the parameter `{name}` has the shape {:?}, not {shape:?}", weight.shape())
+                candle_core::bail!("parameter `{name}`: expected shape {shape:?}, found {:?}", weight.shape())
             }
-            None => candle_core::bail!("the parameter `{name}` is missing"),
+            None => candle_core::bail!("parameter `{name}` is missing"),
         }
     }
 }
@@ -241,6 +261,6 @@ impl ParameterSource for AdaptedSource<'_> {
 
     fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: Init) -> Result<Matrix> {
         let (name, weight) = self.weight(&(out_features, in_features).into(), name)?;
-        self.lora.matrix(&name, weight, self.adapters, self.lead)
+        self.lora.matrix(&name, weight, self.adapters, self.tracking)
     }
 }

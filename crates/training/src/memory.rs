@@ -1,15 +1,18 @@
-//! How much memory a training takes, so that one that cannot fit is refused before the work.
+//! Memory estimate for training, to reject a run before it starts if it does not fit.
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_arithmetic::LOGITS_AT_ONCE;
-use candle_gpt2_kernels::{LOSS_ROWS, MOST_SCORES_ON_GPU};
+use candle_gpt2_arithmetic::MAX_CHUNK_LOGITS;
+use candle_gpt2_kernels::{LOSS_ROWS, MAX_SCORES_ON_GPU};
 
 use crate::{ComputeDType, Hyperparameters};
 
-/// Bytes that a training takes at most, estimated: weights, gradients and both running means in f32; what the forward pass
-/// keeps for the backward pass, of each block its input alone if it `recomputes`; the logits that exist at once. Where the CPU's
-/// kernels do not compute, the scores of one block's attention, or of the texts that an NVIDIA GPU has at once, exist besides.
+/// Returns an upper estimate of the memory for training, in bytes.
+///
+/// It includes weights, gradients and both running means in f32, the activations stored for the backward
+/// pass, and one chunk of logits. With `recomputes`, a block stores only its input. If the CPU kernels are
+/// not used, the estimate also includes attention scores: those of one block, or of the sequences that an
+/// NVIDIA GPU processes at a time.
 ///
 /// ```
 /// use candle_core::Device;
@@ -29,51 +32,54 @@ pub fn estimated_bytes(
 ) -> u64 {
     /// Weight, gradient, mean, mean of squares.
     const COPIES: u64 = 4;
-    /// Values that a block keeps of each token, in widths: norms 2, queries, keys and values 3, attention 1, its projection
-    /// and that of the MLP before and after dropout 4, the masks 1, residual stream 2; the MLP's inner values are counted by
-    /// themselves.
+    /// Number of values that a block stores per token, in units of the hidden size.
+    ///
+    /// These are the norms (2), queries, keys and values (3), attention (1), the projections of attention and
+    /// MLP before and after dropout (4), the masks (1) and the residual stream (2). Inner values of the MLP
+    /// are counted separately.
     const KEPT_WIDTHS: u64 = 13;
-    /// Inner values of the MLP: before the activation and after it.
+    /// Inner values of the MLP, before and after the activation.
     const KEPT_INNER: u64 = 2;
     const F32_BYTES: u64 = 4;
-    /// Tensors of the size of the scores, and of a chunk of logits, that a composition holds at once.
+    /// Peak number of tensors in composed operations, each as large as scores plus a logits chunk.
     const COMPOSED: u64 = 12;
-    /// The same of the kernels of NVIDIA GPUs.
+    /// Peak number of such tensors in the kernels of NVIDIA GPUs.
     const ON_GPU: u64 = 6;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
     if let Some(dictionary) = &numbers.dictionary
         && let (Ok(count), Ok(sites)) = (dictionary.parameter_count(config), dictionary.sites(config))
     {
-        // Of each token all latents before the few are chosen, and its values: as the model has them, scaled, centred; output, error.
+        // Per token: all latents before the selection; the inputs as recorded, scaled and centered; output
+        // and error.
         let of_token = sites.iter().map(|[(_, inputs), (_, outputs)]| {
             let of_inputs = inputs.saturating_mul(3).saturating_add(outputs.saturating_mul(4));
             dictionary.latents.saturating_mul(2).saturating_add(of_inputs) as u64
         });
         let of_token = of_token.fold(0u64, u64::saturating_add);
-        // The model's weights are there in any case; a copy of the trained ones is read besides.
+        // The model's weights are in memory in any case. The trained parameters also have a copy for reading.
         let values =
             (COPIES + 1).saturating_mul(count as u64).saturating_add(tokens.saturating_mul(of_token));
         return values.saturating_mul(F32_BYTES);
     }
     let (width, inner, blocks) = (config.n_embd as u64, config.inner_width() as u64, config.n_layer as u64);
     let block = KEPT_WIDTHS.saturating_mul(width).saturating_add(KEPT_INNER.saturating_mul(inner));
-    // The backward pass holds one block's gradients besides, or a block that is computed again.
+    // The backward pass also stores the gradients of one block, or a recomputed block.
     let kept = match recomputes {
         true => blocks.saturating_mul(width).saturating_add(block.saturating_mul(2)),
         false => blocks.saturating_add(1).saturating_mul(block),
     };
     let parameters = ParameterCounts::new(config).unique as u64;
-    // From the second batch of a step on, the head's gradient is made beside the sum.
+    // From the second batch of a step on, the head's gradient is computed before it is added to the sum.
     let table = config.vocab_size.saturating_mul(config.n_embd) as u64;
     let head = if numbers.accumulate > 1 { table } else { 0 };
     let of_text = config.n_head.saturating_mul(numbers.context).saturating_mul(numbers.context) as u64;
     let chunk = (LOSS_ROWS as u64).saturating_mul(config.vocab_size as u64);
     let logits = match (device, numbers.compute_dtype) {
-        (Device::Cpu, ComputeDType::F32) => LOGITS_AT_ONCE as u64,
-        // The gradient of the embedding is added to that of the head.
+        (Device::Cpu, ComputeDType::F32) => MAX_CHUNK_LOGITS as u64,
+        // The gradient of the embedding is added to the gradient of the head.
         (Device::Cuda(_), _) => {
             let scores =
-                of_text.saturating_mul(numbers.batch_size as u64).min(of_text.max(MOST_SCORES_ON_GPU as u64));
+                of_text.saturating_mul(numbers.batch_size as u64).min(of_text.max(MAX_SCORES_ON_GPU as u64));
             scores.saturating_add(chunk).saturating_mul(ON_GPU).saturating_add(table.saturating_mul(2))
         }
         _ => {
@@ -90,7 +96,7 @@ pub fn estimated_bytes(
 mod tests {
     use super::*;
 
-    /// A configuration that was not checked is estimated, not an overflow.
+    /// Estimates for an unchecked configuration saturate instead of overflowing.
     #[test]
     fn estimates_saturate() {
         const MOST: usize = usize::MAX;
@@ -109,12 +115,12 @@ mod tests {
         }
     }
 
-    /// GPT-2 in its smallest published size, 8 windows of 1,024 tokens.
+    /// Smallest published GPT-2, 8 windows of 1,024 tokens.
     #[test]
-    fn bf16_halves_what_is_kept_and_compositions_add_scores_and_logits() {
+    fn bf16_halves_activations_but_stores_scores_and_logits() {
         let (config, numbers) =
             (Gpt2Config::gpt2(), Hyperparameters { context: 1024, ..Hyperparameters::default() });
-        let halved = Hyperparameters { compute_dtype: ComputeDType::Bf16, ..numbers.clone() };
+        let halved = Hyperparameters { compute_dtype: ComputeDType::BF16, ..numbers.clone() };
         let (parameters, tokens) = (124_439_808, 8 * 1024);
         let kept = tokens * 13 * (13 * 768 + 2 * 3072);
         let f32 = estimated_bytes(&config, &numbers, false, &Device::Cpu);

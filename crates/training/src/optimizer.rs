@@ -1,8 +1,9 @@
-//! The optimizers: AdamW, and Muon for the matrices of the blocks. Their running means can be saved.
+//! Optimizers: AdamW, and Muon for the matrices of the blocks. Their running means can be saved.
 //!
-//! [Muon](https://kellerjordan.github.io/posts/muon/) moves a matrix by its momentum with all singular values brought near 1, which five
-//! steps of a Newton-Schulz iteration do. Steps are scaled to the root mean square of AdamW's, so that both share one learning rate
-//! ("Muon is Scalable for LLM Training", arXiv:2502.16982); `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` is the same.
+//! [Muon](https://kellerjordan.github.io/posts/muon/) updates a matrix with its orthogonalized momentum. Five
+//! steps of a Newton-Schulz iteration bring all singular values near 1. Updates are scaled to the root mean
+//! square of AdamW's, so that both optimizers share one learning rate ("Muon is Scalable for LLM Training",
+//! arXiv:2502.16982). This is equivalent to `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`.
 
 use std::str::FromStr;
 
@@ -15,12 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Parameters, TrainingError};
 
-/// Added to the norm that the gradient is divided by when it is clipped, as PyTorch's `clip_grad_norm_` does.
+/// Epsilon added to the gradient norm for clipping, as in PyTorch's `clip_grad_norm_`.
 const CLIP_EPSILON: f64 = 1e-6;
 /// Decay rate of Muon's momentum.
 const MOMENTUM: f64 = 0.95;
 
-/// The optimizer of a training.
+/// Optimizer for training.
 ///
 /// ```
 /// use candle_gpt2_training::OptimizerKind;
@@ -38,10 +39,10 @@ pub enum OptimizerKind {
 }
 
 impl OptimizerKind {
-    /// Every optimizer by its name.
+    /// All optimizers with their names.
     pub const NAMES: [(&'static str, Self); 2] = [("adamw", Self::AdamW), ("muon", Self::Muon)];
 
-    /// Whether Muon moves this parameter.
+    /// Whether Muon updates this parameter.
     fn orthogonalizes(self, name: &str, shape: &[usize]) -> bool {
         self == Self::Muon && shape.len() == 2 && name.starts_with("h.")
     }
@@ -55,8 +56,9 @@ impl FromStr for OptimizerKind {
     }
 }
 
-/// The optimizer's state: two running means for each parameter, in the parameters' order. Muon uses only the first.
-/// The [`Trainer`](crate::Trainer) takes its steps with it.
+/// State of the optimizer: two running means per parameter, in the order of the parameters.
+///
+/// Muon uses only the first. The [`Trainer`](crate::Trainer) runs its steps.
 #[derive(Debug)]
 pub struct Optimizer {
     kind: OptimizerKind,
@@ -65,37 +67,38 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// A fresh state.
+    /// Creates a state with zero means.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// If allocation fails on the device.
     pub fn new(kind: OptimizerKind, parameters: &Parameters) -> Result<Self> {
         let zeros = |variable: &Var| Var::from_tensor(&variable.zeros_like()?);
         let means = parameters.iter().map(|(_, variable)| Ok((zeros(variable)?, zeros(variable)?)));
         Ok(Self { kind, means: means.collect::<Result<_>>()?, steps_done: 0 })
     }
 
-    /// Says how many steps the running means are from.
+    /// Sets the number of steps behind the running means.
     pub(crate) fn set_steps_done(&mut self, steps_done: u64) {
         self.steps_done = steps_done;
     }
 
-    /// Steps taken so far.
+    /// Number of completed steps.
     pub fn steps_done(&self) -> u64 {
         self.steps_done
     }
 
-    /// The running means of gradient and squared gradient, in the order of the parameters.
+    /// Returns the running means of gradient and squared gradient, in the order of the parameters.
     pub fn means(&self) -> impl Iterator<Item = (&Var, &Var)> {
         self.means.iter().map(|(mean, square)| (mean, square))
     }
 
-    /// Clips the gradients to a norm of `clip` over all of them, and takes one step; `numbers.step` and
-    /// `numbers.gradient_factor` are set here. `gradients` are in the order of the parameters. Returns the norm before
-    /// clipping.
+    /// Clips the gradients to a global norm of `clip`, and performs one step.
+    ///
+    /// `gradients` are in the order of the parameters. This method sets `numbers.step` and
+    /// `numbers.gradient_factor`. Returns the norm before clipping.
     ///
     /// # Errors
-    /// When the norm is not a number: the parameters are then as they were.
+    /// If the norm is not finite; the parameters are then unchanged.
     pub fn step(
         &mut self,
         parameters: &Parameters,
@@ -125,9 +128,9 @@ impl Optimizer {
     }
 }
 
-/// Takes one step of Muon with Nesterov momentum for the matrix `parameter`.
+/// Performs one step of Muon with Nesterov momentum for the matrix `parameter`.
 fn muon_step(parameter: &Var, gradient: &Tensor, momentum: &Var, numbers: &AdamWStep) -> Result<()> {
-    /// The root mean square of AdamW's steps.
+    /// Root mean square of AdamW's updates.
     const ADAMW_RMS: f64 = 0.2;
     let between =
         |from: &Tensor, to: &Tensor, share: f64| from.affine(1.0 - share, 0.0)? + to.affine(share, 0.0)?;
@@ -140,11 +143,11 @@ fn muon_step(parameter: &Var, gradient: &Tensor, momentum: &Var, numbers: &AdamW
     parameter.set(&(decayed - update.affine(size, 0.0)?)?)
 }
 
-/// A matrix whose singular vectors are those of `matrix` and whose singular values are near 1: five steps of the Newton-Schulz iteration
-/// with Muon's coefficients.
+/// Orthogonalizes a matrix: keeps its singular vectors and brings its singular values near 1.
 ///
-/// Each step multiplies the matrix by a polynomial in its Gram matrix. Both sides of the Gram matrix are as long as the smaller side of
-/// the matrix, so the polynomials are multiplied with each other first.
+/// This runs five steps of the Newton-Schulz iteration with Muon's coefficients. Each step multiplies the
+/// matrix by a polynomial in its Gram matrix. The Gram matrix is square with the smaller dimension of the
+/// matrix, so the polynomials are multiplied with each other first.
 fn orthogonalized(matrix: &Tensor) -> Result<Tensor> {
     const STEPS: usize = 5;
     const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
@@ -153,7 +156,8 @@ fn orthogonalized(matrix: &Tensor) -> Result<Tensor> {
     let turned = |matrix: &Tensor| if rows > columns { matrix.t()?.contiguous() } else { Ok(matrix.clone()) };
     let norm = gradient_norm(&[matrix.contiguous()?])?.max(SMALLEST_NORM);
     let x = turned(matrix)?.affine(1.0 / norm, 0.0)?;
-    // The kernels of linear layers are faster than candle's product. Polynomials in a symmetric matrix are symmetric.
+    // The kernels of linear layers are faster than candle's matmul. Polynomials in a symmetric matrix are
+    // symmetric.
     let times_transposed = |left: &Tensor, right: &Tensor| Linear::new(right.clone(), None)?.forward(left);
     let [a, b, c] = COEFFICIENTS;
     let identity = Tensor::eye(rows.min(columns), x.dtype(), x.device())?;

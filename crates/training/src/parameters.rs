@@ -1,4 +1,4 @@
-//! The trainable parameters of a model: named variables in the order of [`expected_parameters`].
+//! Trainable parameters of a model: named variables in the order of [`expected_parameters`].
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::streams::Stream;
 
-/// The initialization of a model that is trained from scratch.
+/// Initialization of a model that is trained from scratch.
 ///
 /// ```
 /// use candle_gpt2_training::Initialization;
@@ -23,22 +23,23 @@ use crate::streams::Stream;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Initialization {
-    /// GPT-2's: [`Parameter::init`].
+    /// GPT-2's initialization, see [`Parameter::init`].
     #[default]
     Gpt2,
-    /// GPT-2's weights with these changes:
+    /// GPT-2's initialization with these changes:
     ///
-    /// - Sinusoids for positions, and heads that copy what they attend to: the output weights of attention are the value weights
-    ///   transposed, scaled down in the first block so that the token itself stays readable ("Mimetic Initialization of
-    ///   Self-Attention Layers", arXiv:2305.09828).
-    /// - MLPs that write nothing at first. In narrow models, whose weights are large, their noise would drown the residual stream.
-    /// - A previous-token head (0.0) and an induction head (1.0) that reads it, where there are two blocks. A small model that has to
-    ///   discover the pair on its own may never do so.
+    /// - Sinusoidal position embeddings, and heads that copy the tokens they attend to. The output weights of
+    ///   attention are the transposed value weights, scaled down in the first block so that the token itself
+    ///   stays readable ("Mimetic Initialization of Self-Attention Layers", arXiv:2305.09828).
+    /// - MLPs with zero output. The weights of narrow models are large, so the MLPs' initial noise would
+    ///   drown the residual stream.
+    /// - If there are two blocks, a previous-token head (0.0) and an induction head (1.0) that reads its
+    ///   output. A small model may never discover this pair on its own.
     Mimetic,
 }
 
 impl Initialization {
-    /// Every initialisation by its name.
+    /// All initializations with their names.
     pub const NAMES: [(&'static str, Self); 2] = [("gpt2", Self::Gpt2), ("mimetic", Self::Mimetic)];
 }
 
@@ -50,7 +51,7 @@ impl FromStr for Initialization {
     }
 }
 
-/// The parameters of a model, in f32, by name.
+/// Parameters of a model in f32, by name.
 #[derive(Debug)]
 #[doc(alias = "VarMap")]
 pub struct Parameters {
@@ -58,10 +59,10 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Fresh parameters.
+    /// Creates fresh parameters with GPT-2's initialization.
     ///
     /// # Errors
-    /// When the configuration is not sound, see [`Gpt2Config::check`], or the device has no room.
+    /// If the configuration is invalid, see [`Gpt2Config::check`], or allocation fails on the device.
     pub fn initialize(config: &Gpt2Config, seed: u64, device: &Device) -> Result<Self> {
         config.check()?;
         let mut generator = Stream::Initialization.generator(seed);
@@ -72,10 +73,10 @@ impl Parameters {
         Ok(Self { named: named.collect::<Result<_>>()? })
     }
 
-    /// Fresh parameters as `initialization` has them.
+    /// Creates fresh parameters with the selected initialization.
     ///
     /// # Errors
-    /// As [`Parameters::initialize`].
+    /// See [`Parameters::initialize`].
     pub fn initialize_as(
         initialization: Initialization,
         config: &Gpt2Config,
@@ -89,9 +90,9 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Sets what [`Initialization::Mimetic`] begins with.
+    /// Applies the changes of [`Initialization::Mimetic`].
     fn begin_mimetic(&self, config: &Gpt2Config) -> Result<()> {
-        /// The part of the first block, of which the heads write as much as a token's embedding is long.
+        /// Scale of the first block's heads, which makes their output as long as a token's embedding.
         const FIRST_BLOCK: f64 = 0.15;
         if let Some(wpe) = self.get("wpe.weight") {
             wpe.set(&sinusoids(config, wpe.device())?)?;
@@ -99,7 +100,7 @@ impl Parameters {
         for block in 0..config.n_layer {
             let weight = |name| self.get(&format!("h.{block}.attn.{name}.weight"));
             let (Some(c_attn), Some(c_proj)) = (weight("c_attn"), weight("c_proj")) else { continue };
-            // Rows are outputs: queries, keys, values.
+            // The rows are outputs: queries, keys, values.
             let values = c_attn.narrow(0, 2 * config.n_embd, config.n_embd)?;
             let part = if block == 0 { FIRST_BLOCK } else { 1.0 };
             c_proj.set(&(values.t()? * part)?.contiguous()?)?;
@@ -113,19 +114,25 @@ impl Parameters {
         Ok(())
     }
 
-    /// Makes head 0.0 attend to the previous token and head 1.0 to what followed an earlier occurrence of the token. `written` scales
-    /// the output of head 0.0.
+    /// Sets up a previous-token head (0.0) and an induction head (1.0).
+    ///
+    /// Head 1.0 attends to the token after an earlier occurrence of the current token. `written` scales the
+    /// output of head 0.0.
     fn begin_induction(&self, config: &Gpt2Config, written: f64) -> Result<()> {
-        /// Weight of a sine or cosine in the queries and keys of head 0.0: the score of the previous token is then near 16.
+        /// Weight of the sinusoids in the queries and keys of head 0.0.
+        ///
+        /// With this value, the score of the previous token is near 16.
         const SHARPNESS: f64 = 2.0;
-        /// Factor of the value weights in the queries that look for them.
+        /// Factor on the value weights that serve as queries of the induction head.
         const MATCHING: f64 = 3.0;
-        let weight =
-            |name| self.get(name).ok_or_else(|| candle_core::Error::Msg(format!("`{name}` is missing")));
+        let weight = |name| {
+            self.get(name).ok_or_else(|| candle_core::Error::Msg(format!("parameter `{name}` is missing")))
+        };
         let (width, size) = (config.n_embd, config.n_embd / config.n_head);
         let (half, pairs) = (width.div_ceil(2), size / 2);
         let device = self.device();
-        // Keys read the sines and cosines of the fastest frequencies, queries read the same ones turned back by one position.
+        // Keys read the sinusoids of the highest frequencies. Queries read the same ones, rotated back by one
+        // position.
         let (mut queries, mut keys) = (vec![0f32; size * width], vec![0f32; size * width]);
         for pair in 0..pairs.min(width / 2) {
             let (sine, cosine) = (pair, half + pair);
@@ -149,16 +156,16 @@ impl Parameters {
         ] {
             block.set(&block.slice_assign(&[row..row + size, 0..width], &rows)?)?;
         }
-        // The previous-token head writes where the keys of the induction head read.
+        // The previous-token head writes to the subspace that the induction head's keys read.
         let read = (second.narrow(0, width, size)?.t()? * written)?;
         let c_proj = weight("h.0.attn.c_proj.weight")?;
         c_proj.set(&c_proj.slice_assign(&[0..width, 0..size], &read)?)
     }
 
-    /// The parameters of another configuration: those that are here under the same names, and fresh ones.
+    /// Returns parameters for another configuration: existing ones by name, and fresh ones for the rest.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// If allocation fails on the device.
     pub fn with_fresh_head(self, config: &Gpt2Config, seed: u64) -> Result<Self> {
         let (mut generator, device) = (Stream::Head.generator(seed), self.device());
         let mut here: HashMap<String, Var> = self.named.into_iter().collect();
@@ -172,8 +179,10 @@ impl Parameters {
         Ok(Self { named: named.collect::<Result<_>>()? })
     }
 
-    /// Those that are trained, and the others, which are fixed: if `train_blocks` counts blocks, all below the last ones, and
-    /// the embeddings; what attends to an encoder, of which a training has no states, is never trained.
+    /// Splits the parameters into trained and fixed ones.
+    ///
+    /// If `train_blocks` is set, the embeddings and all but the last `train_blocks` blocks are fixed.
+    /// Cross-attention is always fixed, because training has no encoder hidden states.
     pub fn split(self, config: &Gpt2Config, train_blocks: Option<usize>) -> (Self, HashMap<String, Tensor>) {
         let first = train_blocks.map_or(0, |count| config.n_layer.saturating_sub(count));
         let is_trained = |name: &str| {
@@ -192,12 +201,13 @@ impl Parameters {
         (Self { named: trained }, fixed.collect())
     }
 
-    /// The parameters of a checkpoint. `progress` receives the number of bytes read since the last call, and may
-    /// end it.
+    /// Loads the parameters of a checkpoint.
+    ///
+    /// `progress` receives the number of bytes read since the last call, and may abort the load.
     ///
     /// # Errors
-    /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] if `progress`
-    /// says so.
+    /// If the tensors do not match the configuration or cannot be read; [`WeightsError::Interrupted`] if
+    /// `progress` aborts.
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,
         device: &Device,
@@ -207,22 +217,23 @@ impl Parameters {
         let mut named = Vec::new();
         for parameter in expected_parameters(checkpoint.config()) {
             let tensor = checkpoint.parameter(&parameter.name, device, progress)?;
-            let missing = || candle_core::Error::Msg(format!("`{}` holds no weights", parameter.name));
+            let missing =
+                || candle_core::Error::Msg(format!("parameter `{}` has no weights", parameter.name));
             let tensor = contiguous(&tensor.ok_or_else(missing)?.to_dtype(DType::F32)?)?;
             named.push((parameter.name, Var::from_tensor(&tensor)?));
         }
         Ok(Self { named })
     }
 
-    /// Parameters from tensors by name.
+    /// Creates parameters from tensors by name.
     ///
     /// # Errors
-    /// When one is missing or has another shape.
+    /// If one is missing or has the wrong shape.
     pub fn from_tensors(config: &Gpt2Config, tensors: &HashMap<String, Tensor>) -> Result<Self> {
         let mut named = Vec::new();
         for parameter in expected_parameters(config) {
             let Some(tensor) = tensors.get(&parameter.name) else {
-                candle_core::bail!("the parameter `{}` is missing", parameter.name);
+                candle_core::bail!("parameter `{}` is missing", parameter.name);
             };
             if tensor.dims() != parameter.shape {
                 let (expected, found) = (&parameter.shape, tensor.dims());
@@ -233,17 +244,17 @@ impl Parameters {
         Ok(Self { named })
     }
 
-    /// Parameters under these names, in this order.
+    /// Creates parameters with these names, in this order.
     pub(crate) fn from_named(named: Vec<(String, Var)>) -> Self {
         Self { named }
     }
 
-    /// Every parameter with its name, always in the same order.
+    /// Iterates over all parameters with their names, always in the same order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
         self.named.iter().map(|(name, variable)| (name.as_str(), variable))
     }
 
-    /// The parameter `name`.
+    /// Returns the parameter `name`.
     pub fn get(&self, name: &str) -> Option<&Var> {
         self.named.iter().find(|(known, _)| known == name).map(|(_, variable)| variable)
     }
@@ -253,25 +264,25 @@ impl Parameters {
         self.named.iter().map(|(_, variable)| variable.elem_count()).sum()
     }
 
-    /// The device they are on.
+    /// Device of the parameters.
     pub(crate) fn device(&self) -> Device {
         self.named.first().map_or(Device::Cpu, |(_, variable)| variable.device().clone())
     }
 
-    /// What a model loads itself from: these variables, and `fixed` ones.
-    pub(crate) fn beside(
+    /// Returns a parameter source with these variables and the tensors in `fixed`.
+    pub(crate) fn source_with_fixed(
         &self,
         fixed: &HashMap<String, Tensor>,
         device: &Device,
-        lead: Lead,
+        tracking: Tracking,
     ) -> ByOutput<'static> {
-        let variables = self.named.iter().map(|(name, variable)| (name.clone(), lead.of(variable)));
+        let variables = self.named.iter().map(|(name, variable)| (name.clone(), tracking.of(variable)));
         let fixed = fixed.iter().map(|(name, tensor)| (name.clone(), tensor.clone()));
         ByOutput(VarBuilder::from_tensors(fixed.chain(variables).collect(), DType::F32, device))
     }
 }
 
-/// A parameter with its initial values.
+/// Creates a parameter with its initial values.
 fn fresh(parameter: &Parameter, generator: &mut RandomStream, device: &Device) -> Result<Var> {
     let count = parameter.shape.iter().product();
     #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
@@ -285,8 +296,11 @@ fn fresh(parameter: &Parameter, generator: &mut RandomStream, device: &Device) -
     Var::from_tensor(&Tensor::from_vec(values, parameter.shape.as_slice(), device)?)
 }
 
-/// Positions, `[n_positions, n_embd]`: sines, then cosines, of frequencies from 3 radians a position down to 0.003, each as large as
-/// other weights are at the beginning. The fastest one tells neighbours apart, the slowest one the ends of a thousand tokens.
+/// Returns sinusoidal position embeddings, `[n_positions, n_embd]`: sines, then cosines.
+///
+/// Frequencies range from 3 down to 0.003 radians per position. The highest one distinguishes neighbors, and
+/// the lowest one distinguishes the ends of a thousand tokens. The root mean square equals the standard
+/// deviation of the other initial weights.
 fn sinusoids(config: &Gpt2Config, device: &Device) -> Result<Tensor> {
     let half = config.n_embd.div_ceil(2);
     let amplitude = config.initializer_range * std::f64::consts::SQRT_2;
@@ -301,28 +315,28 @@ fn sinusoids(config: &Gpt2Config, device: &Device) -> Result<Tensor> {
     Tensor::from_vec(values, (config.n_positions, config.n_embd), device)
 }
 
-/// The frequency of a sinusoid of `count`, in radians per position; the first is the fastest.
+/// Frequency of sinusoid `index` of `count`, in radians per position; the first is the highest.
 fn frequency(index: usize, count: usize) -> f64 {
     const FASTEST: f64 = 3.0;
     const RANGE: f64 = 1000.0;
     FASTEST * libm::pow(RANGE, -(index as f64) / count as f64)
 }
 
-/// Where what is computed with parameters leads.
+/// Gradient tracking of parameters in a computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lead {
-    /// To gradients for them.
-    ToGradients,
-    /// Nowhere: candle keeps nothing of it.
-    Nowhere,
+pub(crate) enum Tracking {
+    /// Gradients flow to the parameters.
+    Tracked,
+    /// Parameters are detached, so candle stores no graph.
+    Detached,
 }
 
-impl Lead {
-    /// A parameter to compute with.
+impl Tracking {
+    /// Returns the parameter as an input for the computation.
     pub(crate) fn of(self, parameter: &Tensor) -> Tensor {
         match self {
-            Self::ToGradients => parameter.clone(),
-            Self::Nowhere => parameter.detach(),
+            Self::Tracked => parameter.clone(),
+            Self::Detached => parameter.detach(),
         }
     }
 }

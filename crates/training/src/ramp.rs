@@ -1,7 +1,8 @@
-//! Numbers that grow during a training: tokens of a window, windows of a batch.
+//! Hyperparameters that grow during training: tokens per window, windows per batch.
 //!
-//! Short windows and small batches first save a good part of the computation: sequence length warmup (arXiv:2108.06084), and a smaller
-//! product of both brings induction heads earlier (arXiv:2511.16893).
+//! Short windows and small batches at the beginning save much of the computation. Sources: sequence length
+//! warmup (arXiv:2108.06084); a smaller product of both makes induction heads form earlier
+//! (arXiv:2511.16893).
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +10,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// A number for each step, which changes at some of them.
+/// Piecewise constant schedule of a number over the steps.
 ///
 /// ```
 /// use candle_gpt2_training::Ramp;
@@ -21,29 +22,29 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ramp {
-    /// After how many steps it has which value; the first one is after none.
+    /// Values with the number of completed steps from which they apply; the first is 0.
     stages: Vec<(u64, usize)>,
 }
 
 impl Ramp {
-    /// The same number for all steps.
+    /// Creates a ramp with the same value for all steps.
     pub fn constant(value: usize) -> Self {
         Self { stages: vec![(0, value)] }
     }
 
-    /// After how many steps it has which value, the first one after none.
+    /// Returns the values with the number of completed steps from which they apply; the first is 0.
     pub fn stages(&self) -> &[(u64, usize)] {
         &self.stages
     }
 
-    /// The number of the step after so many.
+    /// Returns the value for the step after `steps_done` completed steps.
     pub fn at(&self, steps_done: u64) -> usize {
         let next = self.stages.partition_point(|(from, _)| *from <= steps_done);
-        // The first stage begins at 0.
+        // The first stage starts at 0.
         self.stages[next - 1].1
     }
 
-    /// The sum of the numbers of the first so many steps.
+    /// Returns the sum of the values of the first `steps` steps.
     ///
     /// ```
     /// let ramp: candle_gpt2_training::Ramp = "0:4,10:8".parse()?;
@@ -59,13 +60,13 @@ impl Ramp {
             .fold(0, u64::saturating_add)
     }
 
-    /// The largest of its numbers.
+    /// Largest value.
     pub fn largest(&self) -> usize {
         self.stages.iter().map(|(_, value)| *value).max().unwrap_or_default()
     }
 }
 
-/// `STEP:VALUE,STEP:VALUE`, the first step 0.
+/// Parses `STEP:VALUE,STEP:VALUE`, where the first step is 0.
 impl FromStr for Ramp {
     type Err = UnknownName;
 
@@ -78,7 +79,7 @@ impl FromStr for Ramp {
         let is_ramp = |stages: &Vec<(u64, usize)>| {
             stages[0].0 == 0 && stages.windows(2).all(|pair| pair[0].0 < pair[1].0)
         };
-        let expected = "STEP:VALUE pairs from step 0 on, as 0:64,1000:128".to_owned();
+        let expected = "STEP:VALUE pairs that start at step 0, such as 0:64,1000:128".to_owned();
         stages.filter(is_ramp).map(|stages| Self { stages }).ok_or(UnknownName { expected })
     }
 }
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ramp_is_read_as_it_is_written_and_nothing_else_is() {
+    fn ramp_round_trips_and_rejects_invalid_text() {
         let ramp: Ramp = "0:64, 1000:128".parse().unwrap();
         assert_eq!(ramp.to_string(), "0:64,1000:128");
         assert_eq!(serde_json::to_string(&ramp).unwrap(), "\"0:64,1000:128\"");
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_the_steps_one_by_one() {
+    fn sum_equals_the_sum_of_single_steps() {
         let ramp: Ramp = "0:3,4:5,9:2".parse().unwrap();
         for steps in 0..14 {
             assert_eq!(ramp.sum(steps), (0..steps).map(|step| ramp.at(step) as u64).sum::<u64>(), "{steps}");

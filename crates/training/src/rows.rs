@@ -1,4 +1,4 @@
-//! Rows of any lengths as what a training learns from: no row is padded, and none sees another.
+//! Rows of different lengths as training data, packed without padding and independent of each other.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,27 +8,28 @@ use candle_gpt2::{Gpt2Model, Pass};
 use crate::streams::{Stream, shuffle};
 use crate::{Data, Examples};
 
-/// Tokens, and what is to be predicted at the last of them. [`RowSet`] has some.
+/// Input tokens, with targets at the last of them. A [`RowSet`] contains rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Ids, at least one.
+    /// Token IDs, at least one.
     pub inputs: Arc<[u32]>,
-    /// The targets of the last tokens, one for each of them; at least one, and no more than there are tokens: the ids that
-    /// follow, or a label.
+    /// Targets of the last tokens: IDs of next tokens, or a label.
+    ///
+    /// There is at least one, and at most one per input token.
     pub targets: Arc<[u32]>,
 }
 
-/// Some rows, which one pass computes. [`RowSet::batches`] gives them.
+/// Rows that one pass computes, returned by [`RowSet::batches`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     inputs: Vec<Arc<[u32]>>,
     targets: Vec<u32>,
-    /// Where each is predicted, among the tokens of all rows.
+    /// Index of each target's token among the tokens of all rows.
     places: Vec<u32>,
     weights: Option<Vec<f32>>,
 }
 
-/// All rows of a training, in an order that the seed decides, another one in every epoch.
+/// All training rows, shuffled anew in every epoch, in an order determined by the seed.
 ///
 /// ```
 /// use candle_gpt2_training::{Data, Row, RowSet};
@@ -36,18 +37,18 @@ pub struct Rows {
 /// let row = |inputs: &[u32], label: u32| Row { inputs: inputs.into(), targets: [label].into() };
 /// let rows = RowSet::new(vec![row(&[1, 2, 3], 0), row(&[4, 5], 1)], None, 7);
 /// assert_eq!(rows.token_count(), 5);
-/// assert_eq!(rows.examples(0, 2).targets().len(), 2, "an epoch has each of them once");
+/// assert_eq!(rows.examples(0, 2).targets().len(), 2, "an epoch contains each row once");
 /// ```
 pub struct RowSet {
     rows: Vec<Row>,
     label_weights: Option<Vec<f32>>,
     seed: u64,
-    /// The epoch that was asked for last, and its order: every batch of it reads that.
+    /// Most recently used epoch and its order, which all batches of the epoch share.
     order: Mutex<(Option<u64>, Vec<usize>)>,
 }
 
 impl Rows {
-    /// These rows; a prediction of the label `n` counts `label_weights[n]` times, if there are such.
+    /// Packs rows; `label_weights`, if present, has the loss weight of each label.
     pub fn new<'a>(rows: impl IntoIterator<Item = &'a Row>, label_weights: Option<&[f32]>) -> Self {
         let (mut inputs, mut targets, mut places) = (Vec::new(), Vec::new(), Vec::new());
         let mut tokens: u32 = 0;
@@ -84,27 +85,27 @@ impl Examples for Rows {
 }
 
 impl RowSet {
-    /// Rows under `seed`, at least one; a prediction of the label `n` counts `label_weights[n]` times, if there are such.
+    /// Creates a set of at least one row; `label_weights`, if present, has the loss weight of each label.
     pub fn new(rows: Vec<Row>, label_weights: Option<Vec<f32>>, seed: u64) -> Self {
         Self { rows, label_weights, seed, order: Mutex::default() }
     }
 
-    /// The rows, in the order in which they were given.
+    /// Rows in their original order.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// The rows in batches of so many, in the order in which they were given.
+    /// Returns the rows in batches of `batch_size`, in their original order.
     pub fn batches(&self, batch_size: usize) -> impl Iterator<Item = Rows> {
         self.rows.chunks(batch_size.max(1)).map(|rows| Rows::new(rows, self.label_weights.as_deref()))
     }
 
-    /// Tokens of all rows.
+    /// Number of tokens in all rows.
     pub fn token_count(&self) -> usize {
         self.rows.iter().map(|row| row.inputs.len()).sum()
     }
 
-    /// The rows `first..first + count` of all epochs.
+    /// Returns the rows `first..first + count`, numbered consecutively over all epochs.
     fn ordered(&self, first: u64, count: usize) -> Vec<&Row> {
         let per_epoch = self.rows.len().max(1) as u64;
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_lie_side_by_side_with_what_their_last_tokens_predict() {
+    fn rows_are_packed_with_targets_of_their_last_tokens() {
         let rows = [row(&[5, 6, 7], &[7, 8]), row(&[9], &[1]), row(&[2, 3], &[0])];
         let batch = Rows::new(&rows, None);
         assert_eq!(batch.places, [1, 2, 3, 5]);
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_takes_every_row_once_and_the_next_in_another_order() {
+    fn epoch_contains_every_row_once_in_a_new_order() {
         let rows: Vec<Row> = (0..9).map(|id| row(&[id], &[id])).collect();
         let set = RowSet::new(rows, None, 3);
         let targets = |first, count| set.examples(first, count).targets().to_vec();
@@ -160,7 +161,7 @@ mod tests {
         assert_eq!(
             [&first[7..], &second[..2]].concat(),
             targets(7, 4),
-            "a batch goes from one epoch into the next"
+            "a batch crosses into the next epoch"
         );
         first.sort_unstable();
         second.sort_unstable();

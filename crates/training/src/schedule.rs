@@ -1,13 +1,13 @@
-//! The learning rate of every step: a linear warm-up, then a decay.
+//! Learning rate schedule: a linear warm-up, then a decay.
 //!
-//! The cosine is that of "SGDR" (arXiv:1608.03983, equation 5) without restarts, as GPT training scripts use it.
+//! The cosine follows "SGDR" (arXiv:1608.03983, equation 5) without restarts, as in GPT training scripts.
 
 use std::str::FromStr;
 
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate decays after the warm-up.
+/// Decay of the learning rate after the warm-up.
 ///
 /// ```
 /// use candle_gpt2_training::Schedule;
@@ -18,21 +18,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// Not at all.
+    /// No decay.
     Constant,
-    /// In a straight line.
+    /// Linear decay.
     Linear,
-    /// Along half a cosine.
+    /// Decay along half a cosine.
     Cosine,
 }
 
 impl Schedule {
-    /// Every schedule by its name.
+    /// All schedules with their names.
     pub const NAMES: [(&'static str, Self); 3] =
         [("constant", Self::Constant), ("linear", Self::Linear), ("cosine", Self::Cosine)];
 
-    /// The share of the peak learning rate at `step`, counted from 1: `step / warmup_steps` during the warm-up, then from 1
-    /// down to `final_share`, which the step `steps` has.
+    /// Returns the learning rate at `step`, counted from 1, as a fraction of the peak.
+    ///
+    /// During the warm-up it is `step / warmup_steps`. Then it decays from 1 to `final_share` at step
+    /// `steps`.
     pub fn share(self, step: u64, warmup_steps: u64, steps: u64, final_share: f64) -> f64 {
         if step < warmup_steps {
             return step as f64 / warmup_steps as f64;
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_up_rises_and_a_decay_falls_to_its_end() {
+    fn warmup_rises_and_decay_falls_to_the_final_rate() {
         let shares = |schedule: Schedule| [1, 2, 4, 6, 8, 9].map(|step| schedule.share(step, 4, 8, 0.1));
         assert_eq!(shares(Schedule::Constant), [0.25, 0.5, 1.0, 1.0, 1.0, 1.0]);
         let linear = shares(Schedule::Linear);

@@ -1,4 +1,4 @@
-//! Which rows of every batch a process computes, if several share a step.
+//! Rows of every batch that one of several data-parallel processes computes.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use candle_core::{Device, Result, Tensor};
 
 use crate::{Parameters, TrainingError};
 
-/// One of equal shares of every batch.
+/// Equal share of every batch for one process.
 ///
 /// ```
 /// use candle_gpt2_training::Share;
@@ -17,20 +17,20 @@ use crate::{Parameters, TrainingError};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Which one, from 0.
+    /// Index of the share (rank).
     pub index: usize,
-    /// Of how many, at least 1.
+    /// Number of shares (world size), at least 1.
     pub count: usize,
 }
 
 impl Share {
-    /// All of every batch.
+    /// Share that contains all rows.
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// Checks both numbers.
+    /// Validates both numbers.
     ///
     /// # Errors
-    /// When there is no such share.
+    /// If `count` is 0, or `index` is not below `count`.
     pub fn check(self) -> std::result::Result<(), TrainingError> {
         let refuse = |option, expected: String, found: usize| {
             Err(TrainingError::OptionOutOfRange { option, expected, found: found.to_string() })
@@ -44,15 +44,15 @@ impl Share {
         Ok(())
     }
 
-    /// The rows of a batch of so many that belong to this share; there may be none.
+    /// Returns the rows of this share in a batch of `rows` rows, possibly none.
     pub fn of(self, rows: usize) -> Range<usize> {
         let count = self.count.max(1);
         rows * self.index / count..rows * (self.index + 1) / count
     }
 }
 
-/// The values of gradients one after the other.
-pub fn flat(gradients: &[Tensor]) -> Result<Vec<f32>> {
+/// Concatenates the values of all gradients.
+pub fn flatten(gradients: &[Tensor]) -> Result<Vec<f32>> {
     let mut values = Vec::with_capacity(gradients.iter().map(Tensor::elem_count).sum());
     for gradient in gradients {
         let gradient = gradient.detach().to_device(&Device::Cpu)?.flatten_all()?;
@@ -61,10 +61,10 @@ pub fn flat(gradients: &[Tensor]) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// A gradient for each parameter from the values of all one after the other.
-pub fn apart(values: &[f32], parameters: &Parameters) -> std::result::Result<Vec<Tensor>, TrainingError> {
+/// Splits concatenated values into one gradient per parameter.
+pub fn split(values: &[f32], parameters: &Parameters) -> std::result::Result<Vec<Tensor>, TrainingError> {
     if values.len() != parameters.count() {
-        let expected = format!("{} values, one for each that is trained", parameters.count());
+        let expected = format!("{} values, one for each trained weight", parameters.count());
         let found = values.len().to_string();
         return Err(TrainingError::OptionOutOfRange { option: "gradients", expected, found });
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_all_rows_side_by_side() {
+    fn shares_partition_the_rows() {
         for (rows, count, expected) in [
             (8, 1, vec![(0, 8)]),
             (8, 3, vec![(0, 2), (2, 5), (5, 8)]),

@@ -1,8 +1,8 @@
-//! Everything a training needs to be resumed: weights, both running means and the numbers, in one safetensors file.
+//! Saved training state in one safetensors file: weights, both running means and progress.
 //!
-//! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
-//! state: they follow from the seed and the number of the step. A CRC-32 covers the whole file. States of
-//! older versions have none and load unverified.
+//! The file is replaced atomically, so a consistent state always exists. Random numbers need no state,
+//! because they depend only on the seed and the step number. A CRC-32 covers the entire file. States of older
+//! versions have no checksum and load unverified.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -19,45 +19,45 @@ use serde_json::{Value, json};
 
 use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, TrainingError};
 
-/// Name of the file in the folder of the run.
+/// Name of the file in the run's folder.
 pub const FILE_NAME: &str = "training-state.safetensors";
-/// Key of the progress in the file's metadata, after the file's CRC-32 in hexadecimal digits.
+/// Key of the progress in the file's metadata; the value starts with the file's CRC-32 in hexadecimal.
 ///
 /// The CRC-32 is computed with zeros in place of the digits.
 const KEY: &str = "gpt2-training";
-/// Digits before the checksum is known.
+/// Placeholder for the digits of the checksum.
 const NO_CHECKSUM: &str = "00000000";
-/// Bytes in front of a header in safetensors: its length.
+/// Size of the header length at the start of a safetensors file, in bytes.
 const HEADER_START: usize = 8;
 
-/// The progress in a saved state, besides its tensors.
+/// Progress in a saved state, in addition to its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// See [`model_of`].
+    /// Identity of the model, see [`model_of`].
     pub model: Value,
     pub numbers: Hyperparameters,
-    /// Identifies the data and its tokenizer.
+    /// Fingerprint of the data and its tokenizer.
     pub data_fingerprint: u64,
     pub steps_done: u64,
     pub best: Option<Best>,
-    /// Evaluations since the best one.
+    /// Number of evaluations since the best one.
     pub evaluations_since: u64,
-    /// Whether the evaluation that is due after the last step is still to be made, since it was interrupted.
+    /// Whether the evaluation after the last step is still pending because it was interrupted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_evaluation_due: bool,
-    /// The log at the time of saving; absent from old states.
+    /// Checksum of the log at the time of saving; missing in old states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogChecksum>,
 }
 
-/// Number and CRC-32 of the log's entries, without their times, which differ between runs of the same training.
+/// Number and CRC-32 of the log's entries, without times because these differ between equal runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogChecksum {
     pub entries: u64,
     pub crc32: u32,
 }
 
-/// The best evaluation so far.
+/// Best evaluation so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     pub step: u64,
@@ -65,12 +65,12 @@ pub struct Best {
     pub evaluation: Evaluation,
 }
 
-/// Where the state of the run in `folder` is.
+/// Returns the path of the state in the run's folder.
 pub fn path(folder: &Path) -> PathBuf {
     folder.join(FILE_NAME)
 }
 
-/// Saves the state of a training.
+/// Saves the state of a training run.
 pub fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(), TrainingError> {
     let (tensors, metadata) = content(trainer, progress)?;
     let path = path(folder);
@@ -81,14 +81,14 @@ pub fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(),
     };
     match replace_file(&path, write) {
         Err(WeightsError::Unwritable { path, what }) if has_one => {
-            let what = format!("{what}; the state before it is still there");
+            let what = format!("{what}; the previous state is intact");
             Err(WeightsError::Unwritable { path, what }.into())
         }
         written => Ok(written?),
     }
 }
 
-/// The state of a training as the file holds it.
+/// Serializes the state of a training run as file content.
 pub fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, TrainingError> {
     let (tensors, metadata) = content(trainer, progress)?;
     let on_cpu =
@@ -106,7 +106,7 @@ pub fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, Train
 fn write_checksum(path: &Path) -> Result<(), Box<dyn Error + Send + Sync>> {
     let (digits, checksum) = {
         let file = MappedFile::open(path)?;
-        let digits = checksum_digits(&file).ok_or("the header has no place for the checksum")?;
+        let digits = checksum_digits(&file).ok_or("the header has no space for the checksum")?;
         let checksum = checksum(&file, &digits);
         (digits, checksum)
     };
@@ -115,7 +115,7 @@ fn write_checksum(path: &Path) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(file.write_all(checksum.as_bytes())?)
 }
 
-/// Position of the checksum's digits in a file of safetensors.
+/// Position of the checksum's digits in a safetensors file.
 fn checksum_digits(bytes: &[u8]) -> Option<Range<usize>> {
     let (header_bytes, _) = SafeTensors::read_metadata(bytes).ok()?;
     let key = format!("\"{KEY}\":\"");
@@ -126,7 +126,7 @@ fn checksum_digits(bytes: &[u8]) -> Option<Range<usize>> {
     (digits.end <= header.len()).then_some(digits)
 }
 
-/// The checksum of a file, whatever its digits are.
+/// Computes the checksum of a file, independent of its current digits.
 fn checksum(bytes: &[u8], digits: &Range<usize>) -> String {
     let mut hasher = crc32fast::Hasher::new();
     for part in [&bytes[..digits.start], NO_CHECKSUM.as_bytes(), &bytes[digits.end..]] {
@@ -135,7 +135,7 @@ fn checksum(bytes: &[u8], digits: &Range<usize>) -> String {
     format!("{:08x}", hasher.finalize())
 }
 
-/// Tensors by name, and the metadata with what is said besides.
+/// Tensors by name, and the metadata with the progress.
 type Content = (BTreeMap<String, Tensor>, HashMap<String, String>);
 
 fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingError> {
@@ -152,8 +152,10 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
     Ok((tensors, [(KEY.to_owned(), NO_CHECKSUM.to_owned() + &text)].into()))
 }
 
-/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` if there is none. It must be a
-/// state of the same training, on the data with this fingerprint.
+/// Restores the state of the run in `folder` into a fresh trainer and returns the progress.
+///
+/// Returns `None` if there is no state. The state must be of the same training run, on data with this
+/// fingerprint.
 pub fn load(
     folder: &Path,
     trainer: &mut Trainer,
@@ -167,7 +169,7 @@ pub fn load(
     from_bytes(&file, &path, trainer, data_fingerprint).map(Some)
 }
 
-/// Brings a training to a state as the file at `path` holds it, and says how far that is.
+/// Restores a state from the content of the file at `path` and returns the progress.
 pub fn from_bytes(
     bytes: &[u8],
     path: &Path,
@@ -180,7 +182,7 @@ pub fn from_bytes(
     };
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(&error))?;
     let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
-    let text = text.ok_or_else(|| damaged(&"it has no numbers"))?;
+    let text = text.ok_or_else(|| damaged(&format!("metadata key `{KEY}` is missing")))?;
     let json = match text.starts_with('{') {
         // An old state without a checksum.
         true => Some(text.as_str()),
@@ -191,7 +193,7 @@ pub fn from_bytes(
             text.get(NO_CHECKSUM.len()..).filter(|_| is_intact)
         }
     };
-    let json = json.ok_or_else(|| damaged(&"its checksum does not match, so the file is damaged"))?;
+    let json = json.ok_or_else(|| damaged(&"its checksum does not match"))?;
     let progress: Progress = serde_json::from_str(json).map_err(|error| damaged(&error))?;
     if let Some(difference) = difference(&progress, trainer, data_fingerprint) {
         return Err(TrainingError::OtherState { path: path.to_owned(), difference });
@@ -225,7 +227,7 @@ pub fn from_bytes(
     Ok(progress)
 }
 
-/// Rejects numbers of steps that no training of these options can reach.
+/// Rejects step numbers that a training run with these options cannot reach.
 fn check_steps(progress: &Progress) -> Result<(), String> {
     let Progress { steps_done, numbers, best, .. } = progress;
     let below = |name: &str, found: u64, most: u64| match found <= most {
@@ -237,19 +239,21 @@ fn check_steps(progress: &Progress) -> Result<(), String> {
     below("evaluations_since", progress.evaluations_since, *steps_done)
 }
 
-/// How the training that was saved differs from this one.
+/// Returns the difference between the saved training run and this one.
 fn difference(saved: &Progress, trainer: &Trainer, data_fingerprint: u64) -> Option<StateDifference> {
     let differing = saved.numbers.differing(trainer.numbers());
     if saved.model != model_of(trainer) {
         Some(StateDifference::Model)
     } else if !differing.is_empty() {
-        Some(StateDifference::Numbers(differing))
+        Some(StateDifference::Hyperparameters(differing))
     } else {
         (saved.data_fingerprint != data_fingerprint).then_some(StateDifference::Data)
     }
 }
 
-/// What tells a model from others: its configuration, and that of its adapters; of a dictionary also what the explained model gives.
+/// Returns the identity of a model: its configuration and the configuration of its adapters.
+///
+/// For a dictionary, it also includes sample logits of the explained model.
 pub fn model_of(trainer: &Trainer) -> Value {
     let mut model = json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) });
     if let Some(learner) = trainer.learner() {

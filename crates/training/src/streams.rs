@@ -1,26 +1,26 @@
-//! Which random stream serves what: every purpose draws from its own, so none disturbs another.
+//! Independent random streams, one per purpose.
 
 use candle_gpt2_arithmetic::{RandomStream, mix_bits};
 
-/// A purpose of random numbers.
+/// Purpose of random numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Stream {
-    /// The weights of a fresh model.
+    /// Weights of a fresh model.
     Initialization,
-    /// The order of the windows in an epoch.
+    /// Order of the windows in an epoch.
     Epoch(u64),
-    /// The dropout of one pass, counted over all steps.
+    /// Dropout of one pass, numbered over all steps.
     Dropout(u64),
-    /// The weights of a fresh head on a checkpoint.
+    /// Weights of a fresh head on a checkpoint.
     Head,
-    /// Where a window of all epochs begins: in its text, and among the positions.
+    /// Start of a window, numbered over all epochs: in its text, and among the positions.
     Window(u64),
 }
 
 impl Stream {
-    /// The random numbers for this purpose under `seed`.
+    /// Returns the generator for this purpose under `seed`.
     pub(crate) fn generator(self, seed: u64) -> RandomStream {
-        /// Far more passes and epochs than a training has.
+        /// Number of streams per purpose, far more than a run has passes and epochs.
         const PER_PURPOSE: u64 = 1 << 60;
         let stream = match self {
             Self::Initialization => 0,
@@ -33,17 +33,18 @@ impl Stream {
     }
 }
 
-/// Puts items into an order that the generator decides (Fisher and Yates).
+/// Shuffles items with the generator (Fisher and Yates).
 pub(crate) fn shuffle<T>(items: &mut [T], generator: &mut RandomStream) {
     for last in (1..items.len()).rev() {
-        // Below `last + 1`, so it is an index.
+        // The result is below `last + 1`, so it is a valid index.
         let other = usize::try_from(generator.below(last as u64 + 1)).unwrap_or_default();
         items.swap(last, other);
     }
 }
 
-/// An order of so many items that the generator decides, and that is computed when it is asked for instead of being kept: a
-/// Feistel network over the next power of four, which is walked until it comes back among the items (Black and Rogaway, 2002).
+/// Random permutation of `items` items that is computed on demand instead of stored.
+///
+/// It is a Feistel network over the next power of four with cycle walking (Black and Rogaway, 2002).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Permutation {
     items: u64,
@@ -52,14 +53,14 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// An order of `items`, of which there are two at least.
+    /// Creates a random permutation of `items` items, at least two.
     pub(crate) fn new(items: u64, generator: &mut RandomStream) -> Self {
         let bits = u64::BITS - items.saturating_sub(1).leading_zeros();
         let keys = [(); 6].map(|()| generator.below(u64::MAX));
         Self { items, half_bits: bits.div_ceil(2).clamp(1, 32), keys }
     }
 
-    /// The item at a place below the number of items.
+    /// Returns the item at an index below the number of items.
     pub(crate) fn at(&self, place: u64) -> u64 {
         let mut item = self.network(place);
         while item >= self.items {
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permutation_has_every_item_once_in_an_order_of_its_seed() {
+    fn permutation_contains_every_item_once_and_follows_its_seed() {
         for items in [2, 3, 16, 17, 1000, 4097] {
             let order = |seed| -> Vec<u64> {
                 let permutation = Permutation::new(items, &mut Stream::Epoch(0).generator(seed));
@@ -93,7 +94,7 @@ mod tests {
             assert_eq!(sorted, (0..items).collect::<Vec<_>>());
             assert!(items < 16 || order(1) != order(2), "{items}");
         }
-        // Neighbours come to lie anywhere: a thousand differences between them have the mean of a third of all.
+        // Neighbors are mapped far apart: the mean of a thousand differences is near a third of the range.
         let permutation = Permutation::new(1 << 40, &mut Stream::Epoch(3).generator(9));
         let far: f64 =
             (0..1000).map(|place| permutation.at(place).abs_diff(permutation.at(place + 1)) as f64).sum();

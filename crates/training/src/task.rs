@@ -1,4 +1,4 @@
-//! The tasks of a training, and the format of their data.
+//! Training tasks, and the format of their data.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// The task of a training.
+/// Training task.
 ///
 /// ```
 /// use candle_gpt2_training::Task;
@@ -18,19 +18,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// To continue texts: every token from those before it.
+    /// Language modeling: predict every token from the tokens before it.
     #[default]
     Text,
-    /// To predict the label of a text: rows with `text` and `label`.
+    /// Classification: predict the label of a text. The data has rows with `text` and `label`.
     Classify,
-    /// To answer: the tokens of `completion`, and the end, after those of `prompt`.
+    /// Answering: predict `completion` and the end token after `prompt`.
     Answer,
-    /// To write a model's activations at a hook point as a sum of few directions: texts, or shards of activations.
+    /// Dictionary learning: represent a model's activations at a hook point as a sum of few directions.
+    ///
+    /// The data is text or shards of activations.
     Dictionary,
 }
 
 impl Task {
-    /// Every task by its name.
+    /// All tasks with their names.
     pub const NAMES: [(&'static str, Self); 4] = [
         ("text", Self::Text),
         ("classify", Self::Classify),
@@ -38,7 +40,7 @@ impl Task {
         ("dictionary", Self::Dictionary),
     ];
 
-    /// The unit of the loss.
+    /// Unit of the loss.
     pub fn loss_unit(self) -> &'static str {
         match self {
             Self::Text | Self::Answer => "nats per token",
@@ -63,67 +65,67 @@ impl fmt::Display for Task {
     }
 }
 
-/// The weight of each label's rows in the loss.
+/// Weight of each label's rows in the loss.
 ///
 /// ```
 /// use candle_gpt2_training::ClassWeights;
 ///
 /// assert_eq!("balanced".parse().ok(), Some(ClassWeights::Balanced));
-/// let given = [("ham".to_owned(), 1.0), ("spam".to_owned(), 6.5)].into();
-/// assert_eq!("ham=1,spam=6.5".parse().ok(), Some(ClassWeights::Given(given)));
+/// let per_label = [("ham".to_owned(), 1.0), ("spam".to_owned(), 6.5)].into();
+/// assert_eq!("ham=1,spam=6.5".parse().ok(), Some(ClassWeights::PerLabel(per_label)));
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
+#[serde(try_from = "ClassWeightsJson", into = "ClassWeightsJson")]
 pub enum ClassWeights {
-    /// The rows of every label as much together as those of any other: `rows / (labels · rows of the label)`.
+    /// Equal total weight for every label: `rows / (labels · rows of the label)` per row.
     Balanced,
-    /// These, by the names of the labels; a label that is not here counts once.
-    Given(BTreeMap<String, f64>),
+    /// Weights by label name; missing labels have weight 1.
+    PerLabel(BTreeMap<String, f64>),
 }
 
-/// The same as JSON: `"balanced"`, or an object of numbers.
+/// JSON format: `"balanced"`, or an object of numbers.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum ClassWeightsJson {
     Name(String),
-    Given(BTreeMap<String, f64>),
+    PerLabel(BTreeMap<String, f64>),
 }
 
-/// What is expected if class weights are wrong.
+/// Description of valid class weights for error messages.
 const EXPECTED: &str = "`balanced`, or a number greater than 0 for each label";
 const BALANCED: &str = "balanced";
 
 impl ClassWeights {
-    fn given(weights: BTreeMap<String, f64>) -> Result<Self, UnknownName> {
+    fn per_label(weights: BTreeMap<String, f64>) -> Result<Self, UnknownName> {
         match weights.values().all(|weight| *weight > 0.0 && weight.is_finite()) {
-            true => Ok(Self::Given(weights)),
+            true => Ok(Self::PerLabel(weights)),
             false => Err(UnknownName { expected: EXPECTED.into() }),
         }
     }
 }
 
-impl TryFrom<Written> for ClassWeights {
+impl TryFrom<ClassWeightsJson> for ClassWeights {
     type Error = UnknownName;
 
-    fn try_from(written: Written) -> Result<Self, UnknownName> {
+    fn try_from(written: ClassWeightsJson) -> Result<Self, UnknownName> {
         match written {
-            Written::Name(name) if name == BALANCED => Ok(Self::Balanced),
-            Written::Name(_) => Err(UnknownName { expected: EXPECTED.into() }),
-            Written::Given(weights) => Self::given(weights),
+            ClassWeightsJson::Name(name) if name == BALANCED => Ok(Self::Balanced),
+            ClassWeightsJson::Name(_) => Err(UnknownName { expected: EXPECTED.into() }),
+            ClassWeightsJson::PerLabel(weights) => Self::per_label(weights),
         }
     }
 }
 
-impl From<ClassWeights> for Written {
+impl From<ClassWeights> for ClassWeightsJson {
     fn from(weights: ClassWeights) -> Self {
         match weights {
             ClassWeights::Balanced => Self::Name(BALANCED.into()),
-            ClassWeights::Given(weights) => Self::Given(weights),
+            ClassWeights::PerLabel(weights) => Self::PerLabel(weights),
         }
     }
 }
 
-/// `balanced`, or `ham=1,spam=6.5`.
+/// Parses `balanced` or `ham=1,spam=6.5`.
 impl FromStr for ClassWeights {
     type Err = UnknownName;
 
@@ -138,10 +140,10 @@ impl FromStr for ClassWeights {
         let pairs: Option<Vec<(String, f64)>> = text.split(',').map(pair).collect();
         let count = pairs.as_ref().map_or(0, Vec::len);
         let weights: Option<BTreeMap<String, f64>> = pairs.map(|pairs| pairs.into_iter().collect());
-        // A label that is named twice is a slip.
+        // A repeated label is a mistake.
         let weights = weights.filter(|weights| weights.len() == count);
-        let expected = || UnknownName { expected: format!("{EXPECTED}, as ham=1,spam=6.5") };
-        weights.ok_or_else(expected).and_then(Self::given)
+        let expected = || UnknownName { expected: format!("{EXPECTED}, such as ham=1,spam=6.5") };
+        weights.ok_or_else(expected).and_then(Self::per_label)
     }
 }
 
@@ -150,12 +152,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_weights_are_read_from_words_and_from_json() {
-        let given = ClassWeights::Given([("ham".to_owned(), 1.0), ("spam=x".to_owned(), 6.5)].into());
-        assert_eq!("ham=1,spam=x=6.5".parse::<ClassWeights>().unwrap(), given);
-        let json = serde_json::to_string(&given).unwrap();
+    fn class_weights_are_parsed_from_text_and_json() {
+        let per_label = ClassWeights::PerLabel([("ham".to_owned(), 1.0), ("spam=x".to_owned(), 6.5)].into());
+        assert_eq!("ham=1,spam=x=6.5".parse::<ClassWeights>().unwrap(), per_label);
+        let json = serde_json::to_string(&per_label).unwrap();
         assert_eq!(json, r#"{"ham":1.0,"spam=x":6.5}"#);
-        assert_eq!(serde_json::from_str::<ClassWeights>(&json).unwrap(), given);
+        assert_eq!(serde_json::from_str::<ClassWeights>(&json).unwrap(), per_label);
         assert_eq!(serde_json::to_string(&ClassWeights::Balanced).unwrap(), "\"balanced\"");
         assert_eq!(serde_json::from_str::<ClassWeights>("\"balanced\"").unwrap(), ClassWeights::Balanced);
         for wrong in ["", "ham", "ham=0", "ham=-1", "ham=x", "ham=inf", "ham=1,"] {

@@ -1,4 +1,4 @@
-//! One step of training: gradients of a few batches, clipping, and the optimizer under the schedule.
+//! Training step: gradients of the step's batches, clipping, and an optimizer update.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,33 +7,33 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, Pass, expected_parameters};
 use candle_gpt2_arithmetic::AdamWStep;
-use candle_gpt2_kernels::{Before, Interrupt, Linear, head_loss, without_gradients};
+use candle_gpt2_kernels::{InitialGradients, Interrupt, Linear, head_loss, without_gradients};
 use candle_gpt2_weights::WrittenDType;
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;
 
 use crate::dictionary::Learner;
-use crate::parameters::Lead;
+use crate::parameters::Tracking;
 use crate::streams::Stream;
 use crate::{
     Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Optimizer, OptimizerKind, Parameters, Share,
     TrainingError,
 };
 
-/// The report of a step. [`Trainer::step`] returns it.
+/// Report of a step, returned by [`Trainer::step`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
-    /// The step, counted from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
-    /// Mean loss over its tokens, in nats.
+    /// Mean loss over the predictions of the step, in nats.
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub gradient_norm: f64,
-    /// Learning rate.
+    /// Learning rate of the step.
     pub learning_rate: f64,
 }
 
-/// A model in training.
+/// Model in training, with optimizer and schedule.
 #[doc(alias("AdamW", "Muon", "train"))]
 pub struct Trainer {
     config: Gpt2Config,
@@ -41,28 +41,28 @@ pub struct Trainer {
     parameters: Parameters,
     weights: Weights,
     optimizer: Optimizer,
-    /// Those of the last step, whose memory the next one's take.
+    /// Gradients of the last step, whose memory the next step reuses.
     gradients: Vec<Tensor>,
     recomputes: bool,
     interrupt: Option<Interrupt>,
     device: Device,
 }
 
-/// What the model computes with.
+/// Weights that the model computes with.
 enum Weights {
-    /// The trained parameters themselves, and those that stay as they are.
+    /// Trained parameters, and parameters that stay fixed.
     Trained { model: Box<Gpt2Model>, fixed: HashMap<String, Tensor> },
-    /// Fixed weights and the adapters that are trained; the model is made anew for every pass.
+    /// Fixed weights and trained adapters; the model is rebuilt for every pass.
     Adapted(Lora),
-    /// A model that stays as it is, and a dictionary of what it has at a hook point.
+    /// Fixed model, and a trained dictionary of its activations at a hook point.
     Explained(Box<Learner>),
 }
 
 impl Trainer {
-    /// A training of `parameters`.
+    /// Creates a trainer for all parameters of a model.
     ///
     /// # Errors
-    /// When the configuration or a number is out of its range, or the device has no room.
+    /// If the configuration or a hyperparameter is out of range, or allocation fails on the device.
     pub fn new(
         config: &Gpt2Config,
         parameters: Parameters,
@@ -71,10 +71,12 @@ impl Trainer {
         Self::with_fixed(config, parameters, HashMap::new(), numbers)
     }
 
-    /// A training of `parameters` of a model whose others are `fixed`, and cost no gradients.
+    /// Creates a trainer for some parameters of a model.
+    ///
+    /// The other parameters are `fixed` and need no gradients.
     ///
     /// # Errors
-    /// As [`Trainer::new`], and when a parameter is in neither.
+    /// If a parameter is in neither `parameters` nor `fixed`, and in the cases of [`Trainer::new`].
     pub fn with_fixed(
         config: &Gpt2Config,
         parameters: Parameters,
@@ -82,15 +84,15 @@ impl Trainer {
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
         config.check()?;
-        let vb = parameters.beside(&fixed, &parameters.device(), Lead::ToGradients);
+        let vb = parameters.source_with_fixed(&fixed, &parameters.device(), Tracking::Tracked);
         let weights = Weights::Trained { model: Gpt2Model::load(config, vb)?.into(), fixed };
         Self::with_weights(config, parameters, weights, numbers)
     }
 
-    /// A training of the adapters of `lora`.
+    /// Creates a trainer for the adapters of `lora`.
     ///
     /// # Errors
-    /// As [`Trainer::new`].
+    /// See [`Trainer::new`].
     pub fn with_adapters(
         config: &Gpt2Config,
         lora: Lora,
@@ -100,18 +102,24 @@ impl Trainer {
         Self::with_weights(config, adapters, Weights::Adapted(lora), numbers)
     }
 
-    /// A training of a dictionary of what `model`, which is called so, has at the hook points of the numbers' dictionary;
-    /// `prepends_bos` says whether every text of the data begins with the BOS token.
+    /// Creates a trainer for a dictionary of `model`'s activations.
+    ///
+    /// `numbers.dictionary` names the hook points, and `name` is the name of the model. `prepends_bos` is
+    /// true if every sequence of the data starts with the BOS token.
     ///
     /// # Errors
-    /// When a number is out of its range, the numbers have no dictionary, or it does not fit the model.
+    /// If a hyperparameter is out of range, or the dictionary is missing or does not fit the model.
     pub fn with_dictionary(
         (model, name): (Gpt2LMHeadModel, String),
         prepends_bos: bool,
         numbers: Hyperparameters,
     ) -> Result<Self, TrainingError> {
         let Some(dictionary) = &numbers.dictionary else {
-            return Err(TrainingError::Call { what: "the task `dictionary` needs its numbers".into() });
+            return Err(TrainingError::Call {
+                what: "`task` dictionary needs `dictionary` \
+                hyperparameters"
+                    .into(),
+            });
         };
         let config = model.config().clone();
         numbers.check(&config)?;
@@ -147,29 +155,33 @@ impl Trainer {
         })
     }
 
-    /// The same training; blocks then keep their inputs only, and are computed again for their gradients, which stay the same:
-    /// less memory for a third more time.
+    /// Sets whether blocks store only their inputs and are recomputed for the backward pass.
+    ///
+    /// The gradients stay the same. Recomputing saves memory and takes a third more time.
     pub fn recomputing(self, recomputes: bool) -> Self {
         Self { recomputes, ..self }
     }
 
-    /// The same training; its computations end with [`TrainingError::Interrupted`] once `interrupt` returns true. It is called in
-    /// each operation, on the thread that computes, and should stay true.
+    /// Aborts computations with [`TrainingError::Interrupted`] once `interrupt` returns true.
+    ///
+    /// Every operation calls `interrupt` on the computing thread. Once it returns true, it should keep
+    /// returning true.
     pub fn interrupted_by(self, interrupt: Interrupt) -> Self {
         Self { interrupt: Some(interrupt), ..self }
     }
 
-    /// Whether what it computes is to end.
+    /// Whether computations should stop.
     pub fn is_interrupted(&self) -> bool {
         self.interrupt.as_ref().is_some_and(|is_raised| is_raised())
     }
 
-    /// Computes what may be interrupted.
+    /// Runs an interruptible computation.
     fn interruptible<T>(&self, compute: impl FnOnce() -> candle_core::Result<T>) -> Result<T, TrainingError> {
         interruptible(self.interrupt.as_ref(), compute)
     }
 
-    /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.
+    /// Restores parameters and running means from `(parameter, mean, square)`, in the order of the
+    /// parameters.
     pub(crate) fn restore(
         &mut self,
         saved: &[(Tensor, Tensor, Tensor)],
@@ -185,11 +197,11 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the next step on the examples that are due.
+    /// Performs the next step on the next examples of `data`.
     ///
     /// # Errors
-    /// When loss or gradient is not a number, or it is interrupted (the parameters are then as they were), or the device has no
-    /// room.
+    /// If the loss or gradient is not finite, or the step is interrupted; the parameters are then unchanged.
+    /// If allocation fails on the device.
     pub fn step(&mut self, data: &dyn Data) -> Result<StepReport, TrainingError> {
         let (loss, gradients) = self.share_of_step(data, Share::WHOLE)?;
         let report = self.apply(&gradients, loss);
@@ -197,11 +209,13 @@ impl Trainer {
         report
     }
 
-    /// What a share of the next step's examples adds to the step's loss, and to the gradient of every parameter, in the
-    /// parameters' order: the sums over all shares are those of the step, whose loss is the mean over all its predictions.
+    /// Computes a share's contribution to the loss and gradients of the next step.
+    ///
+    /// The gradients are in the order of the parameters. Summing over all shares gives the loss and gradients
+    /// of the step. The step's loss is the mean over all its predictions.
     ///
     /// # Errors
-    /// As [`Trainer::gradients`].
+    /// See [`Trainer::gradients`].
     pub fn share_of_step(
         &mut self,
         data: &dyn Data,
@@ -216,8 +230,8 @@ impl Trainer {
         let (first, count) = self.examples_of_step();
         let whole = data.weight(first, count);
         let mut before = match std::mem::take(&mut self.gradients) {
-            none if none.is_empty() => Before::Nothing,
-            gradients => Before::Memory(gradients),
+            none if none.is_empty() => InitialGradients::Nothing,
+            gradients => InitialGradients::Memory(gradients),
         };
         let mut loss = 0.0;
         for index in passes..passes + accumulate as u64 {
@@ -233,33 +247,33 @@ impl Trainer {
             let divisor = whole / examples.weight();
             let (batch_loss, gradients) = self.add_gradients(&*examples, &mut pass, divisor, before)?;
             loss += batch_loss / divisor;
-            before = Before::Gradients(gradients);
+            before = InitialGradients::Gradients(gradients);
         }
         match before {
-            Before::Gradients(gradients) => Ok((loss, gradients)),
-            Before::Nothing | Before::Memory(_) => {
+            InitialGradients::Gradients(gradients) => Ok((loss, gradients)),
+            InitialGradients::Nothing | InitialGradients::Memory(_) => {
                 let zeros = self.parameters.iter().map(|(_, variable)| variable.zeros_like());
                 Ok((loss, zeros.collect::<candle_core::Result<_>>()?))
             }
         }
     }
 
-    /// The loss of the next step's examples, the mean over its batches, and the gradients of a dictionary.
+    /// Computes the loss of the next step, as the mean over its batches, and the gradients of a dictionary.
     fn dictionary_gradients(
         &mut self,
         data: &dyn Data,
         share: Share,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
         if share != Share::WHOLE {
-            let what =
-                "a dictionary is trained by one process: which latents are kept depends on the whole batch";
+            let what = "a dictionary must be trained by one process, because latents are selected over the whole \
+                 batch";
             return Err(TrainingError::Call { what: what.into() });
         }
         let (first, count) = self.examples_of_step();
         let batch_size = self.numbers.batch_size_at(self.steps_done());
         let Self { weights, parameters, interrupt, .. } = self;
         let Weights::Explained(learner) = weights else {
-            return Err(TrainingError::Call { what: "no dictionary is trained".into() });
+            return Err(TrainingError::Call { what: "this trainer does not train a dictionary".into() });
         };
         interruptible(interrupt.as_ref(), || {
             learner.forget();
@@ -290,35 +304,37 @@ impl Trainer {
         })
     }
 
-    /// How many tokens the next step sees.
+    /// Returns the number of tokens in the next step.
     pub fn tokens_of_step(&self, data: &dyn Data) -> usize {
         let (first, count) = self.examples_of_step();
         data.tokens(first, count)
     }
 
-    /// The first example of the next step, and how many it has.
+    /// Returns the index of the first example of the next step, and the number of examples.
     fn examples_of_step(&self) -> (u64, usize) {
         let steps_done = self.steps_done();
         let count = self.numbers.batch_size_at(steps_done) * self.numbers.accumulate;
         (self.numbers.examples_before(steps_done), count)
     }
 
-    /// Reuses the memory of gradients without other owners for those of the next step.
+    /// Reuses the memory of gradients without other owners for the gradients of the next step.
     pub fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
         self.gradients = gradients;
     }
 
-    /// The loss of some examples, and the gradient of every parameter of `loss / divisor`, in the parameters' order.
+    /// Computes the loss of the examples, and the gradients of `loss / divisor` in the order of the
+    /// parameters.
     ///
     /// # Errors
-    /// When a parameter gets no gradient, the device has no room, or it is interrupted.
+    /// If a parameter receives no gradient, allocation fails on the device, or the computation is
+    /// interrupted.
     pub fn gradients(
         &self,
         examples: &dyn Examples,
         pass: &mut Pass,
         divisor: usize,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
-        self.add_gradients(examples, pass, divisor as f64, Before::Nothing)
+        self.add_gradients(examples, pass, divisor as f64, InitialGradients::Nothing)
     }
 
     fn add_gradients(
@@ -326,11 +342,11 @@ impl Trainer {
         examples: &dyn Examples,
         pass: &mut Pass,
         divisor: f64,
-        before: Before,
+        before: InitialGradients,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
         let variables: Vec<&Tensor> =
             self.parameters.iter().map(|(_, variable)| variable.as_tensor()).collect();
-        let loss = || self.loss(examples, pass, Lead::ToGradients);
+        let loss = || self.loss(examples, pass, Tracking::Tracked);
         let factor = 1.0 / divisor;
         let (loss, gradients) =
             self.interruptible(|| candle_gpt2_kernels::gradients(&variables, before, factor, loss))?;
@@ -340,10 +356,10 @@ impl Trainer {
         Ok((loss, named.collect::<Result<_, _>>()?))
     }
 
-    /// Takes a step with these gradients.
+    /// Performs an optimizer step with these gradients.
     ///
     /// # Errors
-    /// When the loss or their norm is not a number.
+    /// If the loss or the norm of the gradients is not finite.
     pub fn apply(&mut self, gradients: &[Tensor], loss: f64) -> Result<StepReport, TrainingError> {
         let numbers = &self.numbers;
         let step = self.optimizer.steps_done() + 1;
@@ -368,37 +384,42 @@ impl Trainer {
         Ok(StepReport { step, loss, gradient_norm, learning_rate })
     }
 
-    /// The mean loss of some examples without dropout, and without gradients.
+    /// Computes the mean loss of the examples, without dropout and gradients.
     ///
     /// # Errors
-    /// When the device has no room, or it is interrupted.
+    /// If allocation fails on the device, or the computation is interrupted.
     pub fn evaluate(&self, examples: &dyn Examples) -> Result<f64, TrainingError> {
         let mut pass = Pass::inference();
         let loss =
-            self.interruptible(|| without_gradients(|| self.loss(examples, &mut pass, Lead::Nowhere)))?;
+            self.interruptible(|| without_gradients(|| self.loss(examples, &mut pass, Tracking::Detached)))?;
         Ok(loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()?)
     }
 
-    /// The logits of what some examples predict, without dropout, and without gradients.
+    /// Computes the logits of the examples' predictions, without dropout and gradients.
     ///
     /// # Shapes
-    /// One row for each target: `(N, V)`, or `(N, num_labels)` of a classifier.
+    /// One row per target: `(N, V)`, or `(N, num_labels)` for a classifier.
     ///
     /// # Errors
-    /// As [`Trainer::evaluate`].
+    /// See [`Trainer::evaluate`].
     pub fn logits(&self, examples: &dyn Examples) -> Result<Tensor, TrainingError> {
         self.interruptible(|| {
             without_gradients(|| {
                 let mut pass = Pass::inference();
-                let (hidden, head) = self.hidden_states(examples, &mut pass, Lead::Nowhere)?;
+                let (hidden, head) = self.hidden_states(examples, &mut pass, Tracking::Detached)?;
                 Linear::new(head, None)?.forward(&hidden.flatten_to(D::Minus2)?)?.to_dtype(DType::F32)
             })
         })
     }
 
-    /// The mean loss of some examples, a scalar.
-    fn loss(&self, examples: &dyn Examples, pass: &mut Pass, lead: Lead) -> candle_core::Result<Tensor> {
-        let (hidden, head) = self.hidden_states(examples, pass, lead)?;
+    /// Computes the mean loss of the examples, a scalar.
+    fn loss(
+        &self,
+        examples: &dyn Examples,
+        pass: &mut Pass,
+        tracking: Tracking,
+    ) -> candle_core::Result<Tensor> {
+        let (hidden, head) = self.hidden_states(examples, pass, tracking)?;
         let targets = examples.targets();
         let Some(weights) = examples.weights() else { return head_loss(&hidden, &head, targets) };
         let logits = Linear::new(head, None)?.forward(&hidden)?.to_dtype(DType::F32)?;
@@ -409,26 +430,27 @@ impl Trainer {
         (losses * weights)?.sum_all()? / examples.weight()
     }
 
-    /// The hidden states that the targets are predicted from, `(…, C)`, and the weight of the head that predicts them.
+    /// Returns the hidden states that predict the targets, `(…, C)`, and the weight of the head.
     fn hidden_states(
         &self,
         examples: &dyn Examples,
         pass: &mut Pass,
-        lead: Lead,
+        tracking: Tracking,
     ) -> candle_core::Result<(Tensor, Tensor)> {
         let pass = &mut pass.reborrow().computed_in(self.numbers.compute_dtype.dtype());
         let (config, device) = (&self.config, &self.device);
-        let head = lead.of(&self.parameter(head_parameter(config))?);
-        let hidden = match (&self.weights, lead) {
-            (Weights::Trained { model, .. }, Lead::ToGradients) => {
+        let head = tracking.of(&self.parameter(head_parameter(config))?);
+        let hidden = match (&self.weights, tracking) {
+            (Weights::Trained { model, .. }, Tracking::Tracked) => {
                 examples.hidden_states(model, device, pass)?
             }
-            (Weights::Trained { fixed, .. }, Lead::Nowhere) => {
-                let model = Gpt2Model::load(config, self.parameters.beside(fixed, device, lead))?;
+            (Weights::Trained { fixed, .. }, Tracking::Detached) => {
+                let model =
+                    Gpt2Model::load(config, self.parameters.source_with_fixed(fixed, device, tracking))?;
                 examples.hidden_states(&model, device, pass)?
             }
             (Weights::Adapted(lora), _) => {
-                let model = Gpt2Model::load(config, lora.source(&self.parameters, lead))?;
+                let model = Gpt2Model::load(config, lora.source(&self.parameters, tracking))?;
                 examples.hidden_states(&model, device, pass)?
             }
             (Weights::Explained(learner), _) => {
@@ -438,10 +460,10 @@ impl Trainer {
         Ok((hidden, head))
     }
 
-    /// A parameter of the model as it is now, adapters added, by its name in the model.
+    /// Returns the current value of a model parameter by its name, with adapters merged.
     ///
     /// # Errors
-    /// When the model has none of this name.
+    /// If the model has no parameter with this name.
     pub fn parameter(&self, name: &str) -> candle_core::Result<Tensor> {
         let trained = || self.parameters.get(name).map(|variable| variable.as_tensor().clone());
         let found = match &self.weights {
@@ -455,10 +477,12 @@ impl Trainer {
         found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
     }
 
-    /// The model as it is now, for inference. It shares the weights, and changes with them if they are trained whole.
+    /// Returns the current model for inference.
+    ///
+    /// It shares fully trained weights, so later steps change it.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// If allocation fails on the device.
     pub fn model(&self) -> candle_core::Result<Gpt2LMHeadModel> {
         if let Weights::Explained(learner) = &self.weights {
             return Ok(learner.model().clone());
@@ -472,7 +496,7 @@ impl Trainer {
         Gpt2LMHeadModel::load(&self.config, ByOutput(vb))
     }
 
-    /// The adapters' configuration and fixed weights, if adapters are trained.
+    /// Configuration and fixed weights of the adapters, if adapters are trained.
     pub fn lora(&self) -> Option<&Lora> {
         match &self.weights {
             Weights::Trained { .. } | Weights::Explained(_) => None,
@@ -480,7 +504,7 @@ impl Trainer {
         }
     }
 
-    /// The dictionary, if one is trained.
+    /// Dictionary learner, if a dictionary is trained.
     pub(crate) fn learner(&self) -> Option<&Learner> {
         match &self.weights {
             Weights::Explained(learner) => Some(learner),
@@ -488,7 +512,7 @@ impl Trainer {
         }
     }
 
-    /// The same, to be brought to a saved state.
+    /// Mutable dictionary learner, to restore a saved state.
     pub(crate) fn learner_mut(&mut self) -> Option<&mut Learner> {
         match &mut self.weights {
             Weights::Explained(learner) => Some(learner),
@@ -496,64 +520,66 @@ impl Trainer {
         }
     }
 
-    /// Writes the dictionary, where one is trained, and says whether one is: as SAELens does, [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
-    /// [`CONFIG_FILE`](crate::CONFIG_FILE), or a cross-layer transcoder as circuit-tracer does, [`layer_files`](crate::layer_files) and
-    /// [`LAYERS_CONFIG_FILE`](crate::LAYERS_CONFIG_FILE).
+    /// Writes the dictionary, and returns whether one is trained.
+    ///
+    /// The format is SAELens's: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
+    /// [`CONFIG_FILE`](crate::CONFIG_FILE). A cross-layer transcoder has the format of circuit-tracer:
+    /// [`layer_files`](crate::layer_files) and [`LAYERS_CONFIG_FILE`](crate::LAYERS_CONFIG_FILE).
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn save_dictionary(&self, folder: &Path, dtype: WrittenDType) -> Result<bool, TrainingError> {
         let Some(learner) = self.learner() else { return Ok(false) };
         crate::dictionary::save(learner, &self.parameters, self.numbers.context, folder, dtype)?;
         Ok(true)
     }
 
-    /// The files that [`Trainer::save_dictionary`] writes; none where no dictionary is trained.
+    /// Returns the files that [`Trainer::save_dictionary`] writes, or none if no dictionary is trained.
     pub fn dictionary_files(&self) -> Vec<String> {
         self.learner().map_or_else(Vec::new, crate::dictionary::files)
     }
 
-    /// How good the dictionary is on these texts, of three tokens at least each; `None` where none is trained.
+    /// Evaluates the dictionary on sequences of at least three tokens; `None` if no dictionary is trained.
     ///
     /// # Errors
-    /// When the device has no room, or it is interrupted.
+    /// If allocation fails on the device, or the computation is interrupted.
     pub(crate) fn measure(&self, texts: &[Vec<u32>]) -> Result<Option<DictionaryMetrics>, TrainingError> {
         let Some(learner) = self.learner() else { return Ok(None) };
         self.interruptible(|| learner.measure(&self.parameters, texts)).map(Some)
     }
 
-    /// The configuration of the model.
+    /// Configuration of the model.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
     }
 
-    /// Where it is computed.
+    /// Device of the computation.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The numbers of the training.
+    /// Training hyperparameters of this run.
     pub fn numbers(&self) -> &Hyperparameters {
         &self.numbers
     }
 
-    /// What is trained, as it is now: the parameters of the model, or the adapters.
+    /// Current values of the trained parameters: those of the model, its adapters or the dictionary.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// The optimizer, as it is now.
+    /// Optimizer in its current state.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// Steps taken so far.
+    /// Number of completed steps.
     pub fn steps_done(&self) -> u64 {
         self.optimizer.steps_done()
     }
 }
 
-/// Computes what ends once `interrupt` says so.
+/// Runs a computation that aborts once `interrupt` returns true.
 fn interruptible<T>(
     interrupt: Option<&Interrupt>,
     compute: impl FnOnce() -> candle_core::Result<T>,
@@ -568,7 +594,7 @@ fn interruptible<T>(
     })
 }
 
-/// The name of the weight that predicts from the hidden states; a classifier's has a row for each label.
+/// Returns the name of the head's weight; a classifier's weight has one row per label.
 fn head_parameter(config: &Gpt2Config) -> &'static str {
     match config.head {
         HeadKind::SequenceClassification => "score.weight",

@@ -1,14 +1,12 @@
-//! Loading a file of GPT-2 124M: how long it takes beside a plain read of the file, and how much memory it peaks at beside
-//! the weights as held, in every type that files have and every precision that weights are held in.
+//! Benchmark of loading GPT-2 124M, for every dtype of the file and of the loaded weights.
 //!
-//! Run: `cargo bench -p candle-gpt2-weights --bench load` (Linux; writes up to 500 MB to the temporary folder). Each measurement
-//! is a process of its own, so that its peak is its own; every file is read once before, so that none comes from disk.
+//! The loading time is compared with a plain read of the file, and the peak memory with the loaded weights.
+//!
+//! Run `cargo bench -p candle-gpt2-weights --bench load` on Linux. The benchmark writes up to 500 MB to the
+//! temporary folder. Each measurement is a separate process with its own memory peak. Every file is read once
+//! in advance, so that no measurement reads from disk.
 
-#![expect(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "a bench prints, and ends where something is wrong"
-)]
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints, and stops at an error")]
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -20,23 +18,23 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Orientation, checkpoint_shape};
 
-/// Loads per measurement; the fastest counts, since everything else on the machine only adds.
+/// Loads per measurement. The fastest one counts, because other work on the machine only adds time.
 const ROUNDS: usize = 3;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.as_slice() {
-        [_, command, folder, held] if command == "load" => load(folder.as_ref(), held),
+        [_, command, folder, dtype] if command == "load" => load(folder.as_ref(), dtype),
         [_, command, file] if command == "read" => read(file.as_ref()),
         _ => measure(),
     }
 }
 
-/// Writes the file in each type and measures it.
+/// Writes the file in each dtype and measures it.
 fn measure() {
     println!(
         "{:<6}{:<8}{:>12}{:>12}{:>12}{:>24}",
-        "file", "held", "read s", "load s", "load/read", "peak/weights held"
+        "file", "loaded", "read s", "load s", "load/read", "peak/loaded weights"
     );
     for (name, dtype) in [("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16)] {
         let folder = tempfile::tempdir().unwrap();
@@ -47,20 +45,23 @@ fn measure() {
             runs.reduce(|best, run| (f64::min(best.0, run.0), f64::min(best.1, run.1))).unwrap()
         };
         let (read_s, _) = fastest(&["read", file.to_str().unwrap()]);
-        for (held, bits) in [("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q6", 6.5), ("q5", 5.5), ("q4", 4.5)]
+        for (loaded, bits) in
+            [("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q6", 6.5), ("q5", 5.5), ("q4", 4.5)]
         {
-            let (load_s, peak) = fastest(&["load", folder.path().to_str().unwrap(), held]);
+            let (load_s, peak) = fastest(&["load", folder.path().to_str().unwrap(), loaded]);
             println!(
-                "{name:<6}{held:<8}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",
+                "{name:<6}{loaded:<8}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",
                 load_s / read_s,
-                peak / held_bytes(bits)
+                peak / loaded_bytes(bits)
             );
         }
     }
 }
 
-/// Bytes of the weights as held: matrices with this many bits a weight, positions, norms and biases in f32.
-fn held_bytes(matrix_bits: f64) -> f64 {
+/// Returns the size of the loaded weights in bytes.
+///
+/// Matrices use `matrix_bits` bits per weight. Positions, norms and biases are in f32.
+fn loaded_bytes(matrix_bits: f64) -> f64 {
     let bits = |parameter: &Parameter| match parameter.shape.len() {
         2 if parameter.name != "wpe.weight" => matrix_bits,
         _ => 32.0,
@@ -70,7 +71,7 @@ fn held_bytes(matrix_bits: f64) -> f64 {
     expected_parameters(&Gpt2Config::gpt2()).iter().map(bytes).sum()
 }
 
-/// Seconds and peak bytes of one measurement in a process of its own.
+/// Runs one measurement in a separate process, and returns its seconds and its peak memory in bytes.
 fn run(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program).args(arguments).output().unwrap();
@@ -79,10 +80,10 @@ fn run(arguments: &[&str]) -> (f64, f64) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-fn load(folder: &Path, held: &str) {
+fn load(folder: &Path, dtype: &str) {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let options = LoadOptions { dtype: Some(held.parse().unwrap()), ..LoadOptions::default() };
+    let options = LoadOptions { dtype: Some(dtype.parse().unwrap()), ..LoadOptions::default() };
     let model = checkpoint.load(&options, &|_| ()).unwrap();
     let elapsed_s = start.elapsed().as_secs_f64();
     assert_eq!(model.parameter_count(), 124_439_808);
@@ -96,14 +97,14 @@ fn read(file: &Path) {
     println!("{} {}", start.elapsed().as_secs_f64(), peak_bytes());
 }
 
-/// The largest resident memory this process ever had.
+/// Returns the largest resident memory of this process so far, in bytes.
 fn peak_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
 }
 
-/// A checkpoint of the 124M model; its values do not matter.
+/// Writes a checkpoint of the 124M model; its values do not matter.
 fn write(folder: &Path, dtype: DType) {
     let config = Gpt2Config::gpt2();
     let tensor = |shape: Vec<usize>| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();

@@ -1,7 +1,7 @@
-//! Bounded reads of untrusted files.
+//! Size-limited reads of untrusted files.
 //!
-//! A path in a downloaded folder may lead to a FIFO, whose opening blocks, or to a device without an end. Sizes count while reading:
-//! the size in the metadata can be wrong.
+//! A path in a downloaded folder may refer to a FIFO, whose opening blocks, or to an endless device. The
+//! limits count bytes while reading, because the size in the metadata can be wrong.
 
 use std::fs::{self, File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Opens a regular file for reading. See [`read_bounded`] for an example.
 ///
 /// # Errors
-/// If it cannot be opened; [`InvalidInput`](ErrorKind::InvalidInput) for anything but a regular file.
+/// If the file cannot be opened; [`InvalidInput`](ErrorKind::InvalidInput) for anything but a regular file.
 pub fn open_regular(path: &Path) -> Result<File> {
     check_regular(&fs::metadata(path)?)?;
     let file = File::open(path)?;
@@ -18,8 +18,9 @@ pub fn open_regular(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Rejects anything but a regular file. Callers check before opening, because opening a FIFO blocks. See [`read_bounded`] for an
-/// example.
+/// Rejects anything but a regular file. See [`read_bounded`] for an example.
+///
+/// Callers check before opening, because opening a FIFO blocks.
 ///
 /// # Errors
 /// [`InvalidInput`](ErrorKind::InvalidInput) for anything but a regular file.
@@ -68,7 +69,7 @@ pub(crate) fn too_large(limit: u64) -> Error {
 /// ```
 ///
 /// # Errors
-/// Those of [`open_regular`] and [`read_to_limit`].
+/// Fails like [`open_regular`] and [`read_to_limit`].
 pub fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>> {
     read_to_limit(open_regular(path)?, limit)
 }
@@ -76,10 +77,10 @@ pub fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>> {
 /// Reads a regular file of UTF-8 text.
 ///
 /// # Errors
-/// Those of [`read_bounded`]; [`InvalidData`](ErrorKind::InvalidData) for other encodings.
+/// Fails like [`read_bounded`]; [`InvalidData`](ErrorKind::InvalidData) for other encodings.
 pub fn read_bounded_text(path: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read_bounded(path, limit)?)
-        .map_err(|_| Error::new(ErrorKind::InvalidData, "expected text in UTF-8"))
+        .map_err(|_| Error::new(ErrorKind::InvalidData, "expected UTF-8 text"))
 }
 
 #[cfg(all(test, unix))]
@@ -99,10 +100,10 @@ mod tests {
         }
     }
 
-    /// `/proc` reports a size of zero for files that hold text.
+    /// Reads from `/proc`, which reports a size of zero for files that contain text.
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_limit_counts_bytes_that_were_read() {
+    fn limit_applies_to_bytes_actually_read() {
         let path = Path::new("/proc/self/status");
         assert_eq!(fs::metadata(path).unwrap().len(), 0);
         assert_eq!(read_bounded(path, 10).unwrap_err().to_string(), "larger than 10 bytes");

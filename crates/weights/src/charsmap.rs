@@ -1,22 +1,25 @@
-//! SentencePiece's `precompiled_charsmap`: a trie of replaced texts, and their replacements.
+//! SentencePiece's `precompiled_charsmap`: a trie of keys and their replacements.
 //!
-//! Layout: the trie's size in bytes, its 32-bit units, then the replacements, each ended by a zero byte. The trie is a double
-//! array of the Darts-clone library. Source: `Normalizer::DecodePrecompiledCharsMap` in sentencepiece's `normalizer.cc`.
+//! Layout: the trie's size in bytes, its 32-bit units, then the replacements, each terminated by a zero
+//! byte. The trie is a double array of the Darts-clone library. Source:
+//! `Normalizer::DecodePrecompiledCharsMap` in sentencepiece's `normalizer.cc`.
 
 use std::mem::size_of;
 
-/// Largest map; the one for NFKC with case folding has 310 kB.
+/// Maximum size of a map; the one for NFKC with case folding has 310 kB.
 const MAX_BYTES: usize = 2 << 20;
-/// Longest text that a map replaces. Those of Unicode have at most 18 bytes.
+/// Maximum length of a key in bytes. Unicode's keys have at most 18 bytes.
 const MAX_KEY_BYTES: usize = 128;
-/// Longest replacement. Those of Unicode have at most 33 bytes.
+/// Maximum length of a replacement in bytes. Unicode's replacements have at most 33 bytes.
 const MAX_REPLACEMENT_BYTES: usize = 1024;
-/// Largest number of visits of a trie's units, for each unit. Units that several texts share are visited once for each length.
+/// Maximum number of visits per trie unit.
+///
+/// Units shared by several keys are visited once for each key length.
 const MAX_VISITS: usize = 4;
-/// Units that a node's children are among.
+/// Size of the block of units that contains all children of a node.
 const BLOCK: usize = 256;
 
-/// Validated map.
+/// Validated character map.
 #[derive(Debug, Clone)]
 pub(crate) struct Charsmap {
     units: Vec<u32>,
@@ -24,19 +27,19 @@ pub(crate) struct Charsmap {
     growth: CharsmapGrowth,
 }
 
-/// Largest numbers of bytes that a map makes of one.
+/// Worst-case growth by a map, per input byte.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CharsmapGrowth {
     pub(crate) total: f64,
-    /// Bytes equal to any one ASCII character.
+    /// Maximum occurrences of any single ASCII character in the output, per input byte.
     pub(crate) ascii: f64,
 }
 
 impl Charsmap {
-    /// Reads a map and checks that every text's replacement exists.
+    /// Parses a map and checks that every key's replacement exists.
     ///
     /// # Errors
-    /// If the map is damaged or too large. The message starts with a verb.
+    /// If the map is corrupt or too large. The message starts with a verb.
     pub(crate) fn new(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_BYTES {
             return Err(format!("has {} bytes, the limit is {MAX_BYTES}", bytes.len()));
@@ -48,11 +51,11 @@ impl Charsmap {
             .ok_or_else(|| format!("has {} bytes after the size of its trie, which is {size}", rest.len()))?;
         let (units, remainder) = units.as_chunks::<{ size_of::<u32>() }>();
         if !remainder.is_empty() || units.is_empty() {
-            return Err(format!("has a trie of {size} bytes, not of one or more units of 4"));
+            return Err(format!("has a trie of {size} bytes; expected a positive multiple of 4"));
         }
         let units = units.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
         let replacements = str::from_utf8(replacements)
-            .map_err(|error| format!("has replacements that are no text: {error}"))?;
+            .map_err(|error| format!("has replacements that are not UTF-8: {error}"))?;
         let growth = CharsmapGrowth { total: 1.0, ascii: 1.0 };
         let mut map = Self { units, replacements: replacements.to_owned(), growth };
         map.growth = map.check()?;
@@ -63,31 +66,31 @@ impl Charsmap {
         self.growth
     }
 
-    /// Length of the longest replaced text that `text` starts with, and its replacement.
+    /// Returns the length of the longest key at the start of `text`, and its replacement.
     pub(crate) fn longest_match(&self, text: &[u8]) -> Option<(usize, &str)> {
-        let mut place = offset(self.unit(0)?);
+        let mut index = offset(self.unit(0)?);
         let mut found = None;
         for (byte, length) in text.iter().zip(1..) {
-            let unit = self.unit(place ^ usize::from(*byte))?;
+            let unit = self.unit(index ^ usize::from(*byte))?;
             if label(unit) != u32::from(*byte) {
                 break;
             }
-            place ^= usize::from(*byte) ^ offset(unit);
+            index ^= usize::from(*byte) ^ offset(unit);
             if has_value(unit) {
-                found = Some((length, self.unit(place)?));
+                found = Some((length, self.unit(index)?));
             }
         }
         let (length, unit) = found?;
         Some((length, self.replacement(unit)?))
     }
 
-    fn unit(&self, place: usize) -> Option<u32> {
-        self.units.get(place).copied()
+    fn unit(&self, index: usize) -> Option<u32> {
+        self.units.get(index).copied()
     }
 
-    /// Replacement that the unit of a value names.
+    /// Returns the replacement that a value unit refers to.
     fn replacement(&self, unit: u32) -> Option<&str> {
-        /// All bits but the highest.
+        /// All bits except the highest.
         const VALUE: u32 = u32::MAX >> 1;
         let start = (unit & VALUE) as usize;
         let rest = self.replacements.get(start..)?.as_bytes();
@@ -95,22 +98,24 @@ impl Charsmap {
         self.replacements.get(start..start + length)
     }
 
-    /// Walks all texts of the trie, length by length, and checks them. A damaged trie may have circles, and units outside
-    /// itself, on which the tokenizers library panics.
+    /// Validates all keys of the trie, walking it level by level.
+    ///
+    /// A corrupt trie may contain cycles, or refer to units outside itself, on which the tokenizers library
+    /// panics.
     fn check(&self) -> Result<CharsmapGrowth, String> {
         let mut growth = CharsmapGrowth { total: 1.0, ascii: 1.0 };
-        // The last length that each unit was visited at.
+        // Key length at which each unit was last visited.
         let mut visited = vec![0; self.units.len()];
-        let mut places = vec![offset(self.units[0])];
+        let mut nodes = vec![offset(self.units[0])];
         let mut visits = 0;
         for length in 1.. {
             let mut next = Vec::new();
-            for place in places {
+            for node in nodes {
                 let outside = || format!("has a node with children outside its {} units", self.units.len());
-                let start = place - place % BLOCK;
+                let start = node - node % BLOCK;
                 let block = self.units.get(start..start + BLOCK).ok_or_else(outside)?;
                 for label_byte in 1..=u8::MAX {
-                    let child = (place % BLOCK) ^ usize::from(label_byte);
+                    let child = (node % BLOCK) ^ usize::from(label_byte);
                     let unit = block[child];
                     if label(unit) != u32::from(label_byte) || visited[start + child] == length {
                         continue;
@@ -122,7 +127,7 @@ impl Charsmap {
                         let value = self.unit(inner).and_then(|unit| self.replacement(unit));
                         let missing = || {
                             format!(
-                                "has a text without a replacement of at most {MAX_REPLACEMENT_BYTES} bytes"
+                                "has a key without a replacement of at most {MAX_REPLACEMENT_BYTES} bytes"
                             )
                         };
                         growth.add(length, value.ok_or_else(missing)?);
@@ -130,14 +135,14 @@ impl Charsmap {
                     next.push(inner);
                 }
             }
-            // Leaves have an own node without children.
+            // Leaves are separate nodes without children.
             if next.is_empty() {
                 break;
             }
             if length > MAX_KEY_BYTES || visits > MAX_VISITS * self.units.len() {
-                return Err(format!("has a circle, or replaces texts of more than {MAX_KEY_BYTES} bytes"));
+                return Err(format!("has a cycle, or keys of more than {MAX_KEY_BYTES} bytes"));
             }
-            places = next;
+            nodes = next;
         }
         Ok(growth)
     }
@@ -156,7 +161,7 @@ impl CharsmapGrowth {
     }
 }
 
-/// Byte of a unit, with the bit that marks values, which no byte equals.
+/// Returns the byte of a unit together with the value bit, so that a value unit matches no byte.
 fn label(unit: u32) -> u32 {
     unit & (1 << 31 | 0xff)
 }
@@ -165,7 +170,7 @@ fn has_value(unit: u32) -> bool {
     unit >> 8 & 1 == 1
 }
 
-/// Distance to the children's units, to be combined by exclusive or.
+/// Returns the offset to the children's units, which is combined by XOR.
 fn offset(unit: u32) -> usize {
     (unit as usize >> 10) << ((unit & 1 << 9) >> 6)
 }

@@ -1,4 +1,4 @@
-//! The chat templates of a checkpoint: inside a GGUF file, in `chat_template.jinja`, or in `tokenizer_config.json`.
+//! Chat templates of a checkpoint: in a GGUF file, `chat_template.jinja` or `tokenizer_config.json`.
 
 use serde_json::Value;
 
@@ -6,23 +6,25 @@ use crate::gguf_keys::{self, DEFAULT};
 use crate::tokenizer::{TOKENIZER_CONFIG, strip_mark};
 use crate::{Checkpoint, WeightsError, mistaken_file};
 
-/// The chat template in a file of its own.
+/// Separate file that contains the chat template.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// Largest file that is read: templates of other models have some ten kilobytes.
+/// Maximum size of the file. Templates of other models have tens of kilobytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Checkpoint {
-    /// The Jinja template that makes a prompt of a conversation, if there is one: that inside a GGUF file, else as transformers
-    /// reads it, from `chat_template.jinja` or else from `tokenizer_config.json`.
+    /// Returns the Jinja template that turns a conversation into a prompt, if the checkpoint has one.
+    ///
+    /// A template in a GGUF file takes precedence. Otherwise the lookup follows transformers:
+    /// `chat_template.jinja`, then `tokenizer_config.json`.
     ///
     /// # Errors
-    /// When a file is there and cannot be read, or `tokenizer_config.json` is not JSON.
+    /// If a file exists but cannot be read, or `tokenizer_config.json` is not valid JSON.
     pub fn chat_template(&self) -> Result<Option<String>, WeightsError> {
         let templates = self.chat_templates()?;
         Ok(templates.into_iter().find(|(name, _)| name == DEFAULT).map(|(_, template)| template))
     }
 
-    /// All chat templates with their names.
+    /// Returns all chat templates with their names.
     pub(crate) fn chat_templates(&self) -> Result<Vec<(String, String)>, WeightsError> {
         let inside = gguf_keys::chat_templates(&self.source.metadata);
         if !inside.is_empty() {
@@ -39,15 +41,15 @@ impl Checkpoint {
             return Ok(inside.into_iter().map(owned).collect());
         }
         let path = self.folder().join(CHAT_TEMPLATE);
-        if self.beside.is_file(&path) {
-            let bytes = self.beside.read_small(&path, MAX_BYTES)?;
+        if self.siblings.is_file(&path) {
+            let bytes = self.siblings.read_small(&path, MAX_BYTES)?;
             return Ok(vec![(DEFAULT.to_owned(), String::from_utf8_lossy(&bytes).into_owned())]);
         }
         let path = self.folder().join(TOKENIZER_CONFIG);
-        if !self.beside.is_file(&path) {
+        if !self.siblings.is_file(&path) {
             return Ok(Vec::new());
         }
-        let bytes = self.beside.read_small(&path, MAX_BYTES)?;
+        let bytes = self.siblings.read_small(&path, MAX_BYTES)?;
         let bytes = strip_mark(&bytes);
         let config: Value = serde_json::from_slice(bytes).map_err(|error| {
             let error = mistaken_file::pointer(bytes, "settings").unwrap_or_else(|| error.to_string());
@@ -57,7 +59,7 @@ impl Checkpoint {
     }
 }
 
-/// The templates of an entry: one alone is the default one, several have names.
+/// Parses a `chat_template` entry: a string is the default template, a list contains named ones.
 pub(crate) fn templates_in(entry: &Value) -> Vec<(String, String)> {
     let named =
         |named: &Value| Some((named["name"].as_str()?.to_owned(), named["template"].as_str()?.to_owned()));

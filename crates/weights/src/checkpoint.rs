@@ -1,4 +1,4 @@
-//! A checkpoint: its tensors, the configuration they are compared with, and the tokenizer.
+//! Opened checkpoints: tensors, configuration and tokenizer.
 
 use std::path::{Path, PathBuf};
 
@@ -10,27 +10,27 @@ use crate::config_file::FoundConfig;
 use crate::files::Files;
 use crate::naming::{Naming, Orientation, Origin};
 use crate::source::{Format, Source};
-use crate::stored::{StoredDType, StoredTensor};
+use crate::stored::StoredTensor;
 use crate::{
     GivenFiles, Mismatch, ReadProgress, WeightsError, config_file, formats, load_tokenizer, tied_head,
     tokenizer,
 };
 
-/// A fault that [`Checkpoint::verify`] lists.
+/// Problem reported by [`Checkpoint::verify`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The tensors are not those of the model.
+    /// The tensors do not match the model.
     Mismatch(Mismatch),
-    /// A parameter holds values that are not numbers.
+    /// A parameter contains NaN or infinite values.
     NotFinite {
-        /// The tensor's name in the file.
+        /// Name of the tensor in the file.
         name: String,
-        /// How many values are NaN.
+        /// Number of NaN values.
         nan: usize,
-        /// How many values are infinite.
+        /// Number of infinite values.
         infinite: usize,
-        /// How many values the tensor has.
+        /// Number of values in the tensor.
         elements: usize,
     },
 }
@@ -40,26 +40,25 @@ impl std::fmt::Display for Problem {
         match self {
             Self::Mismatch(mismatch) => mismatch.fmt(f),
             Self::NotFinite { name, nan, infinite, elements } => {
-                write!(f, "tensor `{name}`: of {elements} values {nan} are NaN and {infinite} infinite")
+                write!(f, "tensor `{name}`: {nan} of {elements} values are NaN and {infinite} are infinite")
             }
         }
     }
 }
 
-/// An opened checkpoint: its configuration is read, its tensors are listed and compared; no value is read yet, but those
-/// of an output head that a tied configuration leaves no place for.
+/// Opened checkpoint whose configuration is read and whose tensors are listed and checked.
 ///
+/// Opening reads no values, with one exception: an output head that a tied configuration has no place for
+/// is compared with the embedding.
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, Format, GivenFiles, OpenOptions};
 ///
-/// // The model that the program carries; `Checkpoint::open` takes the path of a folder or of a weights file.
-/// let files = GivenFiles::new("stories")
-///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// // The built-in model; `Checkpoint::open` takes the path of a folder or of a weights file.
+/// let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
-/// assert_eq!(checkpoint.format(), Format::Safetensors);
-/// assert_eq!(checkpoint.config().n_layer, 6);
-/// assert_eq!(checkpoint.tensors().len(), 76);
+/// assert_eq!(checkpoint.format(), Format::Gguf);
+/// assert_eq!(checkpoint.config().n_layer, 7);
+/// assert_eq!(checkpoint.tensors().len(), 88);
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 #[derive(Debug)]
@@ -67,51 +66,58 @@ impl std::fmt::Display for Problem {
 pub struct Checkpoint {
     pub(crate) config: Gpt2Config,
     pub(crate) source: Source,
-    /// Who has the files beside the weights.
-    pub(crate) beside: Files,
+    /// Source of the files next to the weights.
+    pub(crate) siblings: Files,
     pub(crate) naming: Naming,
-    /// The name of the configuration's file, or of its place in the weights.
+    /// Name of the configuration's file, or a description of its location in the weights.
     configuration: &'static str,
-    /// The `config.json`.
+    /// Text of `config.json`.
     pub(crate) config_text: Option<String>,
     rules: Vec<String>,
-    /// The changes that adapters make to parameters.
+    /// Parameter changes made by adapters.
     pub(crate) changes: Changes,
     has_guessed_heads: bool,
 }
 
-/// Options of opening a checkpoint. [`Checkpoint::open_with`] takes them.
+/// Options of [`Checkpoint::open_with`].
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// The number of attention heads, for files that do not tell it: weights of the book's models without a configuration. For
-    /// others it must be the number that they tell.
+    /// Number of attention heads, for weights that do not record it.
+    ///
+    /// Models of "Build a Large Language Model (From Scratch)" need it if they have no configuration. If the
+    /// files record the number, it must match.
     pub n_head: Option<usize>,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint folder, or a weights file; a configuration that the file does not hold itself is read from the file
-    /// next to it. Tensors that do not fit the configuration are no error yet: see [`Checkpoint::check`] and
+    /// Opens a checkpoint folder or a weights file.
+    ///
+    /// A configuration that the weights file does not contain is read from the file next to it. Tensors
+    /// that do not match the configuration are not an error yet; see [`Checkpoint::check`] and
     /// [`Checkpoint::verify`].
     ///
     /// # Errors
-    /// When a file is missing, cannot be read, or is not what its place says.
-    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+    /// If a file is missing, unreadable or not of the expected type.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
         Self::open_with(path, &OpenOptions::default())
     }
 
-    /// As [`Checkpoint::open`], with what the files do not tell.
+    /// Opens a checkpoint like [`Checkpoint::open`], with options for information that the files lack.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`], and when the files tell another number of heads, or it does not divide the width.
-    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, WeightsError> {
-        Self::open_watched(path, options, &|_| ())
+    /// Fails like [`Checkpoint::open`]. Also fails if the files record a different number of heads, or the
+    /// number does not divide the hidden size.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, WeightsError> {
+        Self::open_watched(path.as_ref(), options, &|_| ())
     }
 
-    /// As [`Checkpoint::open_with`]; `progress` may end it while a head that may contradict the configuration is compared with the
-    /// embedding, which alone can take long; it receives no numbers of bytes.
+    /// Opens a checkpoint like [`Checkpoint::open_with`], and can be interrupted by `progress`.
+    ///
+    /// Only one step of opening can take long: comparing the embedding with an output head that may
+    /// contradict the configuration. `progress` is called during that step, without byte counts.
     ///
     /// # Errors
-    /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] if `progress` says so.
+    /// Fails like [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] if `progress` requests it.
     pub fn open_watched(
         path: &Path,
         options: &OpenOptions,
@@ -120,11 +126,13 @@ impl Checkpoint {
         Self::open_in(Files::Disk, path, options, progress)
     }
 
-    /// As [`Checkpoint::open_watched`], of files that are given: a folder's, or one weights file of any name with or without
-    /// others beside it. In messages their paths begin with the name of `files`.
+    /// Opens a checkpoint from supplied files, like [`Checkpoint::open_watched`].
+    ///
+    /// `files` holds the files of a folder, or one weights file of any name with or without companion
+    /// files. Paths in messages start with the name of `files`.
     ///
     /// # Errors
-    /// As [`Checkpoint::open_watched`]; when several files have one name.
+    /// Fails like [`Checkpoint::open_watched`]. Also fails if several files have the same name.
     pub fn open_given(
         files: GivenFiles,
         options: &OpenOptions,
@@ -145,10 +153,10 @@ impl Checkpoint {
             Some(config) => FoundConfig {
                 config,
                 name: match source.format {
-                    Format::PyTorchZip | Format::PyTorchLegacy => "its model_args",
-                    _ => "its header",
+                    Format::PyTorchZip | Format::PyTorchLegacy => "the file's model_args",
+                    _ => "the file's header",
                 },
-                rule: "the configuration is the one inside the file".to_owned(),
+                rule: "the configuration comes from the weights file".to_owned(),
                 has_guessed_heads: false,
                 text: None,
             },
@@ -157,16 +165,16 @@ impl Checkpoint {
                 config_file::read(&files, files.folder_of(&source.path), shown, options.n_head)?
             }
         };
-        if let Some(named) = options.n_head.filter(|named| *named != found.config.n_head) {
-            let (path, told) = (source.path, found.config.n_head);
-            return Err(WeightsError::OtherHeads { path, told, named });
+        if let Some(requested) = options.n_head.filter(|n_head| *n_head != found.config.n_head) {
+            let (path, configured) = (source.path, found.config.n_head);
+            return Err(WeightsError::OtherHeads { path, configured, requested });
         }
         Self::new(source, files, found, progress)
     }
 
     fn new(
         mut source: Source,
-        beside: Files,
+        siblings: Files,
         found: FoundConfig,
         progress: &dyn ReadProgress,
     ) -> Result<Self, WeightsError> {
@@ -179,7 +187,7 @@ impl Checkpoint {
         Ok(Self {
             config,
             source,
-            beside,
+            siblings,
             naming,
             configuration: name,
             config_text: text,
@@ -189,48 +197,50 @@ impl Checkpoint {
         })
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
     }
 
-    /// The weights file, or the index of its shards.
+    /// Returns the path of the weights file, or of the index of its shards.
     pub fn weights_path(&self) -> &Path {
         &self.source.path
     }
 
-    /// Every file that holds tensors, with its size in bytes.
+    /// Returns all files that contain tensors, with their sizes in bytes.
     pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.source.files.iter().map(|file| (file.path(), file.len()))
     }
 
-    /// The folder of the weights.
+    /// Returns the folder of the weights.
     pub fn folder(&self) -> &Path {
-        self.beside.folder_of(&self.source.path)
+        self.siblings.folder_of(&self.source.path)
     }
 
-    /// The tokenizer: from `path` if one is given, else from inside the file, else from the folder.
+    /// Loads the tokenizer: from `path` if set, else from the weights file, else from the folder.
     ///
     /// # Errors
-    /// When there is none, or it cannot be used.
+    /// If the tokenizer is missing or unusable.
     pub fn tokenizer(&self, path: Option<&Path>) -> Result<Tokenizer, WeightsError> {
         match (path, &self.source.tokenizer) {
             (Some(path), _) => load_tokenizer(path),
             (None, Some(tokenizer)) => Ok(tokenizer.clone()),
-            (None, None) => tokenizer::load(&self.beside, self.folder()),
+            (None, None) => tokenizer::load(&self.siblings, self.folder()),
         }
     }
 
-    /// The `generation_config.json` beside the weights, or that was given with them, if there is one: its path and its text.
+    /// Returns path and text of `generation_config.json`, if the checkpoint has one.
     ///
     /// # Errors
-    /// When it is there and cannot be read.
+    /// If the file exists but cannot be read.
     pub fn generation_config(&self) -> Result<Option<(PathBuf, String)>, WeightsError> {
-        config_file::generation_config(&self.beside, self.folder())
+        config_file::generation_config(&self.siblings, self.folder())
     }
 
-    /// The rows of the vocabulary that are no tokens: those `tokenizer` has no token for. Without a tokenizer, those
-    /// after GPT-2's own tokens if the vocabulary has the size that nanoGPT pads to.
+    /// Returns the vocabulary rows that are not tokens, according to `tokenizer`.
+    ///
+    /// Without a tokenizer, returns the rows after GPT-2's own tokens if the vocabulary has nanoGPT's
+    /// padded size.
     pub fn padding_token_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
         /// GPT-2's 50,257 tokens, padded to a multiple of 64.
         const PADDED_VOCABULARY: usize = 50_304;
@@ -243,47 +253,47 @@ impl Checkpoint {
         }
     }
 
-    /// The format of the weights.
+    /// Returns the format of the weights.
     pub fn format(&self) -> Format {
         self.source.format
     }
 
-    /// What in the file's content shows its format.
+    /// Describes the file content that identifies the format.
     pub fn evidence(&self) -> &str {
         &self.source.evidence
     }
 
-    /// Whether weights are stored as blocks of small integers, as GGUF files have them.
+    /// Whether weights are stored as blocks of small integers, as in GGUF files.
     pub fn is_quantized(&self) -> bool {
-        self.tensors().iter().any(|stored| matches!(stored.dtype, StoredDType::Quantized(_)))
+        self.tensors().iter().any(|stored| stored.dtype.is_blocks())
     }
 
-    /// Every tensor of the files, parameter or not.
+    /// Returns all tensors of the files, whether parameters or not.
     pub fn tensors(&self) -> &[StoredTensor] {
         &self.source.tensors
     }
 
-    /// Whose names the file uses, such as `Hugging Face`.
+    /// Returns the naming scheme of the tensors, such as `Hugging Face`.
     pub fn naming_scheme(&self) -> &'static str {
         self.naming.scheme
     }
 
-    /// The prefix of the names in the file, such as `transformer.`.
+    /// Returns the prefix of the tensor names in the file, such as `transformer.`.
     pub fn prefix(&self) -> &str {
         &self.naming.prefix
     }
 
-    /// How the file stores the weights of linear layers.
+    /// Returns the orientation in which the file stores linear weights.
     pub fn orientation(&self) -> Orientation {
         self.naming.orientation
     }
 
-    /// How the orientation was decided, in words.
+    /// Describes how the orientation was determined.
     pub fn orientation_evidence(&self) -> &str {
         &self.naming.orientation_evidence
     }
 
-    /// Every further decision that opening took, in words.
+    /// Describes every other decision made while opening.
     pub fn rules(&self) -> &[String] {
         &self.rules
     }
@@ -293,47 +303,49 @@ impl Checkpoint {
         self.rules.push(rule);
     }
 
-    /// The note for users if the number of heads is not recorded and was guessed: another number is another model,
-    /// which no check can see. [`OpenOptions::n_head`] says it.
+    /// Returns a user-facing note if the number of heads is not recorded and was guessed.
+    ///
+    /// A wrong number yields a different model, which no check can detect. [`OpenOptions::n_head`] sets the
+    /// number.
     pub fn guessed_heads_note(&self) -> Option<String> {
         let Gpt2Config { n_head, .. } = self.config;
         let note = || {
             format!(
-                "the number of attention heads is not recorded; {n_head} of {} values each are assumed, as in published GPT-2 models: \
-                 results are wrong if the model was trained with another number",
+                "the number of attention heads is not recorded; assuming {n_head} with head dimension {}, as in published GPT-2 \
+                 models: results are wrong if the model was trained with another number",
                 self.config.head_dim()
             )
         };
         self.has_guessed_heads.then(note)
     }
 
-    /// Tensors of the file that are no parameters: causal masks of old checkpoints.
+    /// Returns the tensors that are not parameters: causal masks of old checkpoints.
     pub fn buffers(&self) -> impl Iterator<Item = &StoredTensor> {
         self.naming.buffers.iter().map(|index| &self.source.tensors[*index])
     }
 
-    /// Tensors of integers, booleans and other types that hold no weights, which the model does not need.
+    /// Returns tensors whose dtype holds no weights, such as integers, which the model ignores.
     pub fn skipped(&self) -> impl Iterator<Item = &StoredTensor> {
         self.naming.skipped.iter().map(|index| &self.source.tensors[*index])
     }
 
-    /// A copy of the token embedding under the head's name, in a file whose configuration ties the two.
+    /// Returns the copy of the token embedding stored as the head, if the configuration ties the two.
     pub fn tied_head(&self) -> Option<&StoredTensor> {
         self.naming.tied_head.map(|index| &self.source.tensors[index])
     }
 
-    /// Number of distinct parameters that the files hold: biases that are not stored do not count.
+    /// Returns the number of distinct parameters in the files. Biases that are not stored do not count.
     pub fn stored_parameter_count(&self) -> usize {
         let sources = self.naming.parameters.values().filter(|(from, _)| *from != Origin::Zeros);
         sources.map(|(_, parameter)| parameter.shape.iter().product::<usize>()).sum()
     }
 
-    /// Rows of the token embedding in the file.
+    /// Returns the number of token-embedding rows in the file.
     pub fn embedding_rows(&self) -> Option<usize> {
         self.stored_matrix("wte.weight")?.shape.first().copied()
     }
 
-    /// The tensor of a parameter that is stored in one piece.
+    /// Returns the tensor of a parameter that is stored in one piece.
     pub(crate) fn stored_matrix(&self, name: &str) -> Option<&StoredTensor> {
         match self.naming.parameters.get(name) {
             Some((Origin::Whole(index), _)) => self.source.tensors.get(*index),
@@ -341,8 +353,10 @@ impl Checkpoint {
         }
     }
 
-    /// The tensor of a parameter whose rows lie one after the other in the file, without padding after them, and whether it is
-    /// stored the other way round, `(in, out)`; `None` for others.
+    /// Returns the tensor of a parameter stored as consecutive rows, and whether it is transposed.
+    ///
+    /// Transposed tensors have shape `(in, out)`. Padding rows after the vocabulary are cut off. Returns
+    /// `None` for other parameters.
     pub(crate) fn stored_rows(&self, name: &str) -> Option<(StoredTensor, bool)> {
         let (_, parameter) = self.naming.parameters.get(name)?;
         let stored = self.stored_matrix(name).filter(|stored| stored.dtype.holds_weights())?;
@@ -362,10 +376,10 @@ impl Checkpoint {
         Some((stored.rows(0..rows)?, is_turned))
     }
 
-    /// Whether the tensors are exactly those of the configured model.
+    /// Checks that the tensors are exactly those of the configured model.
     ///
     /// # Errors
-    /// When not, with every difference.
+    /// If they differ; the error lists all differences.
     pub fn check(&self) -> Result<(), WeightsError> {
         if self.naming.mismatches.is_empty() {
             return Ok(());
@@ -375,38 +389,38 @@ impl Checkpoint {
         Err(WeightsError::Mismatches { path, configuration, hint, mismatches })
     }
 
-    /// Sizes that the configuration and the tensors disagree on, and what to do.
+    /// Lists sizes on which configuration and tensors disagree, and suggests a fix.
     fn hint(&self) -> String {
         let name = self.source.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if formats::is_shard(name) {
-            return "; it is one of several shards: name their index or their folder".into();
+            return "; the file is one of several shards: pass their index or their folder".into();
         }
         let sizes = self.naming.other_sizes(&self.config, &self.source.tensors);
         if sizes.is_empty() {
             return String::new();
         }
-        let told = |(key, configured, shown): &(&str, usize, usize)| {
-            format!("`{key}` is {configured} there, and the tensors show {shown}")
+        let difference = |(key, configured, actual): &(&str, usize, usize)| {
+            format!("`{key}` is {configured} there, but the tensors have {actual}")
         };
-        let told: Vec<String> = sizes.iter().map(told).collect();
+        let differences: Vec<String> = sizes.iter().map(difference).collect();
         let what_to_do = match self.configuration {
-            "config.json" | "hparams.json" => "correct it, or take both files from one source",
+            "config.json" | "hparams.json" => "correct it, or use both files from the same source",
             _ => "save the model again",
         };
-        format!(" ({}; {what_to_do})", told.join(", "))
+        format!(" ({}; {what_to_do})", differences.join(", "))
     }
 
-    /// Notes for users: files beside the weights that are not read.
+    /// Returns user-facing notes about files next to the weights that are not read.
     pub fn notes(&self) -> &[String] {
         &self.source.notes
     }
 
-    /// Bytes of the parameters in the files.
+    /// Returns the total size of the parameters in the files, in bytes.
     pub fn parameter_bytes(&self) -> u64 {
         self.parameter_tensors().map(|(_, stored)| stored.stored_bytes()).sum()
     }
 
-    /// The stored tensors that parameters are made of, in the order of the files.
+    /// Returns the stored tensors that make up the parameters, in file order.
     pub(crate) fn parameter_tensors(&self) -> impl Iterator<Item = (usize, &StoredTensor)> {
         let mut indices: Vec<usize> = Vec::new();
         for (from, _) in self.naming.parameters.values() {
@@ -421,19 +435,19 @@ impl Checkpoint {
     }
 }
 
-/// The head besides or in place of one over the vocabulary, in words.
+/// Describes a head other than the plain language-model head.
 fn head_rule(config: &Gpt2Config) -> Option<String> {
     let (class, labels) = (config.head.class_name(), config.num_labels());
     match config.head {
         HeadKind::LanguageModel => None,
         HeadKind::SequenceClassification => {
-            Some(format!("`score` says which of {labels} labels a text has: a {class}"))
+            Some(format!("`score` labels each text ({labels} labels): a {class}"))
         }
         HeadKind::TokenClassification => {
-            Some(format!("`classifier` says which of {labels} labels each token has: a {class}"))
+            Some(format!("`classifier` labels each token ({labels} labels): a {class}"))
         }
         HeadKind::DoubleHeads => {
-            Some(format!("`multiple_choice_head` says which of several texts is right: a {class}"))
+            Some(format!("`multiple_choice_head` scores each of several texts: a {class}"))
         }
     }
 }
@@ -442,7 +456,7 @@ fn is_contradiction(mismatch: &Mismatch) -> bool {
     matches!(mismatch, Mismatch::TieContradiction { .. })
 }
 
-/// What was decided about the tensors, in words.
+/// Describes the decisions made about the tensors.
 fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String> {
     let mut rules = Vec::new();
     if config.head.has_language_model() {
@@ -456,17 +470,17 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
             }
             (true, Some(index)) if naming.mismatches.iter().any(is_contradiction) => {
                 format!(
-                    "the output head is tied by the configuration, and `{}` differs from the embedding",
+                    "the output head is tied by the configuration, but `{}` differs from the embedding",
                     source.tensors[index].name
                 )
             }
             (true, Some(index)) => {
                 format!(
-                    "the output head is tied: `{}` repeats the embedding and is not read",
+                    "the output head is tied: `{}` repeats the embedding and is ignored",
                     source.tensors[index].name
                 )
             }
-            (false, _) => "the output head is its own tensor".to_owned(),
+            (false, _) => "the output head is a separate tensor".to_owned(),
         });
     }
     rules.extend(head_rule(config));
@@ -477,26 +491,26 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
         ));
     }
     if !naming.skipped.is_empty() {
-        /// Most names in one rule.
+        /// Maximum number of names listed in one rule.
         const SHOWN: usize = 3;
         let names = naming.skipped.iter().take(SHOWN).map(|index| source.tensors[*index].name.as_str());
         let names: Vec<&str> = names.collect();
         let more = if naming.skipped.len() > SHOWN { ", …" } else { "" };
         rules.push(format!(
-            "{} tensors of types that hold no weights are not parameters and are ignored: {}{more}",
+            "{} tensors with dtypes that hold no weights are not parameters and are ignored: {}{more}",
             naming.skipped.len(),
             names.join(", ")
         ));
     }
     if naming.zero_count() > 0 {
-        rules.push(format!("{} biases are not stored and taken as zero", naming.zero_count()));
+        rules.push(format!("{} biases are not stored and are set to zero", naming.zero_count()));
     }
     if let Some((Origin::Whole(index), embedding)) = naming.parameters.get("wte.weight")
         && let Some(padding) =
             source.tensors[*index].shape.first().and_then(|rows| rows.checked_sub(embedding.shape[0]))
         && padding > 0
     {
-        rules.push(format!("the last {padding} rows of the token embedding are padding and not read"));
+        rules.push(format!("the last {padding} rows of the token embedding are padding and are ignored"));
     }
     rules
 }

@@ -1,5 +1,7 @@
-//! One file of a checkpoint, of which a range is read at a time. What lies in memory, mapped or held, is lent without a copy; of
-//! any other file no more is in memory than the ranges that are in use.
+//! Single file of a checkpoint, read one range at a time.
+//!
+//! A file that is mapped or held in memory is borrowed without a copy. Of any other file, only the ranges
+//! in use are in memory.
 
 use std::borrow::Cow;
 use std::io;
@@ -13,11 +15,11 @@ use crate::MappedFile;
 use crate::WeightsError;
 use crate::given_files::Contents;
 
-/// A file that is open for reading.
+/// File that is open for reading.
 #[derive(Debug)]
 pub(crate) struct CheckpointFile {
     path: PathBuf,
-    /// As it was when the file was opened.
+    /// Size when the file was opened.
     len: u64,
     content: Content,
 }
@@ -30,7 +32,7 @@ enum Content {
 }
 
 impl CheckpointFile {
-    /// Opens the regular file at `path`: mapped into memory, or without the feature `mmap` to be read in parts.
+    /// Opens the regular file at `path`: memory-mapped, or read in parts without the `mmap` feature.
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
         #[cfg(feature = "mmap")]
         let (len, content) = {
@@ -46,7 +48,7 @@ impl CheckpointFile {
         Ok(Self { path: path.to_owned(), len, content })
     }
 
-    /// A file that is given; `path` names it in messages.
+    /// Wraps a supplied file; `path` names it in messages.
     pub(crate) fn given(path: &Path, contents: Contents) -> Self {
         let len = match &contents {
             Contents::Bytes(bytes) => bytes.len() as u64,
@@ -55,17 +57,17 @@ impl CheckpointFile {
         Self { path: path.to_owned(), len, content: Content::Given(contents) }
     }
 
-    /// The file's path.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Number of its bytes.
+    /// Returns the file size in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The bytes of the file, if they lie in memory.
+    /// Returns the content of the file, if it is in memory.
     fn in_memory(&self) -> Option<&[u8]> {
         match &self.content {
             #[cfg(feature = "mmap")]
@@ -75,50 +77,54 @@ impl CheckpointFile {
         }
     }
 
-    /// Whether bytes that are read take memory of their own.
+    /// Whether reads allocate memory of their own.
     pub(crate) fn is_copied(&self) -> bool {
         self.in_memory().is_none()
     }
 
-    /// The bytes of a range: lent, or read into memory of their own.
+    /// Returns the bytes of a range, either borrowed or read into new memory.
     pub(crate) fn bytes(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
         let length = range.end.checked_sub(range.start).filter(|_| range.end <= self.len);
         let Some(length) = length else {
-            let what = format!("bytes {} to {} of a file of {}", range.start, range.end, self.len);
+            let what = format!(
+                "bytes {} to {} are beyond the end of the file ({} bytes)",
+                range.start, range.end, self.len
+            );
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
         };
-        let no_room = || {
-            io::Error::new(io::ErrorKind::OutOfMemory, format!("there is no memory for its {length} bytes"))
-        };
+        let out_of_memory =
+            || io::Error::new(io::ErrorKind::OutOfMemory, format!("cannot allocate {length} bytes"));
         match &self.content {
             Content::Given(Contents::Parts(parts)) => {
-                let length = usize::try_from(length).map_err(|_| no_room())?;
+                let length = usize::try_from(length).map_err(|_| out_of_memory())?;
                 let mut bytes = Vec::new();
-                bytes.try_reserve_exact(length).map_err(|_| no_room())?;
+                bytes.try_reserve_exact(length).map_err(|_| out_of_memory())?;
                 bytes.resize(length, 0);
                 parts.read_at(range.start, &mut bytes)?;
                 Ok(bytes.into())
             }
             _ => {
-                let range = in_usize(range).ok_or_else(no_room)?;
-                let lent = self.in_memory().and_then(|bytes| bytes.get(range));
-                lent.map(Cow::Borrowed).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+                let range = in_usize(range).ok_or_else(out_of_memory)?;
+                let borrowed = self.in_memory().and_then(|bytes| bytes.get(range));
+                borrowed.map(Cow::Borrowed).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
             }
         }
     }
 
-    /// As [`CheckpointFile::bytes`], with an error that names the file.
+    /// Calls [`CheckpointFile::bytes`] and adds the file's path to the error.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Cow<'_, [u8]>, WeightsError> {
         self.bytes(range).map_err(|error| WeightsError::Read { path: self.path.clone(), error })
     }
 
-    /// The first bytes, at most `count`.
+    /// Returns the first bytes, at most `count`.
     pub(crate) fn first(&self, count: u64) -> Result<Cow<'_, [u8]>, WeightsError> {
         self.read(0..self.len.min(count))
     }
 
-    /// What `parse` makes of the bytes from `start` on, whose end it finds itself: of all of them if they lie in memory, else
-    /// of more and more until it succeeds. It is given at most `limit`.
+    /// Runs `parse` on the bytes after `start`; `parse` must find the end of its data itself.
+    ///
+    /// In-memory files pass everything up to `limit` at once. Other files pass growing prefixes until
+    /// `parse` succeeds or `limit` is reached.
     pub(crate) fn parse<T, E>(
         &self,
         start: u64,
@@ -139,8 +145,9 @@ impl CheckpointFile {
         }
     }
 
-    /// Releases the memory behind bytes that were lent, if a later read gets them from the file again. Without
-    /// this a loading program would hold the file and the weights at once.
+    /// Releases the memory behind borrowed bytes, if a later read can fetch them from the file again.
+    ///
+    /// Otherwise loading would keep the whole file and the weights in memory at the same time.
     pub(crate) fn forget(&self, range: Range<u64>) {
         #[cfg(feature = "mmap")]
         if let (Content::Mapped(file), Some(range)) = (&self.content, in_usize(range)) {
@@ -155,18 +162,18 @@ fn in_usize(range: Range<u64>) -> Option<Range<usize>> {
     Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
 }
 
-/// A file's bytes for those who move through it.
+/// Cursor over a file's bytes.
 #[cfg(feature = "pytorch")]
 pub(crate) struct Reader<'a> {
     file: &'a CheckpointFile,
     position: u64,
-    /// Bytes that were read ahead, and where they begin.
+    /// Read-ahead buffer and its position in the file.
     ahead: (u64, Cow<'a, [u8]>),
 }
 
 #[cfg(feature = "pytorch")]
 impl<'a> Reader<'a> {
-    /// At the first byte.
+    /// Creates a cursor at the first byte.
     pub(crate) fn new(file: &'a CheckpointFile) -> Self {
         Self { file, position: 0, ahead: (0, Cow::Borrowed(&[])) }
     }
@@ -175,14 +182,14 @@ impl<'a> Reader<'a> {
 #[cfg(feature = "pytorch")]
 impl io::Read for Reader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        /// Bytes that are read at once: a part of an archive's list of entries.
+        /// Size of a read-ahead, a fraction of an archive's directory.
         const AHEAD: u64 = 16 << 10;
         let in_ahead = |ahead: &(u64, Cow<'_, [u8]>), position: u64| {
-            let place = usize::try_from(position.checked_sub(ahead.0)?).ok()?;
-            (place < ahead.1.len()).then_some(place)
+            let offset = usize::try_from(position.checked_sub(ahead.0)?).ok()?;
+            (offset < ahead.1.len()).then_some(offset)
         };
-        let place = match in_ahead(&self.ahead, self.position) {
-            Some(place) => place,
+        let offset = match in_ahead(&self.ahead, self.position) {
+            Some(offset) => offset,
             None => {
                 let end = self.file.len.min(self.position.saturating_add(AHEAD));
                 if self.position >= end {
@@ -192,7 +199,7 @@ impl io::Read for Reader<'_> {
                 0
             }
         };
-        let bytes = &self.ahead.1[place..];
+        let bytes = &self.ahead.1[offset..];
         let count = bytes.len().min(to.len());
         to[..count].copy_from_slice(&bytes[..count]);
         self.position += count as u64;
@@ -213,7 +220,7 @@ impl io::Seek for Reader<'_> {
     }
 }
 
-/// Files of a disk that are not mapped.
+/// Files on disk that are not memory-mapped.
 #[cfg(not(feature = "mmap"))]
 mod on_disk {
     use std::fs::File;

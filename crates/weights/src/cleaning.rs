@@ -1,4 +1,6 @@
-//! The cleaning of texts by transformers' `GPTSw3Tokenizer`, before SentencePiece: `preprocess_text` in `tokenization_gpt_sw3.py`.
+//! Text cleaning of transformers' `GPTSw3Tokenizer`, applied before SentencePiece.
+//!
+//! Source: `preprocess_text` in `tokenization_gpt_sw3.py`.
 
 use std::iter::repeat_n;
 
@@ -6,20 +8,20 @@ use serde_json::{Value, json};
 use tokenizers::NormalizedString;
 use tokenizers::normalizer::Range;
 
-/// The class of transformers, as `tokenizer_config.json` names it.
+/// Class name in transformers, as it appears in `tokenizer_config.json`.
 pub(crate) const CLASS: &str = "GPTSw3Tokenizer";
-/// Special tokens of the class if the files name no others.
+/// Default special tokens of the class.
 pub(crate) const SPECIAL: [(&str, &str); 4] =
     [("eos_token", "<|endoftext|>"), ("unk_token", "<unk>"), ("pad_token", "<pad>"), ("bos_token", "<s>")];
 
-/// Largest growth of a text in NFC.
+/// Maximum growth of a text under NFC.
 pub(crate) const GROWTH: f64 = 3.0;
-/// Memory for each byte that NFC makes: two texts, three lists of places, and room for them to grow.
+/// Memory in bytes per byte of NFC output: two strings, three offset lists and their spare capacity.
 pub(crate) const BYTES_PER_BYTE: f64 = 96.0;
-/// Characters that are left out, from the first to the last of each range.
+/// Ranges of removed characters, both ends inclusive.
 const REMOVED: [(char, char); 5] =
     [('\0', '\x08'), ('\x0b', '\x1f'), ('\x7f', '\u{a0}'), ('\u{ad}', '\u{ad}'), ('\u{200b}', '\u{200b}')];
-/// Characters that become spaces.
+/// Ranges of characters that become spaces.
 const SPACES: [(char, char); 6] = [
     ('\u{2002}', '\u{2003}'),
     ('\u{2005}', '\u{2005}'),
@@ -28,7 +30,7 @@ const SPACES: [(char, char); 6] = [
     ('\u{3000}', '\u{3000}'),
     ('\u{fffc}', '\u{fffc}'),
 ];
-/// The first character that NFC may change.
+/// First character that NFC may change.
 const FIRST_MARK: char = '\u{300}';
 
 /// Normalizers of the tokenizers library that clean a text.
@@ -41,29 +43,31 @@ pub(crate) fn normalizers() -> [Value; 3] {
     [replace(&REMOVED, ""), replace(&SPACES, " "), json!({ "type": "NFC" })]
 }
 
-/// Returns the cleaned text with the place in `text` that each of its bytes comes from, and the end of `text`.
+/// Returns the cleaned text and, for each of its bytes, the source offset in `text`.
+///
+/// The last offset is the length of `text`.
 pub(crate) fn clean(text: &str) -> (String, Vec<usize>) {
     let mut kept = String::with_capacity(text.len());
-    let mut places = Vec::with_capacity(text.len() + 1);
-    for (place, one) in text.char_indices() {
+    let mut offsets = Vec::with_capacity(text.len() + 1);
+    for (offset, one) in text.char_indices() {
         let is_in = |ranges: &[(char, char)]| ranges.iter().any(|(from, to)| (*from..=*to).contains(&one));
         if is_in(&REMOVED) {
             continue;
         }
         let one = if is_in(&SPACES) { ' ' } else { one };
         kept.push(one);
-        places.extend(repeat_n(place, one.len_utf8()));
+        offsets.extend(repeat_n(offset, one.len_utf8()));
     }
-    places.push(text.len());
+    offsets.push(text.len());
     if kept.chars().all(|one| one < FIRST_MARK) {
-        return (kept, places);
+        return (kept, offsets);
     }
     let mut composed = NormalizedString::from(kept);
     composed.nfc();
-    let place = |byte: usize| {
+    let offset = |byte: usize| {
         let source = composed.convert_offsets(Range::Normalized(byte..byte + 1));
-        source.and_then(|source| places.get(source.start)).copied().unwrap_or(text.len())
+        source.and_then(|source| offsets.get(source.start)).copied().unwrap_or(text.len())
     };
-    let places = (0..=composed.len()).map(place).collect();
-    (composed.get().to_owned(), places)
+    let offsets = (0..=composed.len()).map(offset).collect();
+    (composed.get().to_owned(), offsets)
 }

@@ -1,6 +1,6 @@
-//! Files that accompany the weights of a checkpoint: the tokenizer, and the settings of tokens, generation and conversations.
+//! Companion files of a checkpoint: the tokenizer and the settings for tokens, generation and chat.
 //!
-//! Conversions and trainings write them beside the new weights, byte for byte where the format allows it.
+//! Conversion and training write them next to the new weights, byte for byte where the format allows it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -22,17 +22,19 @@ use crate::tokenizer::{
 };
 use crate::{Checkpoint, Tokenizer, WeightsError, mistaken_file};
 
-/// Special tokens by their names.
+/// File that maps the roles of special tokens to tokens.
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
-/// Settings of the tokenizer beside its vocabulary.
-const OF_TOKENIZER: [&str; 3] = [TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS];
-/// Ids of added tokens.
+/// Settings of the tokenizer that accompany its vocabulary.
+const TOKENIZER_FILES: [&str; 3] = [TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS];
+/// File with the ids of added tokens.
 const ADDED_TOKENS: &str = "added_tokens.json";
-/// Files of the model beside its weights and `config.json`.
-const OF_MODEL: [&str; 3] = [GENERATION_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
-/// The chat template of older processors.
+/// Files of the model other than its weights and `config.json`.
+const MODEL_FILES: [&str; 3] = [GENERATION_CONFIG, CHAT_TEMPLATE, CHAT_TEMPLATE_JSON];
+/// Chat template file of older processors.
 const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
-/// Fields of `config.json` that change nothing of a language model, besides those of another head, `summary_…`.
+/// Fields of `config.json` without effect on a language model.
+///
+/// Fields of other heads, `summary_…`, also have none.
 const WITHOUT_EFFECT: [&str; 8] = [
     "transformers_version",
     "use_cache",
@@ -43,11 +45,11 @@ const WITHOUT_EFFECT: [&str; 8] = [
     "_name_or_path",
     "architectures",
 ];
-/// Most unknown fields of `config.json` that are tried one by one.
+/// Maximum number of unknown `config.json` fields that are tried one by one.
 const MAX_FIELDS: usize = 200;
-/// Folder of further chat templates, which this program does not use.
+/// Folder of additional chat templates, which are not supported.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
-/// Keys of `config.json` that name a known one differently, or describe what is written anew.
+/// Keys of `config.json` that are aliases of known ones, or that are regenerated.
 const REPLACED: [&str; 8] = [
     "num_attention_heads",
     "hidden_size",
@@ -58,8 +60,8 @@ const REPLACED: [&str; 8] = [
     "dtype",
     "torch_dtype",
 ];
-/// Keys of `generation_config.json` that GGUF holds, or that do not change a completion.
-const NOT_SETTINGS: [&str; 12] = [
+/// Keys of `generation_config.json` that GGUF stores, or that do not affect completions.
+const COVERED_GENERATION_KEYS: [&str; 12] = [
     "output_attentions",
     "output_hidden_states",
     "output_scores",
@@ -73,8 +75,8 @@ const NOT_SETTINGS: [&str; 12] = [
     "_from_model_config",
     "_commit_hash",
 ];
-/// Keys of `tokenizer_config.json` whose meaning GGUF holds, or that do not change tokens.
-const HELD_OF_TOKENIZER_CONFIG: [&str; 10] = [
+/// Keys of `tokenizer_config.json` whose meaning GGUF stores, or that do not affect tokens.
+const COVERED_TOKENIZER_KEYS: [&str; 10] = [
     "model_max_length",
     "add_prefix_space",
     "added_tokens_decoder",
@@ -87,16 +89,14 @@ const HELD_OF_TOKENIZER_CONFIG: [&str; 10] = [
     "tokenizer_file",
 ];
 
-/// Tokenizer and settings of a checkpoint, which its conversions keep. [`Checkpoint::companions`] reads them.
+/// Tokenizer and settings of a checkpoint, preserved by conversions.
+///
+/// Returned by [`Checkpoint::companions`].
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions};
 ///
-/// let files = GivenFiles::new("stories")
-///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-///     .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
-///     .with_bytes("generation_config.json", br#"{"temperature": 0.7}"#.as_slice())
-///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let companions = checkpoint.companions(None)?;
 /// assert!(companions.names().any(|name| name == "generation_config.json"));
@@ -106,16 +106,16 @@ const HELD_OF_TOKENIZER_CONFIG: [&str; 10] = [
 #[derive(Debug, Clone, Default)]
 pub struct Companions {
     tokenizer: Option<Tokenizer>,
-    /// Files to write as they are, by name.
+    /// Files to write unchanged, by name.
     files: Vec<(String, Vec<u8>)>,
     /// Fields of `config.json` that the configuration does not know.
     config: Vec<(String, Box<RawValue>)>,
-    /// Chat templates with their names, the default one first.
+    /// Chat templates by name, the default one first.
     templates: Vec<(String, String)>,
-    /// Metadata of a GGUF file that has no place in a folder.
+    /// GGUF metadata that a folder cannot express.
     metadata: Metadata,
-    /// Notes on settings of the source that are not kept.
-    left_behind: Vec<String>,
+    /// Notes on settings of the source that are not preserved.
+    dropped_settings: Vec<String>,
 }
 
 impl From<Tokenizer> for Companions {
@@ -125,11 +125,13 @@ impl From<Tokenizer> for Companions {
 }
 
 impl Checkpoint {
-    /// Tokenizer and settings beside the weights, or inside the file. A tokenizer at `tokenizer` replaces the checkpoint's own,
-    /// together with the files beside it. Without any tokenizer the companions have none.
+    /// Reads the tokenizer and settings next to the weights or inside the weights file.
+    ///
+    /// A tokenizer at the path `tokenizer` replaces the checkpoint's own, together with the files next to
+    /// it. If no tokenizer exists, the companions have none.
     ///
     /// # Errors
-    /// If a file cannot be read or used.
+    /// If a file is unreadable or unusable.
     pub fn companions(&self, tokenizer: Option<&Path>) -> Result<Companions, WeightsError> {
         let mut found = Companions::default();
         match self.tokenizer(tokenizer) {
@@ -138,30 +140,31 @@ impl Checkpoint {
         }
         found.config = self.unknown_fields();
         let folder = self.folder().to_owned();
-        for name in OF_MODEL {
-            found.add(&self.beside, &folder, name)?;
+        for name in MODEL_FILES {
+            found.add(&self.siblings, &folder, name)?;
         }
         let is_inside = tokenizer.is_none() && self.source.tokenizer.is_some();
         match tokenizer {
             Some(path) => found.add_tokenizer(&Files::Disk, path)?,
             None if is_inside => found.add_tokenizer_config(&self.source.metadata, self.config()),
-            None => found.add_tokenizer(&self.beside, &folder)?,
+            None => found.add_tokenizer(&self.siblings, &folder)?,
         }
         if let Some(tokenizer) = tokenizer {
             let is_left = |name: &&str| {
-                self.beside.is_file(&folder.join(name)) && !found.files.iter().any(|(known, _)| known == name)
+                self.siblings.is_file(&folder.join(name))
+                    && !found.files.iter().any(|(known, _)| known == name)
             };
-            let left: Vec<&str> = OF_TOKENIZER.into_iter().filter(is_left).collect();
+            let left: Vec<&str> = TOKENIZER_FILES.into_iter().filter(is_left).collect();
             if !left.is_empty() {
-                found.left_behind.push(format!(
-                    "{} of the checkpoint belong to its own tokenizer and are not written with {}",
+                found.dropped_settings.push(format!(
+                    "the checkpoint's {} belong to its own tokenizer and are not written with {}",
                     left.join(", "),
                     tokenizer.display()
                 ));
             }
         }
-        if self.beside.is_folder(&folder.join(MORE_TEMPLATES)) {
-            found.left_behind.push(format!("the chat templates in {MORE_TEMPLATES} are not written"));
+        if self.siblings.is_folder(&folder.join(MORE_TEMPLATES)) {
+            found.dropped_settings.push(format!("the chat templates in {MORE_TEMPLATES} are not written"));
         }
         found.templates = self.chat_templates()?;
         let written = found.written_template();
@@ -176,7 +179,7 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// Fields of the `config.json` that the configuration does not know, as they are written.
+    /// Returns the fields of `config.json` that the configuration does not know, as raw JSON.
     fn unknown_fields(&self) -> Vec<(String, Box<RawValue>)> {
         let Some(text) = &self.config_text else { return Vec::new() };
         let known = self.config().to_json();
@@ -202,17 +205,17 @@ impl Companions {
         MODELS[1],
     ];
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
     }
 
-    /// Names of the files that are written as they are.
+    /// Returns the names of the files that are written unchanged.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The names and contents of a folder's files beside the weights.
+    /// Returns names and contents of the companion files in a folder.
     pub(crate) fn folder_files(
         &self,
         config: &Gpt2Config,
@@ -242,7 +245,7 @@ impl Companions {
         let all: Vec<_> = fields.iter().chain(&unknown).cloned().collect();
         let mut text = written(&all).map_err(failed)?;
         if !is_same(&text) {
-            // A field of another head means something for the new one, such as `problem_type`.
+            // A field of another head may have a meaning for the new one, for example `problem_type`.
             for field in unknown.into_iter().take(MAX_FIELDS) {
                 fields.push(field);
                 if !is_same(&written(&fields).map_err(failed)?) {
@@ -255,18 +258,19 @@ impl Companions {
         Ok(files)
     }
 
-    /// Notes on the settings that a folder does not hold.
+    /// Returns notes on the settings that a folder cannot store.
     pub fn notes(&self) -> Vec<String> {
-        let mut notes = self.left_behind.clone();
+        let mut notes = self.dropped_settings.clone();
         if !self.metadata.is_empty() {
             let keys: Vec<&str> = self.metadata.iter().map(|(key, _)| key.as_str()).collect();
-            notes.push(format!("a folder has no place for these keys of the GGUF file: {}", keys.join(", ")));
+            notes.push(format!("a folder cannot store these keys of the GGUF file: {}", keys.join(", ")));
         }
         notes
     }
 
-    /// Metadata for a GGUF file besides the model and the lists of tokens: special tokens, chat templates and what a GGUF source
-    /// says beyond them; with notes on the settings that it does not hold.
+    /// Returns GGUF metadata besides the model and token lists, with notes on lost settings.
+    ///
+    /// It covers special tokens, chat templates and the extra keys of a GGUF source.
     pub(crate) fn gguf_settings(
         &self,
         config: &Gpt2Config,
@@ -275,7 +279,7 @@ impl Companions {
         let generation = self.json(GENERATION_CONFIG)?;
         let tokenizer_config = self.json(TOKENIZER_CONFIG)?;
         let special_map = self.json(SPECIAL_TOKENS_MAP)?;
-        let mut notes = self.left_behind.clone();
+        let mut notes = self.dropped_settings.clone();
 
         let ids = |key: &str| token_ids(&generation[key]);
         let has_token = |id: &u32| config.has_token(*id);
@@ -286,18 +290,18 @@ impl Companions {
             && after != *end
         {
             return Err(format!(
-                "GGUF cannot express its tokenizer: texts end with the token {after}, and generation with {end}; write a folder"
+                "GGUF cannot express the tokenizer: texts end with token {after}, but generation ends with token {end}; write a folder"
             ));
         }
         if let (Some(after), []) = (after, ends.as_slice()) {
             notes.push(format!(
-                "the token {after}, which the tokenizer puts after texts, becomes the end token in GGUF"
+                "token {after}, which the tokenizer appends to texts, becomes the end token in GGUF"
             ));
         }
         if ends.len() > 1 {
             let others: Vec<String> = ends.iter().skip(1).map(u32::to_string).collect();
             notes.push(format!(
-                "GGUF holds one end token: {} is written, {} not; texts of the copy do not end there",
+                "GGUF stores only one end token: {} is written, {} dropped; generation with the copy does not end there",
                 ends[0],
                 others.join(", ")
             ));
@@ -330,23 +334,23 @@ impl Companions {
             .filter(|name| name != gguf_keys::DEFAULT)
             .collect();
         for (name, template) in &self.templates {
-            settings.push((gguf_keys::of_name(name), GgufValue::text(template)));
+            settings.push((gguf_keys::chat_template_key(name), GgufValue::text(template)));
         }
         if !more.is_empty() {
             settings.push((gguf_keys::CHAT_TEMPLATES.to_owned(), GgufValue::Texts(more)));
         }
         let (configured, defaults) = (config.to_json(), Gpt2Config::gpt2().to_json());
-        for key in gguf_keys::OF_CONFIG.into_iter().filter(|key| configured[*key] != defaults[*key]) {
+        for key in gguf_keys::CONFIG_KEYS.into_iter().filter(|key| configured[*key] != defaults[*key]) {
             let number = configured[key].as_f64().map(GgufValue::f64);
             let value = number.or_else(|| configured[key].as_bool().map(GgufValue::bool));
             settings.extend(value.map(|value| (format!("{}{key}", gguf_keys::CONFIG_PREFIX), value)));
         }
         settings.extend(self.metadata.iter().cloned());
 
-        let mut not_held = |file: &str, keys: Vec<&str>, what_to_do: &str| {
+        let mut note_dropped = |file: &str, keys: Vec<&str>, what_to_do: &str| {
             if !keys.is_empty() {
                 notes.push(format!(
-                    "GGUF does not hold these fields of {file}: {}{what_to_do}",
+                    "GGUF does not store these fields of {file}: {}{what_to_do}",
                     keys.join(", ")
                 ));
             }
@@ -356,25 +360,25 @@ impl Companions {
             let fields = fields.filter(|(key, value)| !value.is_null() && !known(key));
             fields.map(|(key, _)| key.clone()).collect()
         };
-        let settings_left = of(&generation, &|key| NOT_SETTINGS.contains(&key));
-        not_held(
+        let settings_left = of(&generation, &|key| COVERED_GENERATION_KEYS.contains(&key));
+        note_dropped(
             GENERATION_CONFIG,
             settings_left.iter().map(String::as_str).collect(),
             "; pass them as options",
         );
         let tokenizer_left = of(&tokenizer_config, &|key| {
             let is_special = SPECIAL_TOKENS.iter().any(|(_, name)| *name == key);
-            is_special || [ADD_BOS.1, ADD_EOS.1].contains(&key) || HELD_OF_TOKENIZER_CONFIG.contains(&key)
+            is_special || [ADD_BOS.1, ADD_EOS.1].contains(&key) || COVERED_TOKENIZER_KEYS.contains(&key)
         });
-        not_held(TOKENIZER_CONFIG, tokenizer_left.iter().map(String::as_str).collect(), "");
+        note_dropped(TOKENIZER_CONFIG, tokenizer_left.iter().map(String::as_str).collect(), "");
         let config_left = self.config.iter().map(|(key, _)| key.as_str());
         let config_left: Vec<&str> =
             config_left.filter(|key| !WITHOUT_EFFECT.contains(key) && !key.starts_with("summary_")).collect();
-        not_held("config.json", config_left, "");
+        note_dropped("config.json", config_left, "");
         Ok((settings, notes))
     }
 
-    /// The default chat template of the files.
+    /// Returns the default chat template of the companion files.
     fn written_template(&self) -> Option<String> {
         let file = self.files.iter().find(|(name, _)| name == CHAT_TEMPLATE);
         let of_file = || Some(String::from_utf8_lossy(&file?.1).into_owned());
@@ -387,7 +391,7 @@ impl Companions {
         })
     }
 
-    /// A file as JSON; null if there is none.
+    /// Parses a file as JSON; null if the file is missing.
     fn json(&self, name: &str) -> Result<Value, String> {
         match self.files.iter().find(|(known, _)| known == name) {
             Some((_, bytes)) => {
@@ -398,7 +402,7 @@ impl Companions {
         }
     }
 
-    /// Adds a file of a folder, if it is there.
+    /// Adds a file of a folder, if it exists.
     fn add(&mut self, files: &Files, folder: &Path, name: &str) -> Result<(), WeightsError> {
         let path = folder.join(name);
         if files.is_file(&path) {
@@ -411,8 +415,9 @@ impl Companions {
         Ok(())
     }
 
-    /// Adds the files of the tokenizer at a path. A vocabulary and merges are written as a `tokenizer.json`, other files as they
-    /// are.
+    /// Adds the tokenizer files at a path.
+    ///
+    /// A vocabulary with merges becomes `tokenizer.json`; other files are written unchanged.
     fn add_tokenizer(&mut self, files: &Files, path: &Path) -> Result<(), WeightsError> {
         let is_file = files.is_file(path);
         let folder = if is_file { files.folder_of(path).to_owned() } else { path.to_owned() };
@@ -421,7 +426,7 @@ impl Companions {
             let name = file_name_of(files, &file)?;
             self.files.push((name.to_owned(), files.read_small(&file, MAX_TOKENIZER_BYTES)?));
         }
-        OF_TOKENIZER.into_iter().try_for_each(|name| self.add(files, &folder, name))
+        TOKENIZER_FILES.into_iter().try_for_each(|name| self.add(files, &folder, name))
     }
 
     /// Adds a `tokenizer_config.json` with the special tokens of a GGUF file.
@@ -452,7 +457,7 @@ impl Companions {
     }
 }
 
-/// Token ids of a field that holds one or a list of them.
+/// Returns the token ids of a field that contains one id or a list.
 fn token_ids(field: &Value) -> Option<Vec<u32>> {
     let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
     match field {
@@ -462,7 +467,7 @@ fn token_ids(field: &Value) -> Option<Vec<u32>> {
     }
 }
 
-/// The fields of a JSON object in their order, values as they are written.
+/// Fields of a JSON object in order, with their raw values.
 struct Fields(Vec<(String, Box<RawValue>)>);
 
 impl Serialize for Fields {
@@ -486,7 +491,7 @@ impl<'de> Deserialize<'de> for Fields {
                 while let Some(field) = map.next_entry()? {
                     fields.push(field);
                 }
-                // Readers of JSON take the last of several fields with one key.
+                // If a key repeats, JSON readers use its last value.
                 let mut seen = HashSet::new();
                 let mut is_last: Vec<bool> =
                     fields.iter().rev().map(|(key, _)| seen.insert(key.clone())).collect();

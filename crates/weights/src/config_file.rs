@@ -1,4 +1,4 @@
-//! The configuration beside the weights: Hugging Face's `config.json`, OpenAI's `hparams.json`, or none at all.
+//! Configuration next to the weights: `config.json` of Hugging Face, `hparams.json` of OpenAI, or none.
 
 use std::path::{Path, PathBuf};
 
@@ -11,28 +11,30 @@ use crate::source::Format;
 use crate::stored::StoredTensor;
 use crate::{WeightsError, mistaken_file};
 
-/// Defaults for generating.
+/// File with the generation defaults.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-/// Largest configuration that is read: real ones have a few kilobytes.
+/// Maximum size of a configuration file; real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Width of a head in every published GPT-2: what is assumed if nothing tells the number of heads.
+/// Head dimension of every published GPT-2, assumed if the number of heads is not recorded.
 const USUAL_HEAD_DIM: usize = 64;
 
-/// A configuration, and where it comes from.
+/// Configuration and its origin.
 pub(crate) struct FoundConfig {
     pub(crate) config: Gpt2Config,
-    /// The name of its file, or of its place in the weights.
+    /// Name of its file, or a description of its location in the weights.
     pub(crate) name: &'static str,
-    /// Where it comes from, in words.
+    /// Description of the origin.
     pub(crate) rule: String,
-    /// Whether nothing tells the number of heads, and the usual one is taken.
+    /// Whether the number of heads is not recorded and the usual one is assumed.
     pub(crate) has_guessed_heads: bool,
-    /// The text of a `config.json`.
+    /// Text of `config.json`.
     pub(crate) text: Option<String>,
 }
 
-/// Reads the configuration of a folder. Where there is none, the tensors of the book's models give all sizes but the number of
-/// heads, which is `n_head`, or guessed.
+/// Reads the configuration of a folder.
+///
+/// Models of "Build a Large Language Model (From Scratch)" have no configuration file. Their tensor shapes
+/// determine all sizes except the number of heads, which is `n_head` or guessed.
 pub(crate) fn read(
     files: &Files,
     folder: &Path,
@@ -53,27 +55,37 @@ pub(crate) fn read(
             None => Gpt2Config::from_json_with_head(text, head_shown_by(tensors)),
         };
         let (config, text) = parse(files, &path, of_tensors)?;
-        return Ok(found(config, Some(text), ("config.json", "the configuration is config.json")));
+        return Ok(found(config, Some(text), ("config.json", "the configuration comes from config.json")));
     }
     let path = folder.join("hparams.json");
     if files.exists(&path) {
         let (config, _) = parse(files, &path, from_hparams)?;
-        return Ok(found(config, None, ("hparams.json", "the configuration is OpenAI's hparams.json")));
+        return Ok(found(
+            config,
+            None,
+            ("hparams.json", "the configuration comes from OpenAI's hparams.json"),
+        ));
     }
-    let Some(sizes) = SizesOfTheBook::of(tensors) else {
+    let Some(sizes) = ScratchBookSizes::of(tensors) else {
         let name = if format == Format::TensorFlow { "hparams.json" } else { "config.json" };
-        return Err(WeightsError::NoConfig { folder: files.told(folder), name });
+        return Err(WeightsError::NoConfig { folder: files.display_name(folder), name });
     };
     let config = sizes.config(folder, n_head)?;
-    let sizes = "there is no configuration: sizes are those of the tensors";
+    let sizes = "no configuration file: the sizes come from the tensors";
     let rule = match n_head {
-        Some(n_head) => format!("{sizes}, and the {n_head} heads were named"),
-        None => format!("{sizes}, heads are assumed {USUAL_HEAD_DIM} wide"),
+        Some(n_head) => format!("{sizes}, and the number of heads, {n_head}, was specified"),
+        None => format!("{sizes}, and the head dimension is assumed to be {USUAL_HEAD_DIM}"),
     };
-    Ok(FoundConfig { config, name: "their shapes", rule, has_guessed_heads: n_head.is_none(), text: None })
+    Ok(FoundConfig {
+        config,
+        name: "the sizes inferred from their shapes",
+        rule,
+        has_guessed_heads: n_head.is_none(),
+        text: None,
+    })
 }
 
-/// The text of `generation_config.json`, if there is such a file, and its path.
+/// Returns path and text of `generation_config.json`, if it exists.
 pub(crate) fn generation_config(
     files: &Files,
     folder: &Path,
@@ -86,7 +98,7 @@ pub(crate) fn generation_config(
     Ok(Some((path, text)))
 }
 
-/// A configuration, and its text.
+/// Parses a configuration file and returns its text as well.
 fn parse(
     files: &Files,
     path: &Path,
@@ -99,23 +111,23 @@ fn parse(
     }
 }
 
-/// The text of a JSON file of settings, unless it is something else.
+/// Reads the text of a JSON settings file, and rejects files of other kinds.
 fn settings_text(files: &Files, path: &Path) -> Result<String, WeightsError> {
     let bytes = files.read_small(path, MAX_CONFIG_BYTES)?;
-    if let Some(what) = mistaken_file::something_else(&bytes, "configuration") {
+    if let Some(what) = mistaken_file::misidentified(&bytes, "configuration") {
         return Err(WeightsError::NotWeights { path: path.to_owned(), what });
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// OpenAI's `hparams.json` has `n_vocab`, `n_ctx`, `n_embd`, `n_head` and `n_layer`.
+/// Parses OpenAI's `hparams.json`: `n_vocab`, `n_ctx`, `n_embd`, `n_head` and `n_layer`.
 fn from_hparams(text: &str) -> Result<Gpt2Config, ConfigError> {
-    // What is no object is told by the configuration's own reader.
+    // `Gpt2Config::from_json` reports the error if the text is not a JSON object.
     let Ok(Value::Object(mut hparams)) = serde_json::from_str(text) else {
         return Gpt2Config::from_json(text);
     };
     let vocabulary = hparams.remove("n_vocab").unwrap_or_default();
-    // The last token is the end of a text.
+    // The last token is the end-of-text token.
     if let Some(last) = vocabulary.as_u64().and_then(|size| size.checked_sub(1)) {
         hparams.insert("bos_token_id".into(), last.into());
         hparams.insert("eos_token_id".into(), last.into());
@@ -124,8 +136,8 @@ fn from_hparams(text: &str) -> Result<Gpt2Config, ConfigError> {
     Gpt2Config::from_json(&Value::Object(hparams).to_string())
 }
 
-/// The sizes of a model of the book, whose files have no configuration.
-struct SizesOfTheBook {
+/// Sizes of a model of "Build a Large Language Model (From Scratch)", read from its tensors.
+struct ScratchBookSizes {
     vocab_size: usize,
     n_positions: usize,
     n_embd: usize,
@@ -133,7 +145,7 @@ struct SizesOfTheBook {
     n_inner: usize,
 }
 
-impl SizesOfTheBook {
+impl ScratchBookSizes {
     fn of(tensors: &[StoredTensor]) -> Option<Self> {
         let shape = |name: &str| {
             tensors.iter().find(|tensor| tensor.name.ends_with(name)).map(|tensor| tensor.shape.as_slice())
@@ -145,7 +157,7 @@ impl SizesOfTheBook {
         Some(Self { vocab_size, n_positions, n_embd, n_layer, n_inner })
     }
 
-    /// The configuration with `n_head` heads, or with heads of the usual width.
+    /// Builds the configuration with `n_head` heads, or with heads of the usual dimension.
     fn config(&self, folder: &Path, n_head: Option<usize>) -> Result<Gpt2Config, WeightsError> {
         let Self { vocab_size, n_positions, n_embd, n_layer, n_inner } = *self;
         if n_head.is_none() && !n_embd.is_multiple_of(USUAL_HEAD_DIM) {

@@ -1,4 +1,4 @@
-//! Writing llama.cpp's control vectors.
+//! Export of control vectors for llama.cpp.
 //!
 //! Source: llama.cpp, `common/common.cpp` (`common_control_vector_load_one`) and `tools/cvector-generator`.
 
@@ -13,8 +13,9 @@ use candle_core::{DType, Tensor};
 
 use crate::{WeightsError, create_file};
 
-/// Writes directions as a GGUF file that llama.cpp's `--control-vector` takes: direction `l` is added to the output of block `l` at
-/// every position.
+/// Writes directions as a GGUF file for llama.cpp's `--control-vector`.
+///
+/// llama.cpp adds direction `l` to the output of block `l` at every position.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -35,7 +36,8 @@ use crate::{WeightsError, create_file};
 /// Directions `(C)`.
 ///
 /// # Errors
-/// When a direction is of block 0, which the format has not, or `path` exists or cannot be written; nothing is left then.
+/// If `directions` is empty or contains block 0, which the format cannot store, or if `path` exists or is
+/// not writable. A failed write leaves no file behind.
 pub fn write_control_vector(path: &Path, directions: &BTreeMap<usize, Tensor>) -> Result<(), WeightsError> {
     let refuse = |what: &str| WeightsError::Unwritable { path: path.to_owned(), what: what.to_owned() };
     if directions.is_empty() {
@@ -73,7 +75,7 @@ mod tests {
     use crate::TensorFile;
 
     #[test]
-    fn llama_cpp_reads_names_and_metadata() {
+    fn names_and_metadata_follow_llama_cpp() {
         let folder = temporary_folder();
         let file = folder.path().join("vector.gguf");
         let direction = |number: f32| Tensor::new(&[number, -1.5], &Device::Cpu).unwrap();
@@ -97,23 +99,28 @@ mod tests {
     }
 
     #[test]
-    fn what_the_format_cannot_hold_is_refused() {
+    fn invalid_directions_and_existing_files_are_rejected() {
         let folder = temporary_folder();
         let file = folder.path().join("vector.gguf");
-        let of = |layer: usize| BTreeMap::from([(layer, Tensor::new(&[1f32], &Device::Cpu).unwrap())]);
-        for (directions, told) in [(of(0), "begin at block 1"), (BTreeMap::new(), "at least one direction")] {
+        let at_layer = |layer: usize| BTreeMap::from([(layer, Tensor::new(&[1f32], &Device::Cpu).unwrap())]);
+        for (directions, expected) in
+            [(at_layer(0), "begin at block 1"), (BTreeMap::new(), "at least one direction")]
+        {
             let error = write_control_vector(&file, &directions).unwrap_err().to_string();
-            assert!(error.contains(told) && error.contains("vector.gguf"), "{error}");
+            assert!(error.contains(expected) && error.contains("vector.gguf"), "{error}");
             assert!(!file.exists());
         }
-        write_control_vector(&file, &of(1)).unwrap();
-        let again = write_control_vector(&file, &of(1)).unwrap_err().to_string();
-        assert!(again.contains("it exists already"), "{again}");
+        write_control_vector(&file, &at_layer(1)).unwrap();
+        let again = write_control_vector(&file, &at_layer(1)).unwrap_err().to_string();
+        assert!(again.contains("already exists"), "{again}");
     }
 
-    /// A file that is cut off is an error; one with a wrong byte is an error or another file, and no more than that.
+    /// Reads truncated and corrupted files.
+    ///
+    /// A truncated file must be an error. A corrupted byte may be an error or change the contents, but must
+    /// not cause a panic or excessive memory use.
     #[test]
-    fn damaged_files_do_no_harm() {
+    fn damaged_files_cause_no_panic_or_large_allocation() {
         let folder = temporary_folder();
         let file = folder.path().join("vector.gguf");
         let direction = Tensor::new(&[1f32, 2., 3., 4.], &Device::Cpu).unwrap();
@@ -121,17 +128,17 @@ mod tests {
         let whole = std::fs::read(&file).unwrap();
         for length in 0..whole.len() {
             std::fs::write(&file, &whole[..length]).unwrap();
-            // What is missing may be the padding behind the last tensor.
+            // The missing bytes may be only the padding after the last tensor.
             let is_whole = TensorFile::read(&file).is_ok();
             assert!(!is_whole || length + 32 > whole.len(), "{length} of {} bytes", whole.len());
         }
-        for place in 0..whole.len() {
+        for offset in 0..whole.len() {
             let mut damaged = whole.clone();
-            damaged[place] ^= [0x01, 0x80, 0xff][place % 3];
+            damaged[offset] ^= [0x01, 0x80, 0xff][offset % 3];
             std::fs::write(&file, &damaged).unwrap();
             if let Ok(file) = TensorFile::read(&file) {
                 let elements: usize = file.tensors.values().map(Tensor::elem_count).sum();
-                assert!(elements <= whole.len(), "byte {place}: {elements} elements");
+                assert!(elements <= whole.len(), "byte {offset}: {elements} elements");
             }
         }
     }

@@ -1,11 +1,12 @@
-//! CRC-32C (Castagnoli), the checksum of TensorFlow's checkpoints.
+//! CRC-32C (Castagnoli), the checksum of TensorFlow checkpoints.
 //!
-//! Source: RFC 3720, appendix B.4; `tensorflow/core/lib/hash/crc32c.h` for the mask. Eight bytes a step, by eight tables.
+//! Processes eight bytes per step with eight tables. Source: RFC 3720, appendix B.4;
+//! `tensorflow/core/lib/hash/crc32c.h` for the mask.
 
-/// The polynomial, its lowest term first.
+/// Generator polynomial in reversed bit order.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// Checksums of a byte that 0 to 7 zeros follow.
+/// Checksums of a byte followed by 0 to 7 zero bytes.
 const TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {
@@ -34,14 +35,14 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// The checksum of some bytes and `bytes` after them, whose own checksum is `crc`; that of no bytes is 0.
+/// Extends the checksum `crc` of preceding data by `bytes`; the checksum of empty data is 0.
 pub(crate) fn extended(crc: u32, bytes: &[u8]) -> u32 {
     let mut crc = !crc;
     let (eights, rest) = bytes.as_chunks::<8>();
     for eight in eights {
         let both = u64::from_le_bytes(*eight) ^ u64::from(crc);
         let parts = both.to_le_bytes();
-        crc = (0..8).fold(0, |sum, place| sum ^ TABLES[7 - place][usize::from(parts[place])]);
+        crc = (0..8).fold(0, |sum, index| sum ^ TABLES[7 - index][usize::from(parts[index])]);
     }
     for byte in rest {
         crc = (crc >> 8) ^ TABLES[0][usize::from(crc.to_le_bytes()[0] ^ byte)];
@@ -49,7 +50,7 @@ pub(crate) fn extended(crc: u32, bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// The checksum that TensorFlow stores as `masked`.
+/// Recovers the checksum from TensorFlow's masked form.
 pub(crate) fn unmasked(masked: u32) -> u32 {
     masked.wrapping_sub(0xa282_ead8).rotate_right(17)
 }
@@ -58,9 +59,9 @@ pub(crate) fn unmasked(masked: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Vectors of RFC 3720, and the check value of the checksum.
+    /// Test vectors of RFC 3720 and the standard check value.
     #[test]
-    fn known_checksums() {
+    fn checksums_match_known_vectors() {
         assert_eq!(extended(0, b"123456789"), 0xe306_9283);
         assert_eq!(extended(0, &[0; 32]), 0x8a91_36aa);
         assert_eq!(extended(0, &[0xff; 32]), 0x62a8_ab43);

@@ -1,4 +1,4 @@
-//! Why a checkpoint could not be opened or loaded: each message says what was found and what to do.
+//! Errors of opening and loading checkpoints. Each message states the problem and how to fix it.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -9,187 +9,188 @@ use thiserror::Error;
 
 use crate::WeightDType;
 
-/// A checkpoint that cannot be used. [`Checkpoint::open`](crate::Checkpoint::open) and the others return it.
+/// Error of opening, loading or writing a checkpoint.
+///
+/// Returned by [`Checkpoint::open`](crate::Checkpoint::open), among others.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// There is nothing at the path.
+    /// The path does not exist.
     #[error(
-        "{path}: no such file or folder; give a checkpoint folder (config.json and model.safetensors) or a weights file"
+        "{path}: no such file or folder; expected a checkpoint folder (config.json and model.safetensors) or a weights file"
     )]
     NotFound {
-        /// The path.
+        /// Missing path.
         path: PathBuf,
     },
     /// A file could not be read.
     #[error("{path}: cannot be read: {error}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         error: std::io::Error,
     },
     /// A tensor could not be read.
     #[error("{path}: tensor `{name}` cannot be read: {error}", name = excerpt(.name))]
     ReadTensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor's name in the file.
+        /// Name of the tensor in the file.
         name: String,
-        /// What the system says.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// A folder without a configuration, or a weights file without one beside it.
+    /// A folder has no configuration, or a weights file has none next to it.
     #[error(
-        "{folder}: there is no {name}; copy it from the checkpoint's source (it holds the model's sizes)"
+        "{folder}: {name} is missing; copy it from the checkpoint's source (it defines the model's sizes)"
     )]
     NoConfig {
-        /// The folder.
+        /// Folder of the checkpoint.
         folder: PathBuf,
-        /// The file that checkpoints of this format have.
+        /// Configuration file of this format.
         name: &'static str,
     },
-    /// Nothing tells the number of heads, and the usual heads do not divide the width.
+    /// The number of heads is not recorded, and the usual head dimension does not divide the hidden size.
     #[error(
-        "{folder}: the number of attention heads is unknown for a model of width {n_embd}; \
-         give it, or add a config.json"
+        "{folder}: the number of attention heads is unknown (hidden size {n_embd}); specify it, or add a config.json"
     )]
     UnknownHeads {
-        /// The folder.
+        /// Folder of the checkpoint.
         folder: PathBuf,
-        /// The model's width.
+        /// Hidden size of the model.
         n_embd: usize,
     },
-    /// Another number of heads was named than the files tell.
+    /// The requested number of heads differs from the number in the files.
     #[error(
-        "{path}: its configuration has {told} attention heads, not the {named} that were given; leave the number out"
+        "{path}: the configuration has {configured} attention heads, but {requested} were requested; omit the number"
     )]
     OtherHeads {
-        /// The weights file.
+        /// Path of the weights file.
         path: PathBuf,
-        /// Heads of the configuration.
-        told: usize,
-        /// Heads that were named.
-        named: usize,
+        /// Number of heads in the configuration.
+        configured: usize,
+        /// Requested number of heads.
+        requested: usize,
     },
-    /// The configuration cannot be used.
+    /// The configuration is unusable.
     #[error("{path}: {error}")]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the configuration.
         error: ConfigError,
     },
-    /// A folder without weights that can be read.
-    #[error("{folder}: there is no model.safetensors{found}", found = bounded_message(.found))]
+    /// A folder contains no readable weights.
+    #[error("{folder}: no model.safetensors{found}", found = bounded_message(.found))]
     NoWeights {
-        /// The folder.
+        /// Folder without weights.
         folder: PathBuf,
-        /// What is there instead, and what to do.
+        /// Actual content of the folder, and a suggested fix.
         found: String,
     },
-    /// A file is not what its place says.
+    /// A file is not of the expected type.
     #[error("{path}: {what}", what = bounded_message(.what))]
     NotWeights {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the file is, and what to do.
+        /// Actual content of the file, and a suggested fix.
         what: String,
     },
-    /// The tensors are not those of the configured model.
-    #[error("{path}: the tensors are not those of the model that {configuration} describes{}:{}", bounded_message(.hint), ListOf(.mismatches))]
+    /// The tensors do not match the configured model.
+    #[error("{path}: the tensors do not match {configuration}{}:{}", bounded_message(.hint), ListOf(.mismatches))]
     Mismatches {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The name of the configuration, such as `config.json`.
+        /// Name of the configuration, such as `config.json`.
         configuration: String,
-        /// The sizes that differ and what to do, if that is known.
+        /// Differing sizes and a suggested fix, if known.
         hint: String,
-        /// Every difference.
+        /// All differences.
         mismatches: Vec<Mismatch>,
     },
-    /// An adapter that cannot be used.
+    /// An adapter is unusable.
     #[error("{path}: {what}", what = bounded_message(.what))]
     Adapter {
-        /// Its folder, or one of its files.
+        /// Path of the adapter's folder, or of one of its files.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Problem and suggested fix.
         what: String,
     },
-    /// An adapter whose tensors do not fit its settings or the model.
+    /// The tensors of an adapter do not match its settings or the model.
     #[error(
-        "{path}: the adapter does not fit {}; {}:{}",
+        "{path}: the adapter does not match {}; {}:{}",
         model.display(),
-        right_model(base.as_deref()),
+        adapter_remedy(base.as_deref()),
         Lines(faults)
     )]
     AdapterMismatch {
-        /// The file of the adapter's tensors.
+        /// Path of the adapter's weights file.
         path: PathBuf,
-        /// The weights file of the model.
+        /// Path of the model's weights file.
         model: PathBuf,
-        /// The base model that the adapter names.
+        /// Base model that the adapter names.
         base: Option<String>,
-        /// Each tensor that does not fit: its name, and what was expected and found.
+        /// Mismatched tensors, each with its name, expectation and actual value.
         faults: Vec<String>,
     },
-    /// The CPU does not hold weights of this type.
-    #[error("{dtype}: the CPU holds weights in {}", WeightDType::names_on_cpu())]
+    /// The CPU does not support weights of this dtype.
+    #[error("{dtype} weights are not supported on the CPU; use {}", WeightDType::names_on_cpu())]
     NotOnCpu {
-        /// The type.
+        /// Rejected dtype.
         dtype: WeightDType,
     },
-    /// A GPU does not hold weights of this type.
-    #[error("{dtype}: a GPU holds weights in f32, f16 or bf16")]
+    /// GPUs do not support weights of this dtype.
+    #[error("{dtype} weights are not supported on a GPU; use {}", WeightDType::names_on_gpu())]
     NotOnGpu {
-        /// The type.
+        /// Rejected dtype.
         dtype: WeightDType,
     },
-    /// There is no tokenizer.
-    #[error("{folder}: there is no tokenizer.json, no vocab.json with merges.txt, no spiece.model and no vocab.txt; {}", instead_of_tokenizer(.found.as_deref()))]
+    /// The tokenizer is missing.
+    #[error("{folder}: no tokenizer found{}", tokenizer_remedy(.found.as_deref()))]
     NoTokenizer {
-        /// The folder.
+        /// Folder without a tokenizer.
         folder: PathBuf,
-        /// The name of a file in it that may be a tokenizer.
+        /// Name of a file in the folder that may be a tokenizer.
         found: Option<String>,
     },
-    /// A tokenizer file cannot be used.
+    /// A tokenizer file is unusable.
     #[error("{path}: not a usable tokenizer: {error}", error = bounded_message(.error))]
     Tokenizer {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         error: String,
     },
-    /// No tokenizer can be trained from the data.
+    /// The data is unsuitable for training a tokenizer.
     #[error("the tokenizer cannot be trained: {error}", error = bounded_message(.error))]
     TrainTokenizer {
-        /// Why, and what to do.
+        /// Reason and suggested fix.
         error: String,
     },
     /// A checkpoint cannot be written.
     #[error("{path}: {what}", what = bounded_message(.what))]
     Unwritable {
-        /// The file or folder to be written.
+        /// Path of the output file or folder.
         path: PathBuf,
-        /// Why, and what to do.
+        /// Reason and suggested fix.
         what: String,
     },
-    /// The model has another head than the job needs.
-    #[error("{path}: it is a {}, {}", found.class_name(), what_it_does(*.found))]
-    OtherHead {
-        /// The weights file.
+    /// The model's head is unsuitable for the task.
+    #[error("{path}: the model is a {}, {}", found.class_name(), describe_head(*.found))]
+    UnsupportedHead {
+        /// Path of the weights file.
         path: PathBuf,
-        /// Its head.
+        /// Head of the model.
         found: HeadKind,
     },
-    /// The job was ended before its end, see [`ReadProgress::is_interrupted`](crate::ReadProgress::is_interrupted).
+    /// The job was interrupted; see [`ReadProgress::is_interrupted`](crate::ReadProgress::is_interrupted).
     #[error("interrupted")]
     Interrupted,
-    /// A text cannot be turned into tokens.
+    /// A text cannot be tokenized.
     #[error("the tokenizer cannot encode the text: {error}", error = bounded_message(.error))]
     Encode {
-        /// What is wrong.
+        /// Description of the problem.
         error: String,
     },
     /// The model could not be built on the device.
@@ -198,7 +199,7 @@ pub enum WeightsError {
 }
 
 impl WeightsError {
-    /// The error of a read that [`open_regular`](crate::open_regular) or a size limit may have rejected.
+    /// Converts a read error that may come from [`open_regular`](crate::open_regular) or a size limit.
     pub(crate) fn unreadable(path: &Path, error: std::io::Error) -> Self {
         let path = path.to_owned();
         match error.kind() {
@@ -210,76 +211,80 @@ impl WeightsError {
     }
 }
 
-/// What to do without a tokenizer, in a folder with a file that may be one.
-fn instead_of_tokenizer(found: Option<&str>) -> String {
+/// Suggests a fix for a missing tokenizer; `found` is a file in the folder that may be one.
+fn tokenizer_remedy(found: Option<&str>) -> String {
     match found {
-        Some("meta.pkl") => "found nanoGPT's meta.pkl, a pickle, which is not read; write its `stoi` as vocab.json (a space as Ġ, a line \
-             feed as Ċ) with a merges.txt of the one line `#version: 0.2`"
+        Some("meta.pkl") => ", only nanoGPT's meta.pkl, an unsupported pickle; write its `stoi` as vocab.json (space as Ġ, line feed \
+             as Ċ), with a merges.txt that contains only the line `#version: 0.2`"
             .into(),
-        Some(found) => format!("found {found}; give it as the tokenizer"),
-        None => "copy them from the checkpoint's source, or name another tokenizer".into(),
+        Some(found) => format!(", but {found} may be one; pass it as the tokenizer"),
+        None => "; copy tokenizer.json, vocab.json with merges.txt, spiece.model or vocab.txt from the checkpoint's source, or use \
+                 another tokenizer"
+            .into(),
     }
 }
 
-/// A difference between the tensors of a file and those of the configured model. Names and shapes are the file's.
-/// [`Checkpoint::check`](crate::Checkpoint::check) lists them.
+/// Difference between the tensors of a file and those of the configured model.
+///
+/// Names and shapes are those in the file. [`Checkpoint::check`](crate::Checkpoint::check) lists the
+/// differences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// A tensor is absent.
+    /// A tensor is missing.
     Missing {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Shape of the missing tensor.
         expected: Vec<usize>,
     },
-    /// A tensor has no place in the model.
+    /// A tensor does not belong to the model.
     Surplus {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Shape of the tensor.
         found: Vec<usize>,
     },
-    /// A tensor has another shape than the model needs.
+    /// A tensor has the wrong shape.
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The shape the model needs.
+        /// Shape that the model requires.
         expected: Vec<usize>,
-        /// The shape in the file.
+        /// Shape in the file.
         found: Vec<usize>,
     },
-    /// The output head differs from the token embedding, and the configuration ties them.
+    /// The output head differs from the token embedding, although the configuration ties them.
     TieContradiction {
-        /// The head's name.
+        /// Name of the head.
         name: String,
-        /// The embedding's name.
+        /// Name of the embedding.
         embedding: String,
-        /// How many values differ.
+        /// Number of values that differ.
         differing: usize,
-        /// How many values each has.
+        /// Number of values in each tensor.
         elements: usize,
     },
-    /// A head has another number of labels than the configuration.
+    /// A head has a different number of labels than the configuration.
     Labels {
-        /// The head's name.
+        /// Name of the head.
         name: String,
-        /// Rows in the file: one for each label.
+        /// Number of rows in the file, one for each label.
         rows: usize,
-        /// Labels of the configuration.
+        /// Number of labels in the configuration.
         labels: usize,
     },
-    /// A tensor is stored in a type that holds no weights.
+    /// The dtype of a tensor holds no weights.
     DType {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The type in the file.
+        /// Dtype in the file.
         found: String,
     },
 }
 
 impl Mismatch {
-    /// The tensor's name.
+    /// Returns the name of the tensor.
     pub fn name(&self) -> &str {
         match self {
             Self::Missing { name, .. }
@@ -302,7 +307,7 @@ impl fmt::Display for Mismatch {
             Self::Surplus { found, .. } => {
                 write!(
                     f,
-                    "tensor `{name}` is surplus: found {}, and the model has no such parameter",
+                    "tensor `{name}` is unexpected: found {}, not a parameter of the model",
                     ShapeOf(found)
                 )
             }
@@ -311,93 +316,93 @@ impl fmt::Display for Mismatch {
             }
             Self::TieContradiction { embedding, differing, elements, .. } => write!(
                 f,
-                "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, and config.json ties \
+                "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, but config.json ties \
                  them; set `tie_word_embeddings` to false to use it, or remove it"
             ),
             Self::Labels { rows, labels, .. } => write!(
                 f,
-                "tensor `{name}` has rows for {rows} labels, and config.json names {labels} (2 by default); \
-                 name one for each row in `id2label` and `label2id`"
+                "tensor `{name}` has {rows} rows, one per label, but config.json defines {labels} labels (2 by default); \
+                 define one label per row in `id2label` and `label2id`"
             ),
             Self::DType { found, .. } => {
                 write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")?;
-                // Types of GGUF that only llama.cpp computes with.
-                let is_ggml = ["IQ", "TQ", "MXFP", "Q4_0_", "an unknown type of ggml"]
+                // GGUF types that only llama.cpp can compute with.
+                let is_ggml = ["IQ", "TQ", "MXFP", "Q4_0_", "an unknown ggml type"]
                     .iter()
                     .any(|start| found.starts_with(start));
-                f.write_str(if is_ggml { ", which is not read; convert the model to q8_0" } else { "" })
+                f.write_str(if is_ggml { ", which is unsupported; convert the model to q8_0" } else { "" })
             }
         }
     }
 }
 
-/// What a model with this head is for, in errors of other uses.
-fn what_it_does(head: HeadKind) -> &'static str {
+/// Describes the purpose of a model with this head, for errors about unsupported uses.
+fn describe_head(head: HeadKind) -> &'static str {
     match head {
         HeadKind::LanguageModel => {
-            "a language model: it generates and scores texts, and has no labels; fine-tune it on labelled texts first"
+            "a language model: it generates and scores text but has no labels; fine-tune it on labeled text first"
         }
         HeadKind::SequenceClassification => {
-            "a classifier: it labels texts, and neither generates nor scores texts; ask it to classify"
+            "a classifier: it labels texts but cannot generate or score them; use it to classify"
         }
         HeadKind::TokenClassification => {
-            "a classifier: it labels tokens, and neither generates nor scores texts; ask it to classify"
+            "a classifier: it labels tokens but cannot generate or score text; use it to classify"
         }
         HeadKind::DoubleHeads => {
-            "a language model that also chooses among several texts, and has no labels; give it choices"
+            "a language model that also chooses among several texts but has no labels; use it to choose"
         }
     }
 }
 
-/// Prints a shape as `(24, 72)`.
+/// Displays a shape as `(24, 72)`.
 pub(crate) struct ShapeOf<'a>(pub(crate) &'a [usize]);
 
 impl fmt::Display for ShapeOf<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Sizes in one message; weights have at most four.
-        const MOST_SIZES: usize = 8;
-        let mut sizes: Vec<String> = self.0.iter().take(MOST_SIZES).map(usize::to_string).collect();
-        if self.0.len() > MOST_SIZES {
-            sizes.push(format!("… {} sizes", self.0.len()));
+        /// Maximum number of sizes in a message; weights have at most four.
+        const MAX_SIZES: usize = 8;
+        let mut sizes: Vec<String> = self.0.iter().take(MAX_SIZES).map(usize::to_string).collect();
+        if self.0.len() > MAX_SIZES {
+            sizes.push(format!("… {} dimensions", self.0.len()));
         }
         write!(f, "({})", sizes.join(", "))
     }
 }
 
-/// What to do with an adapter that does not fit.
-fn right_model(base: Option<&str>) -> String {
+/// Suggests a fix for an adapter that does not match.
+fn adapter_remedy(base: Option<&str>) -> String {
     match base {
-        Some(base) => format!("give its own base model, {base}, or download the adapter again"),
-        None => "give the model that it was trained on, or save the adapter again".into(),
+        Some(base) => format!("use its base model, {base}, or download the adapter again"),
+        None => "use the model it was trained on, or save the adapter again".into(),
     }
 }
 
-/// Prints one line each.
+/// Displays each string on its own line.
 struct Lines<'a>(&'a [String]);
 
 impl fmt::Display for Lines<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Most lines in one message.
-        const MOST_LINES: usize = 40;
-        self.0.iter().take(MOST_LINES).try_for_each(|line| write!(f, "\n  {line}"))?;
-        match self.0.len().checked_sub(MOST_LINES) {
+        /// Maximum number of lines in a message.
+        const MAX_LINES: usize = 40;
+        self.0.iter().take(MAX_LINES).try_for_each(|line| write!(f, "\n  {line}"))?;
+        match self.0.len().checked_sub(MAX_LINES) {
             Some(more) if more > 0 => write!(f, "\n  and {more} more"),
             _ => Ok(()),
         }
     }
 }
 
-/// Prints one difference a line.
+/// Displays one difference per line.
 struct ListOf<'a>(&'a [Mismatch]);
 
 impl fmt::Display for ListOf<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Most lines in one message: an absurd configuration would otherwise fill the terminal for minutes.
-        const MOST_LINES: usize = 1000;
-        for mismatch in self.0.iter().take(MOST_LINES) {
+        /// Maximum number of lines in a message; an absurd configuration could flood the terminal.
+        const MAX_LINES: usize = 1000;
+        for mismatch in self.0.iter().take(MAX_LINES) {
             write!(f, "\n  {mismatch}")?;
         }
-        match self.0.len().checked_sub(MOST_LINES) {
+        match self.0.len().checked_sub(MAX_LINES) {
             Some(more) if more > 0 => write!(f, "\n  and {more} more"),
             _ => Ok(()),
         }

@@ -1,5 +1,7 @@
-//! Where a checkpoint's files are: on a disk, or given. This is the one place that asks whether there is a file and reads it; a
-//! given file is named by a path in an assumed folder.
+//! Access to a checkpoint's files, either on disk or supplied by the caller.
+//!
+//! All file lookups and reads go through this module. A supplied file is addressed by a path in a virtual
+//! folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +10,7 @@ use crate::bounded_file::too_large;
 use crate::checkpoint_file::CheckpointFile;
 use crate::{GivenFiles, WeightsError, read_bounded};
 
-/// Who has the files.
+/// Source of the files.
 #[derive(Debug, Clone)]
 pub(crate) enum Files {
     Disk,
@@ -16,7 +18,7 @@ pub(crate) enum Files {
 }
 
 impl Files {
-    /// Whether there is something at the path.
+    /// Whether the path exists.
     pub(crate) fn exists(&self, path: &Path) -> bool {
         match self {
             Self::Disk => path.exists(),
@@ -24,7 +26,7 @@ impl Files {
         }
     }
 
-    /// Whether there is a folder at the path.
+    /// Whether the path is a folder.
     pub(crate) fn is_folder(&self, path: &Path) -> bool {
         match self {
             Self::Disk => path.is_dir(),
@@ -32,7 +34,7 @@ impl Files {
         }
     }
 
-    /// The folder of a file.
+    /// Returns the folder of a file.
     pub(crate) fn folder_of<'a>(&'a self, file: &'a Path) -> &'a Path {
         match (self, file.parent()) {
             (Self::Given(files), _) => files.folder(),
@@ -41,7 +43,7 @@ impl Files {
         }
     }
 
-    /// The one file that was given, if it is one alone.
+    /// Returns the name of the supplied file, if there is exactly one.
     pub(crate) fn only(&self) -> Option<&str> {
         match self {
             Self::Disk => None,
@@ -49,15 +51,15 @@ impl Files {
         }
     }
 
-    /// A folder as messages call it.
-    pub(crate) fn told(&self, folder: &Path) -> PathBuf {
+    /// Returns the folder's display name for messages.
+    pub(crate) fn display_name(&self, folder: &Path) -> PathBuf {
         match folder.as_os_str().is_empty() {
-            true => "the files that were given".into(),
+            true => "the supplied files".into(),
             false => folder.to_owned(),
         }
     }
 
-    /// Whether there is a file at the path.
+    /// Whether the path is a file.
     pub(crate) fn is_file(&self, path: &Path) -> bool {
         match self {
             Self::Disk => path.is_file(),
@@ -65,7 +67,7 @@ impl Files {
         }
     }
 
-    /// The names of the files in a folder.
+    /// Lists the names of the files in a folder.
     pub(crate) fn names(&self, folder: &Path) -> Result<Vec<String>, WeightsError> {
         let failed = |error| WeightsError::Read { path: folder.to_owned(), error };
         match self {
@@ -84,21 +86,22 @@ impl Files {
         }
     }
 
-    /// Opens a file to read from it.
+    /// Opens a file for reading.
     pub(crate) fn open(&self, path: &Path) -> Result<CheckpointFile, WeightsError> {
         match self {
             Self::Disk => CheckpointFile::open(path),
             Self::Given(files) => match files.find(path)? {
                 Some(contents) => Ok(CheckpointFile::given(path, contents.clone())),
                 None => {
-                    let error = std::io::Error::new(std::io::ErrorKind::NotFound, "it was not given");
+                    let error =
+                        std::io::Error::new(std::io::ErrorKind::NotFound, "the file was not supplied");
                     Err(WeightsError::Read { path: path.to_owned(), error })
                 }
             },
         }
     }
 
-    /// Reads a configuration, a tokenizer or a template of at most `limit` bytes.
+    /// Reads a small file, such as a configuration, tokenizer or template, of at most `limit` bytes.
     pub(crate) fn read_small(&self, path: &Path, limit: u64) -> Result<Vec<u8>, WeightsError> {
         let failed = |error| WeightsError::unreadable(path, error);
         match self {

@@ -1,44 +1,47 @@
-//! The header of a GGUF file: metadata, then name, shape, type and offset of each tensor.
+//! GGUF file header: metadata, then name, shape, type and offset of each tensor.
 //!
-//! Source: `docs/gguf.md` of ggml, and `ggml.h` for the numbers of the tensor types. candle's reader fails on every type that
+//! Source: `docs/gguf.md` of ggml, and `ggml.h` for the tensor type ids. candle's reader fails on types that
 //! it cannot compute with; this one also describes files with newer types.
 
-use candle_core::quantized::GgmlDType;
+use candle_gpt2_arithmetic::NumberType;
 
+use crate::ggml::GgmlType;
 use crate::stored::StoredDType;
 
-/// Deepest nesting of lists; llama.cpp writes none.
+/// Maximum nesting of arrays; llama.cpp does not write nested ones.
 const MAX_DEPTH: usize = 8;
-/// Most axes of a tensor, `GGML_MAX_DIMS`.
+/// Maximum number of dimensions, `GGML_MAX_DIMS`.
 const MAX_AXES: u32 = 4;
-/// Alignment of the tensors without the key [`ALIGNMENT_KEY`].
+/// Tensor alignment if the file has no [`ALIGNMENT_KEY`].
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Key of the alignment of the tensors.
+/// Metadata key of the tensor alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// The format's number of a text.
+/// GGUF type id of a string.
 const TEXT: u32 = 8;
-/// The format's number of a list.
+/// GGUF type id of an array.
 const LIST: u32 = 9;
+/// ggml type id of f64.
+const F64_TYPE: u32 = 28;
 
-/// Keys with their values, in the order of the file.
+/// Metadata keys and values in file order.
 pub(crate) type Metadata = Vec<(String, Value)>;
 
-/// A value of the metadata.
+/// Metadata value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
-    /// A number or boolean: the format's number of its type, and its bytes.
+    /// Number or boolean: GGUF type id and bytes.
     Scalar(u32, [u8; 8]),
-    /// A text.
+    /// String.
     Text(String),
-    /// A list of numbers or booleans: the format's number of their type, and their bytes.
+    /// Array of numbers or booleans: GGUF type id of the elements, and their bytes.
     Scalars(u32, Vec<u8>),
-    /// A list of texts.
+    /// Array of strings.
     Texts(Vec<String>),
-    /// A list of lists.
+    /// Array of arrays.
     Lists(Vec<Self>),
 }
 
-/// Bytes of a number or boolean, by the format's number of its type.
+/// Returns the size of a number or boolean in bytes, by its GGUF type id.
 fn scalar_bytes(kind: u32) -> Option<usize> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -49,7 +52,7 @@ fn scalar_bytes(kind: u32) -> Option<usize> {
     }
 }
 
-/// The bytes of a scalar, filled up with zeros.
+/// Pads the bytes of a scalar with zeros.
 fn filled(bytes: &[u8]) -> [u8; 8] {
     let mut filled = [0; 8];
     filled.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
@@ -81,13 +84,13 @@ impl Value {
         Self::Scalars(5, numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
     }
 
-    /// The number, if it is an integer of any type and not negative.
+    /// Returns the number, if it is a nonnegative integer of any type.
     pub(crate) fn as_u64(&self) -> Option<u64> {
         let Self::Scalar(kind, bytes) = self else { return None };
         u64::try_from(integer(*kind, bytes)?).ok()
     }
 
-    /// The number, if it is a float.
+    /// Returns the number, if it is a float.
     pub(crate) fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Scalar(6, bytes) => Some(f32::from_le_bytes(*bytes.first_chunk()?).into()),
@@ -96,7 +99,7 @@ impl Value {
         }
     }
 
-    /// The number, if it is a float of 32 bits.
+    /// Returns the number, if it is a 32-bit float.
     pub(crate) fn as_f32(&self) -> Option<f32> {
         match self {
             Self::Scalar(6, bytes) => Some(f32::from_le_bytes(*bytes.first_chunk()?)),
@@ -118,7 +121,7 @@ impl Value {
         }
     }
 
-    /// The texts of a list. An empty list has elements of any type.
+    /// Returns the strings of an array. An empty array may have elements of any type.
     pub(crate) fn as_texts(&self) -> Option<&[String]> {
         match self {
             Self::Texts(texts) => Some(texts),
@@ -127,13 +130,13 @@ impl Value {
         }
     }
 
-    /// The integers of a list.
+    /// Returns the integers of an array.
     pub(crate) fn as_integers(&self) -> Option<Vec<i128>> {
         let Self::Scalars(kind, bytes) = self else { return None };
         bytes.chunks_exact(scalar_bytes(*kind)?).map(|bytes| integer(*kind, &filled(bytes))).collect()
     }
 
-    /// The format's number of the type.
+    /// Returns the GGUF type id.
     fn type_number(&self) -> u32 {
         match self {
             Self::Scalar(kind, _) => *kind,
@@ -142,7 +145,7 @@ impl Value {
         }
     }
 
-    /// Appends the type and the value as version 2 and later of the format write them.
+    /// Appends the type and the value in the encoding of format version 2 and later.
     pub(crate) fn write_to(&self, bytes: &mut Vec<u8>) {
         bytes.extend(self.type_number().to_le_bytes());
         self.write_content(bytes);
@@ -172,13 +175,13 @@ impl Value {
     }
 }
 
-/// Appends a text with its length.
+/// Appends a string, prefixed with its length.
 pub(crate) fn write_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend((text.len() as u64).to_le_bytes());
     bytes.extend(text.as_bytes());
 }
 
-/// An integer of the type with this number; `None` for other types.
+/// Decodes an integer by its GGUF type id; `None` for other types.
 fn integer(kind: u32, bytes: &[u8; 8]) -> Option<i128> {
     let [first, second, ..] = *bytes;
     let four = *bytes.first_chunk::<4>()?;
@@ -195,37 +198,37 @@ fn integer(kind: u32, bytes: &[u8; 8]) -> Option<i128> {
     })
 }
 
-/// A tensor of the header.
+/// Tensor description in the header.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HeaderTensor {
     pub(crate) name: String,
-    /// Sizes, the axis whose elements are adjacent last.
+    /// Shape, with the fastest-varying dimension last.
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: StoredDType,
-    /// Number of elements in a block, and the bytes that it takes; `None` for a type that this program does not know.
-    pub(crate) block: Option<(u64, u64)>,
-    /// Distance from the start of the data.
+    /// Number of elements and bytes of a block; `None` for an unknown type.
+    pub(crate) block: Option<[u64; 2]>,
+    /// Offset from the start of the data section.
     pub(crate) offset: u64,
 }
 
-/// A header.
+/// Parsed header.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Header {
-    /// Keys in the order of the file.
+    /// Keys in file order.
     pub(crate) metadata: Metadata,
     pub(crate) tensors: Vec<HeaderTensor>,
-    /// First byte of the data.
+    /// File offset of the data section.
     pub(crate) data_start: u64,
 }
 
 impl Header {
-    /// Reads the header at the start of `bytes`, which may end after it.
+    /// Reads the header at the start of `bytes`; data after it is ignored and may be cut off.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, String> {
         let mut bytes = Bytes { bytes, position: 4, is_version_1: false };
         match bytes.u32()? {
             1 => bytes.is_version_1 = true,
             2 | 3 => {}
-            version => return Err(format!("version {version} of the format is unknown")),
+            version => return Err(format!("unknown format version {version}")),
         }
         let (tensor_count, key_count) = (bytes.length()?, bytes.length()?);
         let mut metadata = Vec::new();
@@ -244,21 +247,22 @@ impl Header {
         if alignment == 0 {
             return Err(format!("`{ALIGNMENT_KEY}` is 0"));
         }
-        let data_start = data_start.ok_or_else(|| format!("`{ALIGNMENT_KEY}` is {alignment}"))?;
+        let data_start =
+            data_start.ok_or_else(|| format!("`{ALIGNMENT_KEY}` is {alignment}, which is too large"))?;
         Ok(Self { metadata, tensors, data_start })
     }
 
-    /// The value of a key; the last one of several.
+    /// Returns the value of a key, the last one if the key repeats.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.metadata.iter().rfind(|(known, _)| known == key).map(|(_, value)| value)
     }
 }
 
-/// Bytes that are read from front to back.
+/// Cursor over the bytes of a header.
 struct Bytes<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// Version 1 has lengths of 32 bits.
+    /// Whether lengths have 32 bits, as in version 1.
     is_version_1: bool,
 }
 
@@ -291,10 +295,10 @@ impl<'a> Bytes<'a> {
     }
 
     fn value(&mut self, kind: u32, depth: usize) -> Result<Value, String> {
-        let unknown = || format!("a value of the unknown type {kind}");
+        let unknown = || format!("a value has the unknown type {kind}");
         match kind {
             TEXT => Ok(Value::Text(self.text()?)),
-            LIST if depth > MAX_DEPTH => Err(format!("lists more than {MAX_DEPTH} deep in each other")),
+            LIST if depth > MAX_DEPTH => Err(format!("arrays nested more than {MAX_DEPTH} deep")),
             LIST => {
                 let (kind, count) = (self.u32()?, self.length()?);
                 match kind {
@@ -321,14 +325,17 @@ impl<'a> Bytes<'a> {
         let name = self.text()?;
         let axes = self.u32()?;
         if axes > MAX_AXES {
-            return Err(format!("tensor `{name}` has {axes} axes, more than {MAX_AXES}"));
+            return Err(format!("tensor `{name}` has {axes} dimensions, more than {MAX_AXES}"));
         }
         let mut shape = Vec::new();
         for _ in 0..axes {
             let size = self.length()?;
-            shape.push(usize::try_from(size).map_err(|_| format!("tensor `{name}` has a size of {size}"))?);
+            shape.push(
+                usize::try_from(size)
+                    .map_err(|_| format!("tensor `{name}` has a size of {size}, which is too large"))?,
+            );
         }
-        // The file begins with the axis whose elements are adjacent.
+        // The file stores the fastest-varying dimension first.
         shape.reverse();
         let kind = self.u32()?;
         let offset = self.u64()?;
@@ -337,63 +344,42 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Types of tensors that hold no weights for this program: number, name, elements of a block and its bytes.
-const OTHER_TYPES: [(u32, &str, u64, u64); 19] = [
-    (16, "IQ2_XXS", 256, 66),
-    (17, "IQ2_XS", 256, 74),
-    (18, "IQ3_XXS", 256, 98),
-    (19, "IQ1_S", 256, 50),
-    (20, "IQ4_NL", 32, 18),
-    (21, "IQ3_S", 256, 110),
-    (22, "IQ2_S", 256, 82),
-    (23, "IQ4_XS", 256, 136),
-    (24, "I8", 1, 1),
-    (25, "I16", 1, 2),
-    (26, "I32", 1, 4),
-    (27, "I64", 1, 8),
-    (29, "IQ1_M", 256, 56),
-    (34, "TQ1_0", 256, 54),
-    (35, "TQ2_0", 256, 66),
-    (39, "MXFP4", 32, 17),
-    (31, "Q4_0_4_4", 32, 18),
-    (32, "Q4_0_4_8", 32, 18),
-    (33, "Q4_0_8_8", 32, 18),
+/// Tensor types that this project cannot read as weights: type id, name, elements and bytes of a block.
+const OTHER_TYPES: [(u32, &str, [u64; 2]); 19] = [
+    (16, "IQ2_XXS", [256, 66]),
+    (17, "IQ2_XS", [256, 74]),
+    (18, "IQ3_XXS", [256, 98]),
+    (19, "IQ1_S", [256, 50]),
+    (20, "IQ4_NL", [32, 18]),
+    (21, "IQ3_S", [256, 110]),
+    (22, "IQ2_S", [256, 82]),
+    (23, "IQ4_XS", [256, 136]),
+    (24, "I8", [1, 1]),
+    (25, "I16", [1, 2]),
+    (26, "I32", [1, 4]),
+    (27, "I64", [1, 8]),
+    (29, "IQ1_M", [256, 56]),
+    (34, "TQ1_0", [256, 54]),
+    (35, "TQ2_0", [256, 66]),
+    (39, "MXFP4", [32, 17]),
+    (31, "Q4_0_4_4", [32, 18]),
+    (32, "Q4_0_4_8", [32, 18]),
+    (33, "Q4_0_8_8", [32, 18]),
 ];
 
-/// A type by ggml's number, with the elements of a block and its bytes.
-fn tensor_type(number: u32) -> (StoredDType, Option<(u64, u64)>) {
+/// Returns a dtype by its ggml type id, with the elements and bytes of a block.
+fn tensor_type(number: u32) -> (StoredDType, Option<[u64; 2]>) {
     let dtype = match number {
-        0 => StoredDType::F32,
-        1 => StoredDType::F16,
-        28 => StoredDType::F64,
-        30 => StoredDType::BF16,
-        2 => StoredDType::Quantized(GgmlDType::Q4_0),
-        3 => StoredDType::Quantized(GgmlDType::Q4_1),
-        6 => StoredDType::Quantized(GgmlDType::Q5_0),
-        7 => StoredDType::Quantized(GgmlDType::Q5_1),
-        8 => StoredDType::Quantized(GgmlDType::Q8_0),
-        9 => StoredDType::Quantized(GgmlDType::Q8_1),
-        10 => StoredDType::Quantized(GgmlDType::Q2K),
-        11 => StoredDType::Quantized(GgmlDType::Q3K),
-        12 => StoredDType::Quantized(GgmlDType::Q4K),
-        13 => StoredDType::Quantized(GgmlDType::Q5K),
-        14 => StoredDType::Quantized(GgmlDType::Q6K),
-        15 => StoredDType::Quantized(GgmlDType::Q8K),
-        other => {
-            let known = OTHER_TYPES.iter().find(|(number, ..)| *number == other);
-            return match known {
-                Some((_, name, elements, bytes)) => (StoredDType::Other(name), Some((*elements, *bytes))),
-                None => (StoredDType::Other("an unknown type of ggml"), None),
-            };
-        }
+        F64_TYPE => Some(NumberType::F64),
+        _ => GgmlType::from_id(number).map(|ggml| ggml.dtype),
     };
-    let block = match dtype {
-        StoredDType::Quantized(dtype) => (dtype.block_size() as u64, dtype.type_size() as u64),
-        StoredDType::F64 => (1, 8),
-        StoredDType::F32 => (1, 4),
-        _ => (1, 2),
-    };
-    (dtype, Some(block))
+    if let Some(dtype) = dtype {
+        return (StoredDType::Weights(dtype), Some(dtype.block()));
+    }
+    match OTHER_TYPES.iter().find(|(known, ..)| *known == number) {
+        Some((_, name, block)) => (StoredDType::Other(name), Some(*block)),
+        None => (StoredDType::Other("an unknown ggml type"), None),
+    }
 }
 
 #[cfg(test)]
@@ -401,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_read_as_they_are_written() {
+    fn metadata_values_round_trip() {
         let values = [
             Value::u32(7),
             Value::f32(0.5),
@@ -431,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_in_lists_have_a_limit() {
+    fn array_nesting_is_limited() {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         bytes.extend(0u64.to_le_bytes());
         bytes.extend(1u64.to_le_bytes());
@@ -441,6 +427,6 @@ mod tests {
             bytes.extend(LIST.to_le_bytes());
             bytes.extend(1u64.to_le_bytes());
         }
-        assert!(Header::read(&bytes).unwrap_err().contains("deep in each other"));
+        assert!(Header::read(&bytes).unwrap_err().contains("arrays nested more than 8 deep"));
     }
 }

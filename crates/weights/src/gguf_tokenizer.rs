@@ -1,6 +1,7 @@
-//! A tokenizer as GGUF holds it: llama.cpp's `gpt2`, a byte-level BPE without further options.
+//! GGUF representation of a tokenizer: llama.cpp's `gpt2`, a byte-level BPE without options.
 //!
-//! Everything else would give other tokens there without an error, so it is rejected by name.
+//! llama.cpp would silently produce different tokens for any other tokenizer, so those are rejected with the
+//! offending part named.
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -8,30 +9,30 @@ use tokenizers::Tokenizer;
 use crate::byte_pairs::byte_of;
 use crate::gguf_keys::{CONTROL, NORMAL, UNUSED, USER_DEFINED};
 
-/// Advice for a tokenizer that GGUF cannot hold.
-const WAY_OUT: &str = "write a folder, which holds all of it";
+/// Advice for a tokenizer that GGUF cannot represent.
+const REMEDY: &str = "write a folder instead";
 
-/// The lists and options of a tokenizer.
+/// Token lists and options of a tokenizer.
 #[derive(Debug)]
 pub(crate) struct GgufTokenizer {
     pub(crate) tokens: Vec<String>,
     pub(crate) types: Vec<i32>,
     pub(crate) merges: Vec<String>,
-    /// The token before every text.
+    /// Token prepended to every text.
     pub(crate) before: Option<u32>,
-    /// The token after every text.
+    /// Token appended to every text.
     pub(crate) after: Option<u32>,
 }
 
 impl GgufTokenizer {
-    /// Describes a byte-level BPE, filled up to `rows` tokens.
+    /// Converts a byte-level BPE tokenizer and pads its vocabulary to `rows` tokens.
     ///
     /// # Errors
-    /// If GGUF cannot express a part of it, or a token is beyond the rows.
+    /// If GGUF cannot express a part of it, or a token id is `rows` or larger.
     pub(crate) fn new(tokenizer: &Tokenizer, rows: usize) -> Result<Self, String> {
         let json = tokenizer.to_string(false).map_err(|error| error.to_string())?;
         let json: Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
-        let refuse = |part: String| format!("GGUF cannot express its tokenizer: {part}; {WAY_OUT}");
+        let refuse = |part: String| format!("GGUF cannot express the tokenizer: {part}; {REMEDY}");
         check_model(&json["model"]).map_err(refuse)?;
         check_normalizer(&json["normalizer"]).map_err(refuse)?;
         check_pre_tokenizer(&json["pre_tokenizer"]).map_err(refuse)?;
@@ -47,14 +48,17 @@ impl GgufTokenizer {
         };
         let merges = model["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
         let merges = merges.iter().map(merge).collect::<Option<Vec<_>>>();
-        let merges = merges.ok_or("its tokenizer has a damaged merge")?;
+        let merges = merges.ok_or("the tokenizer has an invalid merge")?;
         let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
         let mut types = vec![UNUSED; rows];
         let mut put = |token: &str, id: Option<u64>, kind: i32| {
-            let place = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < rows);
-            let place =
-                place.ok_or_else(|| format!("the token `{token}` is beyond the vocabulary of {rows}; remove it from the tokenizer, or {WAY_OUT}"))?;
-            (tokens[place], types[place]) = (token.to_owned(), kind);
+            let row = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < rows);
+            let row = row.ok_or_else(|| {
+                format!(
+                    "the token `{token}` is outside the vocabulary of {rows} tokens; remove it from the tokenizer, or {REMEDY}"
+                )
+            })?;
+            (tokens[row], types[row]) = (token.to_owned(), kind);
             Ok::<_, String>(())
         };
         for (token, id) in model["vocab"].as_object().into_iter().flatten() {
@@ -68,12 +72,12 @@ impl GgufTokenizer {
     }
 }
 
-/// The type of a part.
+/// Returns the type of a component.
 fn kind(part: &Value) -> &str {
     part["type"].as_str().unwrap_or("unknown")
 }
 
-/// Parts of a sequence, or a single part; empty for null.
+/// Returns the components of a sequence, or a single component; empty for null.
 fn parts<'a>(part: &'a Value, list: &str) -> Vec<&'a Value> {
     match part["type"].as_str() {
         _ if part.is_null() => Vec::new(),
@@ -96,7 +100,7 @@ fn check_model(model: &Value) -> Result<(), String> {
     if model["ignore_merges"] == true {
         return Err("the model has `ignore_merges`".into());
     }
-    // With all bytes in the vocabulary nothing is unknown.
+    // If the vocabulary contains all bytes, these options have no effect.
     let vocabulary = model["vocab"].as_object();
     let is_complete = || {
         let single = vocabulary.into_iter().flatten().filter_map(|(token, _)| {
@@ -111,7 +115,7 @@ fn check_model(model: &Value) -> Result<(), String> {
     for option in ["unk_token", "byte_fallback"] {
         let is_set = !model[option].is_null() && model[option] != false;
         if is_set && !is_complete() {
-            return Err(format!("the model has `{option}`, and its vocabulary lacks some of the 256 bytes"));
+            return Err(format!("the model has `{option}`, but its vocabulary lacks some of the 256 bytes"));
         }
     }
     Ok(())
@@ -130,15 +134,15 @@ fn check_pre_tokenizer(pre_tokenizer: &Value) -> Result<(), String> {
             if part["add_prefix_space"] == true {
                 Err("its pre_tokenizer ByteLevel has `add_prefix_space`".into())
             } else if part["use_regex"] == false {
-                Err("its pre_tokenizer ByteLevel has no `use_regex`, GPT-2's division into words".into())
+                Err("its pre_tokenizer ByteLevel has no `use_regex`, GPT-2's splitting into words".into())
             } else {
                 Ok(())
             }
         }
-        [] => Err("it has no pre_tokenizer, and so is not byte-level".into()),
+        [] => Err("it has no pre_tokenizer, so it is not byte-level".into()),
         parts => {
             let kinds: Vec<&str> = parts.iter().map(|part| kind(part)).collect();
-            Err(format!("its pre_tokenizer is {}, not GPT-2's ByteLevel alone", kinds.join(" and ")))
+            Err(format!("its pre_tokenizer is {}; expected only GPT-2's ByteLevel", kinds.join(" and ")))
         }
     }
 }
@@ -146,20 +150,20 @@ fn check_pre_tokenizer(pre_tokenizer: &Value) -> Result<(), String> {
 fn check_decoder(decoder: &Value) -> Result<(), String> {
     match parts(decoder, "decoders").as_slice() {
         [part] if kind(part) == "ByteLevel" => Ok(()),
-        [] => Err("it has no decoder, where GPT-2 has ByteLevel".into()),
+        [] => Err("it has no decoder; expected ByteLevel".into()),
         parts => {
             let kinds: Vec<&str> = parts.iter().map(|part| kind(part)).collect();
-            Err(format!("its decoder is {}, not ByteLevel alone", kinds.join(" and ")))
+            Err(format!("its decoder is {}; expected only ByteLevel", kinds.join(" and ")))
         }
     }
 }
 
-/// The tokens that the post-processor puts before and after a text.
+/// Returns the tokens that the post-processor adds before and after a text.
 fn added_around(post_processor: &Value) -> Result<(Option<u32>, Option<u32>), String> {
     let mut around = (None, None);
     for part in parts(post_processor, "processors") {
         match kind(part) {
-            // It changes the places of tokens alone.
+            // `ByteLevel` only changes token offsets.
             "ByteLevel" => {}
             "TemplateProcessing" if around == (None, None) => around = of_template(part)?,
             kind => return Err(format!("it has the post_processor {kind}")),
@@ -186,15 +190,15 @@ fn of_template(template: &Value) -> Result<(Option<u32>, Option<u32>), String> {
         [before, text, after] if is_text(text) => (id(before), id(after)),
         _ => return refuse("adds more than one token before or after a text"),
     };
-    // A token before or after that has no single id.
+    // Rejects a template token without a single id.
     let found = usize::from(around.0.is_some()) + usize::from(around.1.is_some());
     if found + 1 != pieces.len() {
-        return refuse("adds a token without one id");
+        return refuse("adds a token that does not have exactly one id");
     }
     Ok(around)
 }
 
-/// Rejects added tokens that take spaces around them or stand between words only.
+/// Rejects added tokens that strip surrounding spaces or match whole words only.
 fn check_added(added: &[Value]) -> Result<(), String> {
     for token in added {
         let option = ["lstrip", "rstrip", "single_word"].into_iter().find(|option| token[option] == true);

@@ -1,5 +1,6 @@
-//! The files of a checkpoint that are given rather than found on a disk: parts of the program, what a page was handed, objects
-//! of a store.
+//! Checkpoint files supplied by the caller instead of found on disk.
+//!
+//! Examples: data embedded in the program, files picked in a browser, or objects in a store.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -8,14 +9,14 @@ use std::sync::Arc;
 
 use crate::WeightsError;
 
-/// Bytes that are read in parts: a file of a browser, an object of a store.
+/// Source of bytes that are read in ranges, such as a file in a browser or an object in a store.
 ///
 /// ```
 /// use std::io::{Error, Result};
 ///
 /// use candle_gpt2_weights::ReadAt;
 ///
-/// /// Bytes that a store would be asked for, range by range.
+/// /// Object in a store that is fetched range by range.
 /// #[derive(Debug)]
 /// struct Stored(Vec<u8>);
 ///
@@ -38,72 +39,86 @@ use crate::WeightsError;
 /// # Ok::<(), Error>(())
 /// ```
 pub trait ReadAt: Debug + Send + Sync {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills `to` with the bytes from `start` on.
+    /// Fills `to` with the bytes that begin at offset `start`.
     ///
     /// # Errors
-    /// When they cannot be read, or are not all there.
+    /// If the read fails, or fewer bytes remain.
     fn read_at(&self, start: u64, to: &mut [u8]) -> std::io::Result<()>;
 }
 
-/// The files of a checkpoint that are given, by their names: those that a folder of a disk would have (`model.safetensors`,
-/// `config.json`, `tokenizer.json`, …), or one GGUF file alone. Where a name has folders in front, as a browser's picker of
-/// folders gives it, its last part counts; of several files with one last part, the one in the fewest folders.
-/// [`Checkpoint::open_given`](crate::Checkpoint::open_given) opens them; an example is at [`Checkpoint`](crate::Checkpoint).
+/// Supplied files of a checkpoint, identified by their names.
+///
+/// The names are those of a checkpoint folder (`model.safetensors`, `config.json`, `tokenizer.json`, …), or
+/// of a single GGUF file. If a name contains folders, as from a browser's folder picker, only the last
+/// component counts. Among files with the same last component, the one in the fewest folders wins.
+///
+/// [`Checkpoint::open_given`](crate::Checkpoint::open_given) opens them; see
+/// [`Checkpoint`](crate::Checkpoint) for an example.
 #[derive(Debug, Clone)]
 pub struct GivenFiles {
     pub(crate) name: String,
     files: Vec<(String, Contents)>,
 }
 
-/// What one of the files holds.
+/// Content of a supplied file.
 #[derive(Debug, Clone)]
 pub(crate) enum Contents {
     /// Bytes in memory.
     Bytes(Arc<Cow<'static, [u8]>>),
-    /// Bytes that are read in parts.
+    /// Bytes that are read in ranges.
     Parts(Arc<dyn ReadAt>),
 }
 
 impl GivenFiles {
-    /// No files yet. Messages show `name` as their folder, unless it is the name of one of them.
+    /// Creates an empty set of files; messages use `name` as its folder, unless a file has the same name.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), files: Vec::new() }
     }
 
-    /// With a file whose bytes are in memory.
+    /// Creates a set of files whose bytes are in memory; messages use `name` as their folder.
+    pub fn of_bytes<'a, B>(name: &str, files: impl IntoIterator<Item = (&'a str, B)>) -> Self
+    where
+        B: Into<Cow<'static, [u8]>>,
+    {
+        files.into_iter().fold(Self::new(name), |given, (file, bytes)| given.with_bytes(file, bytes))
+    }
+
+    /// Adds a file whose bytes are in memory.
     pub fn with_bytes(mut self, file: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Self {
         self.files.push((file.to_owned(), Contents::Bytes(Arc::new(bytes.into()))));
         self
     }
 
-    /// With a file that is read in parts and never held as a whole: its header, then one tensor after the other.
+    /// Adds a file that is read in ranges: its header, then one tensor at a time.
+    ///
+    /// The file is never in memory as a whole.
     pub fn with_file(mut self, file: &str, contents: Arc<dyn ReadAt>) -> Self {
         self.files.push((file.to_owned(), Contents::Parts(contents)));
         self
     }
 
-    /// The folder that messages show; empty if its name is that of a file.
+    /// Returns the folder for messages; empty if a file has the same name.
     pub(crate) fn folder(&self) -> &Path {
         if self.names().any(|name| name == self.name) { Path::new("") } else { Path::new(&self.name) }
     }
 
-    /// The last parts of all names.
+    /// Returns the last component of each file name.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|(given, _)| last_part(given))
     }
 
-    /// The file whose name has the last part of `path`, if there is one.
+    /// Finds the file with the last component of `path`.
     ///
     /// # Errors
-    /// When several have it.
+    /// If several files match.
     pub(crate) fn find(&self, path: &Path) -> Result<Option<&Contents>, WeightsError> {
         let wanted = path.file_name().and_then(|name| name.to_str());
         let mut found: Vec<_> =
@@ -116,7 +131,7 @@ impl GivenFiles {
             [(_, contents)] => Ok(Some(contents)),
             [(first, _), (second, _), ..] => {
                 let what = format!(
-                    "two files with this name were given, `{first}` and `{second}`; give those of one checkpoint alone"
+                    "two files with this name were supplied, `{first}` and `{second}`; supply only the files of one checkpoint"
                 );
                 Err(WeightsError::NotWeights { path: path.to_owned(), what })
             }

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Human-readable numbers.
 
-/// Groups the digits of a number by thousands: `124,439,808`.
+/// Formats a number with thousands separators: `124,439,808`.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_weights::grouped(124_439_808), "124,439,808");

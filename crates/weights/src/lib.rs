@@ -22,6 +22,7 @@ mod devices;
 mod error;
 mod files;
 mod formats;
+mod ggml;
 mod gguf_header;
 mod gguf_keys;
 mod gguf_tokenizer;
@@ -58,11 +59,9 @@ mod word_cache;
 mod words;
 mod write_gguf;
 mod write_tensors;
-mod written_dtype;
 
 pub use adapter::Adapter;
 pub use bounded_file::{check_regular, open_regular, read_bounded, read_bounded_text, read_to_limit};
-pub use candle_gpt2_arithmetic::WeightFormat;
 pub use checkpoint::{Checkpoint, OpenOptions, Problem};
 pub use companions::Companions;
 pub use control_vector::write_control_vector;
@@ -90,7 +89,6 @@ pub use tokenizer::{
     ordinary_token, token_bytes, train_tokenizer,
 };
 pub use tokenizers::Tokenizer;
-pub use weight_dtype::{UnknownWeightDType, WeightDType};
+pub use weight_dtype::{WeightDType, WrittenDType};
 pub use write_gguf::write_gguf;
 pub use write_tensors::{tensor_bytes, write_npz, write_rounded_tensors, write_tensors};
-pub use written_dtype::{UnknownWrittenDType, WrittenDType};

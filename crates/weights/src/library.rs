@@ -1,4 +1,4 @@
-//! Calls of the tokenizers library, which panics on some files that it should reject.
+//! Wrappers around the tokenizers library, which panics on some invalid files.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,16 +10,16 @@ use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer, Tokenizer};
 
 use crate::WeightsError;
 
-/// Runs a call of the library and turns a panic into an error.
+/// Calls the library and turns a panic into an error.
 ///
-/// With `panic = "abort"`, in a browser, a panic ends the page's worker instead. `tokenizer_limits` rejects every input that is
-/// known to panic.
+/// With `panic = "abort"`, as in a browser, a panic ends the page's worker instead. `tokenizer_limits`
+/// rejects all inputs known to cause panics.
 pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work))
-        .map_err(|_| "the file is damaged in a way its reader does not expect".to_owned())
+        .map_err(|_| "the tokenizers library panicked; the file may be damaged".to_owned())
 }
 
-/// Encodes a text in one call of the library.
+/// Encodes a text with a single library call.
 pub(crate) fn encode_whole(
     tokenizer: &Tokenizer,
     text: &str,
@@ -32,20 +32,21 @@ pub(crate) fn encode_whole(
     Ok(encoding.get_ids().to_vec())
 }
 
-/// Encodes a text in one call of the library, with the characters that each token stands for.
-pub(crate) fn places_of_library(
+/// Encodes a text with a single library call and returns the character range of each token.
+pub(crate) fn encode_whole_with_places(
     tokenizer: &Tokenizer,
     text: &str,
 ) -> Result<(Vec<u32>, Vec<Range<usize>>), WeightsError> {
     let failed = |error| WeightsError::Encode { error };
     let encoding = without_panic(|| tokenizer.encode_char_offsets(text, true)).map_err(failed)?;
     let encoding = encoding.map_err(|error| failed(error.to_string()))?;
-    let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
-    Ok((encoding.get_ids().to_vec(), places.collect()))
+    let ranges = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+    Ok((encoding.get_ids().to_vec(), ranges.collect()))
 }
 
-/// Describes the first word of a text that a word-level tokenizer without an unknown token lacks. The library's error does not
-/// name it.
+/// Describes the first word that a word-level tokenizer without an unknown token cannot encode.
+///
+/// The library's own error does not name the word.
 fn unknown_word(tokenizer: &Tokenizer, text: &str) -> Option<String> {
     let ModelWrapper::WordLevel(model) = tokenizer.get_model() else { return None };
     let mut words = tokenizer.get_added_vocabulary().extract_and_normalize(tokenizer.get_normalizer(), text);
@@ -53,23 +54,23 @@ fn unknown_word(tokenizer: &Tokenizer, text: &str) -> Option<String> {
         pre_tokenizer.pre_tokenize(&mut words).ok()?;
     }
     let splits = words.get_splits(OffsetReferential::Original, OffsetType::Char);
-    let (word, place, _) =
+    let (word, range, _) =
         splits.into_iter().find(|(word, _, tokens)| tokens.is_none() && model.token_to_id(word).is_none())?;
     Some(format!(
-        "it has no token for {word:?} (from character {} on), and no unknown token; use a tokenizer that knows all words",
-        place.0 + 1
+        "no token for {word:?} (at character {}), and no unknown token; use a tokenizer with a token for every word",
+        range.0 + 1
     ))
 }
 
-/// The merges of a BPE model, which the library only shows in JSON.
+/// Merges of a BPE model, which the library exposes only as JSON.
 #[derive(Deserialize)]
-struct Written {
+struct BpeMerges {
     merges: Vec<(String, String)>,
 }
 
-/// Merges of a model in their order.
+/// Returns the merges of a model in rank order.
 pub(crate) fn merges_of(model: &BPE) -> Option<Vec<(String, String)>> {
-    let written: Written = serde_json::from_value(serde_json::to_value(model).ok()?).ok()?;
+    let written: BpeMerges = serde_json::from_value(serde_json::to_value(model).ok()?).ok()?;
     Some(written.merges)
 }
 
@@ -78,12 +79,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_without_a_token_is_named() {
+    fn word_without_a_token_is_reported() {
         let json = r#"{"pre_tokenizer": {"type": "Whitespace"},
             "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "[UNK]"}}"#;
         let tokenizer: Tokenizer = json.parse().unwrap();
         assert_eq!(encode_whole(&tokenizer, "a b", true).unwrap(), [0, 1]);
         let error = encode_whole(&tokenizer, "a é cd", true).unwrap_err().to_string();
-        assert!(error.contains("no token for \"é\" (from character 3 on)"), "{error}");
+        assert!(error.contains("no token for \"é\" (at character 3)"), "{error}");
     }
 }

@@ -1,7 +1,8 @@
 //! Encoding of long texts with the tokenizers library, for tokenizers other than GPT-2's.
 //!
-//! The library takes hundreds of bytes of memory for each byte of a text, and some of its models take quadratic time for a
-//! word. Texts are therefore cut before spaces wherever that cannot change a token, and the time is estimated word by word.
+//! The library needs hundreds of bytes of memory for each byte of text, and some of its models take quadratic
+//! time for a word. Texts are therefore split before spaces wherever that cannot change a token. The encoding
+//! time is estimated word by word.
 
 use std::cell::Cell;
 
@@ -14,41 +15,41 @@ use crate::WeightsError;
 use crate::library::without_panic;
 use crate::tokenizer_limits;
 
-/// Memory that the library takes for each byte of a normalized text, if each character is a word and a token.
+/// Memory in bytes per byte of normalized text, if each character is a word and a token.
 const BYTES_PER_BYTE: f64 = 400.0;
-/// Memory for each byte that the pre-tokenizer makes of one.
+/// Memory in bytes per byte of pre-tokenizer output.
 const BYTES_PER_PRE_TOKENIZED_BYTE: f64 = 50.0;
-/// Memory for each byte if the places of tokens are kept.
+/// Memory in bytes per byte of text if token offsets are kept.
 const BYTES_OF_PLACES: f64 = 250.0;
-/// Shortest piece that a text is cut into.
+/// Minimum size of a text piece in bytes.
 const PIECE_BYTES: usize = 1 << 14;
 
-/// Encoder for one tokenizer, which callers pass to each call.
+/// Encoder for a single tokenizer, which the caller passes to each call.
 pub(crate) struct LibraryEncoder {
-    /// Memory for each byte of a piece.
+    /// Memory in bytes per byte of a piece.
     bytes_per_byte: f64,
-    /// Whether texts may be cut before a space between two letters.
+    /// Whether texts may be split before a space between two letters.
     is_cut_at_spaces: bool,
     cost: Cost,
 }
 
-/// Time of a model for a word, in bytes that it hashes or copies.
+/// Cost of encoding a word, measured in bytes hashed or copied.
 enum Cost {
     Linear {
         per_byte: usize,
     },
-    /// Quadratic number of substrings, for words of at most this many characters.
+    /// Quadratic in the word length, for words of at most `max_chars` characters.
     WordPiece {
         max_chars: usize,
     },
 }
 
 impl LibraryEncoder {
-    /// Returns `None` if the library cannot describe the tokenizer.
+    /// Creates an encoder; `None` if the library cannot describe the tokenizer.
     pub(crate) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let cost = match tokenizer.get_model() {
             ModelWrapper::WordPiece(model) => Cost::WordPiece { max_chars: model.max_input_chars_per_word },
-            // To copy is faster than to hash.
+            // Copying is faster than hashing.
             ModelWrapper::Unigram(model) => Cost::Linear { per_byte: bytes_of_prefixes(model).div_ceil(2) },
             ModelWrapper::BPE(_) | ModelWrapper::WordLevel(_) => Cost::Linear { per_byte: 1 },
         };
@@ -75,7 +76,7 @@ impl LibraryEncoder {
         Ok(())
     }
 
-    /// Same steps as the library's `encode`, without keeping the texts and offsets of tokens.
+    /// Performs the steps of the library's `encode` without keeping the strings and offsets of tokens.
     fn encode_piece(
         &self,
         tokenizer: &Tokenizer,
@@ -102,15 +103,15 @@ impl LibraryEncoder {
         Ok(())
     }
 
-    /// Pieces of a text whose tokens, one after the other, are those of the text.
+    /// Splits a text into pieces whose concatenated tokens are the tokens of the text.
     fn pieces<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> + use<'t> {
         let is_cut_at_spaces = self.is_cut_at_spaces;
         let mut rest = Some(text);
         std::iter::from_fn(move || {
             let text = rest?;
             let cut = if is_cut_at_spaces { cut(text.as_bytes()) } else { None };
-            let (piece, after) = cut.map_or((text, None), |place| {
-                let (piece, after) = text.split_at(place);
+            let (piece, after) = cut.map_or((text, None), |offset| {
+                let (piece, after) = text.split_at(offset);
                 (piece, Some(after))
             });
             rest = after;
@@ -118,20 +119,20 @@ impl LibraryEncoder {
         })
     }
 
-    /// Upper bound on the memory of [`Self::encode`].
+    /// Returns an upper bound on the memory of [`Self::encode`], in bytes.
     pub(crate) fn memory(&self, text: &str) -> usize {
-        /// Ids, in a list that doubles.
+        /// Memory of the ids, in a vector that doubles its capacity.
         const IDS_PER_BYTE: usize = 12;
         let longest = self.pieces(text).map(str::len).max().unwrap_or(0);
         bytes(longest, self.bytes_per_byte).saturating_add(IDS_PER_BYTE.saturating_mul(text.len()))
     }
 
-    /// Upper bound on the memory of a text that the library encodes whole.
+    /// Returns an upper bound on the memory for encoding a text in a single call, in bytes.
     pub(crate) fn whole_memory(tokenizer: &Tokenizer, text: &str) -> usize {
         bytes(text.len(), bytes_per_byte(tokenizer))
     }
 
-    /// Upper bound on the memory of a text that the library encodes whole with the places of its tokens.
+    /// Returns an upper bound on the memory for encoding a text in a single call with token offsets.
     pub(crate) fn memory_with_places(tokenizer: &Tokenizer, text: &str) -> usize {
         bytes(text.len(), bytes_per_byte(tokenizer) + BYTES_OF_PLACES)
     }
@@ -153,13 +154,13 @@ fn bytes(text: usize, per_byte: f64) -> usize {
     (text as f64 * per_byte) as usize
 }
 
-/// First place after [`PIECE_BYTES`] with a space between two ASCII letters or digits.
+/// Returns the first position after [`PIECE_BYTES`] with a space between two ASCII letters or digits.
 fn cut(text: &[u8]) -> Option<usize> {
     let is_space_in_text = |bytes: &[u8]| matches!(bytes, [before, b' ', after] if before.is_ascii_alphanumeric() && after.is_ascii_alphanumeric());
-    text.get(PIECE_BYTES..)?.windows(3).position(is_space_in_text).map(|place| PIECE_BYTES + place + 1)
+    text.get(PIECE_BYTES..)?.windows(3).position(is_space_in_text).map(|offset| PIECE_BYTES + offset + 1)
 }
 
-/// Whether a space between two ASCII letters or digits always separates two words; `None` if that cannot be known.
+/// Whether a space between two ASCII letters or digits always separates words; `None` if unknown.
 fn is_cut_at_spaces(tokenizer: &Tokenizer) -> Option<bool> {
     let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
     let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
@@ -171,7 +172,7 @@ fn is_cut_at_spaces(tokenizer: &Tokenizer) -> Option<bool> {
     Some(are_words && is_local(&normalizer) && separates_words(&pre_tokenizer))
 }
 
-/// Whether a normalizer changes nothing across a space.
+/// Whether a normalizer never changes text across a space.
 fn is_local(normalizer: &Value) -> bool {
     match normalizer["type"].as_str() {
         None => normalizer.is_null(),
@@ -194,7 +195,7 @@ fn separates_words(pre_tokenizer: &Value) -> bool {
         Some("ByteLevel") => pre_tokenizer["use_regex"] == true && pre_tokenizer["add_prefix_space"] == false,
         Some("Metaspace") => pre_tokenizer["split"] == true,
         Some("Sequence") => match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
-            // Only these drop the space, so that the next ones see each word alone.
+            // Only these drop the space, so that later pre-tokenizers see each word alone.
             Some([first, rest @ ..]) => {
                 let drops = ["BertPreTokenizer", "Whitespace", "WhitespaceSplit"];
                 first["type"].as_str().is_some_and(|kind| drops.contains(&kind))
@@ -206,11 +207,13 @@ fn separates_words(pre_tokenizer: &Value) -> bool {
     }
 }
 
-/// Most bytes of tokens that begin at one place of a text: the library copies and hashes each of them.
+/// Returns the maximum total length of the tokens that can match at one position of a text.
+///
+/// The library copies and hashes each of them.
 fn bytes_of_prefixes(model: &Unigram) -> usize {
     let mut tokens: Vec<&str> = model.iter().map(|(token, _)| token.as_str()).collect();
     tokens.sort_unstable();
-    // Sorted, each token comes after its prefixes.
+    // In sorted order, each token follows its prefixes.
     let mut prefixes: Vec<&str> = Vec::new();
     let (mut sum, mut largest) = (0, 1);
     for token in tokens {
@@ -233,28 +236,28 @@ impl Cost {
             Self::Linear { per_byte } => word.len().saturating_mul(*per_byte),
             Self::WordPiece { max_chars } => match word.chars().count() {
                 chars if chars > *max_chars => word.len(),
-                // Half of all pairs of a start and an end, a third of the word each.
+                // Half of all (start, end) pairs, with a third of the word's length on average.
                 chars => chars.saturating_mul(chars).saturating_mul(word.len()) / 6,
             },
         }
     }
 }
 
-/// Limit of the time for a text.
+/// Time limit for encoding a text, in units of [`Cost`].
 pub(crate) struct Budget {
     spent: usize,
     limit: usize,
 }
 
 impl Budget {
-    /// About a second, or linear time for long texts.
+    /// Creates a budget of about a second, or of linear time for long texts.
     pub(crate) fn new(text_bytes: usize) -> Self {
         const SECOND: usize = 1 << 30;
         const PER_BYTE: usize = 1 << 11;
         Self { spent: 0, limit: SECOND.max(text_bytes.saturating_mul(PER_BYTE)) }
     }
 
-    /// Adds to the time spent.
+    /// Adds to the time spent, and fails once the limit is exceeded.
     pub(crate) fn spend(&mut self, bytes: usize) -> Result<(), String> {
         self.spent = self.spent.saturating_add(bytes);
         self.check(self.spent)
@@ -264,8 +267,8 @@ impl Budget {
         match spent > self.limit {
             false => Ok(()),
             true => {
-                Err("its words are too long for this tokenizer, whose time grows with their square or with \
-                         the length of its tokens; split the text or its words"
+                Err("its words are too long for this tokenizer, whose time grows with their square or with the length of its \
+                     tokens; split the text or its words"
                     .into())
             }
         }

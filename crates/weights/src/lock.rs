@@ -1,4 +1,4 @@
-//! Files that one process at a time holds.
+//! Files locked by one process at a time.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -6,13 +6,14 @@ use std::path::Path;
 
 use crate::check_regular;
 
-/// How often a file is opened again that lost its name meanwhile. Where more is needed, the file system tells files apart by
-/// nothing that lasts.
+/// Maximum number of attempts to open a file that was removed or replaced meanwhile.
+///
+/// Reaching the limit means that the file system does not provide stable file identities.
 const ATTEMPTS: usize = 10;
 
 /// Opens an existing file and locks it against other processes until it is closed.
 ///
-/// The system closes the files of a killed process, so no lock outlives its owner.
+/// The operating system closes the files of a killed process, so no lock outlives its owner.
 ///
 /// ```
 /// use std::fs::OpenOptions;
@@ -25,25 +26,26 @@ const ATTEMPTS: usize = 10;
 /// let mut options = OpenOptions::new();
 /// options.write(true);
 /// assert_eq!(open_locked(&path, &options).unwrap_err().kind(), ErrorKind::NotFound);
-/// let held = create_locked(&path, &options)?;
+/// let locked = create_locked(&path, &options)?;
 /// assert_eq!(open_locked(&path, &options).unwrap_err().kind(), ErrorKind::WouldBlock);
-/// drop(held);
+/// drop(locked);
 /// open_locked(&path, &options)?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
 /// # Errors
-/// If it cannot be opened; [`WouldBlock`](io::ErrorKind::WouldBlock) if another process holds it.
+/// If the file cannot be opened; [`WouldBlock`](io::ErrorKind::WouldBlock) if another process holds the
+/// lock.
 pub fn open_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
     locked(path, &|| options.open(path))
 }
 
 /// Opens or creates a file and locks it like [`open_locked`].
 ///
-/// It never creates the target of a dangling symbolic link.
+/// Never creates the target of a dangling symbolic link.
 ///
 /// # Errors
-/// Those of [`open_locked`]; [`AlreadyExists`](io::ErrorKind::AlreadyExists) for a dangling link.
+/// Fails like [`open_locked`]; [`AlreadyExists`](io::ErrorKind::AlreadyExists) for a dangling link.
 pub fn create_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
     locked(path, &|| match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -58,10 +60,10 @@ pub fn create_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
     })
 }
 
-/// Rejects symbolic links and anything else but a regular file. A missing file is fine.
+/// Rejects symbolic links and everything else except a regular file. A missing file is allowed.
 ///
-/// For files that the program names itself, such as `.lock` or `FILE.partial`: writing through a link in a downloaded folder would
-/// change a file elsewhere, and opening a FIFO blocks.
+/// Use it for files that the program names itself, such as `.lock` or `FILE.partial`. Writing through a
+/// link in a downloaded folder would change a file elsewhere, and opening a FIFO blocks.
 ///
 /// ```
 /// use candle_gpt2_weights::expect_own_file;
@@ -71,14 +73,14 @@ pub fn create_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
 /// ```
 ///
 /// # Errors
-/// [`InvalidInput`](io::ErrorKind::InvalidInput) for such a path.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if the path is rejected.
 pub fn expect_own_file(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_symlink() => {
             Err(io::Error::new(io::ErrorKind::InvalidInput, "a symbolic link; remove it"))
         }
         Ok(metadata) => check_regular(&metadata),
-        // Opening reports other errors.
+        // Other errors are reported when the file is opened.
         Err(_) => Ok(()),
     }
 }
@@ -87,7 +89,7 @@ fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> 
     let mut attempts = 1;
     loop {
         let file = match open() {
-            // Another process has just created it.
+            // Another process has created the file in the meantime.
             Err(error)
                 if error.kind() == io::ErrorKind::AlreadyExists
                     && attempts < ATTEMPTS
@@ -100,9 +102,9 @@ fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> 
         };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::new(io::ErrorKind::WouldBlock, "another run is writing it"));
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, "another process is writing to it"));
             }
-            // A file system without locks has none to wait for.
+            // On a file system without locks, no other process can hold one.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         if attempts == ATTEMPTS || is_at(&file, path)? {
@@ -112,7 +114,7 @@ fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> 
     }
 }
 
-/// Whether a file still has its name: its last owner may have removed it between the opening and the locking.
+/// Whether a file still has its name. Its last owner may have removed it between opening and locking.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -124,7 +126,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Elsewhere the standard library does not tell files apart.
+/// Assumes that it has: on other systems, the standard library cannot compare file identities.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_target_of_a_dangling_link_is_not_created() {
+    fn dangling_link_target_is_not_created() {
         let folder = temporary_folder();
         let [link, target] = ["link", "target"].map(|name| folder.path().join(name));
         symlink(&target, &link).unwrap();

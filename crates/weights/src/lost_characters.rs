@@ -1,7 +1,7 @@
 //! Characters that a tokenizer drops because it has no token for them.
 //!
-//! A byte-level BPE without some of the 256 bytes, and a BPE over characters without `unk_token`, encode what they know and leave
-//! out the rest without an error, as transformers does.
+//! A byte-level BPE that lacks some of the 256 bytes, and a character-level BPE without `unk_token`,
+//! silently drop unknown characters. transformers does the same.
 
 use std::fmt;
 
@@ -12,19 +12,19 @@ use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 use crate::byte_pairs::byte_of;
 use crate::encode_with_places;
 
-/// End of GPT-2's alphabet: the last of the 68 characters for bytes that are not printed is U+0143.
+/// End of GPT-2's alphabet: the last of the 68 characters for non-printable bytes is U+0143.
 const ALPHABET_END: u32 = 0x144;
-/// Longest part of a line that is encoded to decide about a character.
+/// Maximum size of the part of a line that is encoded to check a character, in bytes.
 const MAX_PART_BYTES: usize = 1 << 14;
 
-/// The first character of a text that its tokens leave out. [`CharacterCheck::first_lost`] returns it.
+/// First character of a text that its tokens omit, as found by [`CharacterCheck::first_lost`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostCharacter {
-    /// The character.
+    /// Omitted character.
     pub character: char,
-    /// Its line, counted from 1.
+    /// Line number, starting at 1.
     pub line: usize,
-    /// Its place in the line in characters, counted from 1.
+    /// Column in characters, starting at 1.
     pub column: usize,
 }
 
@@ -33,13 +33,13 @@ impl fmt::Display for LostCharacter {
         let Self { character, line, column } = self;
         write!(
             f,
-            "the tokenizer has no token for {character:?} (line {line}, column {column}), and leaves it out; use a tokenizer that \
-             knows all characters of the text, or remove them"
+            "the tokenizer has no token for {character:?} (line {line}, column {column}) and drops it; use a tokenizer that \
+             covers all characters of the text, or remove them"
         )
     }
 }
 
-/// The characters that a tokenizer may drop.
+/// Check for characters that a tokenizer may drop.
 ///
 /// ```
 /// use candle_gpt2_weights::{CharacterCheck, load_tokenizer};
@@ -48,8 +48,8 @@ impl fmt::Display for LostCharacter {
 /// std::fs::write(folder.path().join("vocab.json"), r#"{"a": 0, "b": 1, "Ġ": 2}"#)?;
 /// std::fs::write(folder.path().join("merges.txt"), "#version: 0.2\n")?;
 /// let tokenizer = load_tokenizer(folder.path())?;
-/// let check = CharacterCheck::new(&tokenizer).ok_or("it knows all characters")?;
-/// let lost = check.first_lost(&tokenizer, "ab\na 1").ok_or("nothing is lost")?;
+/// let check = CharacterCheck::new(&tokenizer).ok_or("no character is dropped")?;
+/// let lost = check.first_lost(&tokenizer, "ab\na 1").ok_or("no character was dropped")?;
 /// assert_eq!((lost.character, lost.line, lost.column), ('\n', 1, 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -60,14 +60,14 @@ pub struct CharacterCheck {
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// A byte-level BPE, and for each byte whether it has no token.
+    /// Byte-level BPE: for each byte, whether it lacks a token.
     Bytes(Box<[bool; 256]>),
-    /// A BPE over characters, and whether spaces may separate words and vanish.
+    /// Character-level BPE: whether spaces are dropped because they only separate words.
     Characters { drops_spaces: bool },
 }
 
 impl CharacterCheck {
-    /// Returns `None` if the tokenizer has a token for every character, or for all that it does not know.
+    /// Creates a check; `None` if the tokenizer never drops a character.
     pub fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         if model.unk_token.is_some() || model.byte_fallback {
@@ -87,7 +87,7 @@ impl CharacterCheck {
         is_missing.contains(&true).then_some(Self { kind: Kind::Bytes(is_missing) })
     }
 
-    /// The first character of a text that `tokenizer`, the one of [`CharacterCheck::new`], leaves out.
+    /// Finds the first dropped character. Pass the same tokenizer as to [`CharacterCheck::new`].
     pub fn first_lost(&self, tokenizer: &Tokenizer, text: &str) -> Option<LostCharacter> {
         for (line, number) in text.split_inclusive('\n').zip(1..) {
             let candidates =
@@ -111,7 +111,7 @@ impl CharacterCheck {
                     return false;
                 }
                 let mut normalized = NormalizedString::from(&*text);
-                // The encoding of the text reports errors.
+                // Encoding the text reports normalizer errors.
                 let is_normalized = tokenizer
                     .get_normalizer()
                     .is_none_or(|normalizer| normalizer.normalize(&mut normalized).is_ok());
@@ -120,23 +120,23 @@ impl CharacterCheck {
         }
     }
 
-    /// Whether no added token covers the character at this byte.
+    /// Whether no added token covers the character that starts at byte `start`.
     ///
-    /// The places of other tokens do not help: behind a character that is left out, the library moves them.
+    /// The offsets of other tokens are unreliable: after a dropped character, the library shifts them.
     fn is_lost(&self, tokenizer: &Tokenizer, line: &str, start: usize) -> bool {
         let from = line.floor_char_boundary(start.saturating_sub(MAX_PART_BYTES));
         let part = &line[from..line.ceil_char_boundary((start + MAX_PART_BYTES).min(line.len()))];
         let index = line[from..start].chars().count();
-        // The encoding of the text reports errors.
+        // Encoding the text reports the error.
         let Ok((ids, places)) = encode_with_places(tokenizer, part) else { return false };
         let added = tokenizer.get_added_tokens_decoder();
         !ids.iter().zip(&places).any(|(id, place)| place.contains(&index) && added.contains_key(id))
     }
 }
 
-/// Whether a BPE over characters has a token for a letter, at any place in a word.
+/// Whether a character-level BPE has a token for a letter at any position in a word.
 fn is_known(tokenizer: &Tokenizer, letter: char) -> bool {
-    // The pre-tokenizer `Metaspace` writes a space so.
+    // The `Metaspace` pre-tokenizer represents a space as `▁`.
     let letter = if letter == ' ' && tokenizer.token_to_id(" ").is_none() { '▁' } else { letter };
     let ModelWrapper::BPE(model) = tokenizer.get_model() else { return true };
     let affix = |affix: &Option<String>| affix.clone().unwrap_or_default();
@@ -146,7 +146,7 @@ fn is_known(tokenizer: &Tokenizer, letter: char) -> bool {
         .any(|(before, after)| tokenizer.token_to_id(&format!("{before}{letter}{after}")).is_some())
 }
 
-/// Whether a part of a tokenizer, or a part of that, has this type.
+/// Whether a tokenizer component, or any component inside it, has this type.
 fn contains(part: &Value, kind: &str) -> bool {
     match part {
         Value::Object(fields) => {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::load_tokenizer;
 
-    /// Letters from a to z and the space, in GPT-2's alphabet.
+    /// Tokenizer for the letters a to z and the space, in GPT-2's alphabet.
     fn letters() -> Tokenizer {
         let folder = tempfile::tempdir().unwrap();
         let tokens = ('a'..='z').chain(['Ġ']).zip(0..).map(|(letter, id)| format!("\"{letter}\": {id}"));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_without_a_token_are_found_with_their_place() {
+    fn bytes_without_a_token_are_reported_with_their_position() {
         let tokenizer = letters();
         assert_eq!(lost(&tokenizer, "ab cd"), None);
         assert_eq!(lost(&tokenizer, "ab 12!"), Some(('1', 1, 4)));
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(lost(&tokenizer, "für"), Some(('ü', 1, 2)));
         let long = format!("{}é", "a".repeat(100_000));
         assert_eq!(lost(&tokenizer, &long), Some(('é', 1, 100_001)));
-        // An added token is literal text.
+        // An added token matches its text literally.
         let mut added = tokenizer;
         added.add_tokens([tokenizers::AddedToken::from("für", false)]).unwrap();
         assert_eq!(lost(&added, "a für z"), None);
@@ -195,13 +195,13 @@ mod tests {
     }
 
     #[test]
-    fn complete_tokenizers_lose_nothing() {
+    fn complete_tokenizers_need_no_check() {
         let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER).unwrap();
         assert!(CharacterCheck::new(&tokenizer).is_none());
     }
 
     #[test]
-    fn a_bpe_over_characters_loses_those_outside_its_vocabulary() {
+    fn character_level_bpe_loses_unknown_characters() {
         let json =
             r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, " ": 2, "ab": 3}, "merges": ["a b"]}}"#;
         let tokenizer: Tokenizer = json.parse().unwrap();

@@ -1,13 +1,13 @@
-//! A file mapped into memory, so that loading reads each byte once and keeps no copy.
+//! Memory-mapped files: loading reads each byte once and keeps no copy.
 //!
-//! Without the feature `mmap` it is read into memory as a whole.
+//! Without the `mmap` feature, the whole file is read into memory.
 
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 use crate::WeightsError;
 
-/// A whole file, to be read as bytes.
+/// Contents of a file as a byte slice.
 ///
 /// ```
 /// use std::io::Write;
@@ -25,20 +25,20 @@ pub struct MappedFile {
     content: Content,
 }
 
-/// A read-only mapping.
+/// Read-only memory map.
 #[cfg(feature = "mmap")]
 type Content = memmap2::Mmap;
-/// The bytes of the file.
+/// File contents in memory.
 #[cfg(not(feature = "mmap"))]
 type Content = Vec<u8>;
 
 #[cfg(feature = "mmap")]
 fn content(path: &Path) -> std::io::Result<Content> {
     let file = crate::open_regular(path)?;
-    #[expect(unsafe_code, reason = "mapping a file is the one way to read it without a copy")]
-    // SAFETY: the mapping is private and read-only, and only ever read as bytes, for which every bit pattern is
-    // valid. Another process that truncates the file meanwhile could still end this one with a bus error; like
-    // every program that maps its input, we take that over reading gigabytes twice.
+    #[expect(unsafe_code, reason = "only a memory map reads a file without a copy")]
+    // SAFETY: the mapping is private and read-only, and is only read as bytes, for which every bit pattern
+    // is valid. If another process truncates the file meanwhile, a bus error can still end this process.
+    // Every program that maps its input accepts this risk; the alternative would copy gigabytes.
     let map = unsafe { memmap2::Mmap::map(&file) }?;
     Ok(map)
 }
@@ -52,20 +52,21 @@ impl MappedFile {
     /// Maps the regular file at `path`.
     ///
     /// # Errors
-    /// When it is not a regular file, or cannot be mapped.
+    /// If the path is not a regular file, or cannot be mapped.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let content = content(path).map_err(|error| WeightsError::unreadable(path, error))?;
         Ok(Self { path: path.to_owned(), content })
     }
 
-    /// Lets go of the memory behind bytes that were read; they come from the file again if they are read again. Without
-    /// this a loading program would hold the file and the weights at once.
+    /// Releases the memory of bytes that have been read; later reads fetch them from the file again.
+    ///
+    /// Without this, loading would keep the whole file and the weights in memory at the same time.
     pub fn forget(&self, bytes: Range<usize>) {
         #[cfg(all(feature = "mmap", unix))]
         {
             #[expect(unsafe_code, reason = "the advice is part of the memory map")]
-            // SAFETY: the mapping is of a file and never written, so dropping its pages loses nothing: the next read
-            // takes the same bytes from the file.
+            // SAFETY: the mapping is backed by a file and never written. Dropping its pages loses nothing,
+            // because the next read fetches the same bytes from the file.
             let advised = unsafe {
                 self.content.unchecked_advise_range(
                     memmap2::UncheckedAdvice::DontNeed,
@@ -73,14 +74,14 @@ impl MappedFile {
                     bytes.len(),
                 )
             };
-            // Advice may be declined; the memory is then freed later.
+            // The system may ignore the advice and free the memory later.
             let _ = advised;
         }
         #[cfg(not(all(feature = "mmap", unix)))]
         let _ = bytes;
     }
 
-    /// The file's path.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,12 +1,14 @@
-//! Files that are not what their names say: what a download or a clone leaves when it goes wrong.
+//! Detection of files that are not what their names suggest, such as leftovers of failed downloads.
 
 use candle_gpt2::GIT_LFS_POINTER;
 
-/// Bytes at the start of a file that are looked at to tell what it is.
+/// Number of leading bytes inspected to identify a file.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// Describes a file whose first bytes show that it is not the `wanted` one; `None` for others. Reads [`SNIFFED_BYTES`] at most.
-pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
+/// Describes a file that is evidently not the `wanted` one; `None` if it may be.
+///
+/// Reads at most [`SNIFFED_BYTES`].
+pub(crate) fn misidentified(file: &[u8], wanted: &str) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(start);
     let trimmed = text.trim_start_matches('\u{feff}').trim_start();
@@ -24,9 +26,9 @@ pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
     None
 }
 
-/// Formats that are told by their first bytes: the bytes, the name, and what to do.
+/// Formats identified by their first bytes: signature, name and suggested fix.
 const SIGNATURES: [(&[u8], &str, &str); 27] = [
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras saves weights", SAVE_FROM_PYTHON),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras weights)", SAVE_FROM_PYTHON),
     (b"\x1f\x8b", "a gzip archive", UNPACK),
     (b"\x28\xb5\x2f\xfd", "a Zstandard archive", UNPACK),
     (b"\xfd7zXZ\0", "an xz archive", UNPACK),
@@ -34,34 +36,34 @@ const SIGNATURES: [(&[u8], &str, &str); 27] = [
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", UNPACK),
     (b"Rar!", "a RAR archive", UNPACK),
     (b"\x93NUMPY", "a NumPy array", SAVE_STATE_DICT),
-    (b"\x7fELF", "an executable program", NAME_WEIGHTS),
-    (b"MZ", "an executable program", NAME_WEIGHTS),
-    (b"\xcf\xfa\xed\xfe", "an executable program", NAME_WEIGHTS),
-    (b"\xca\xfe\xba\xbe", "an executable program", NAME_WEIGHTS),
-    (b"#!", "a script", NAME_WEIGHTS),
-    (b"\x89PNG", "a picture", NAME_WEIGHTS),
-    (b"\xff\xd8\xff", "a picture", NAME_WEIGHTS),
-    (b"%PDF", "a PDF document", NAME_WEIGHTS),
-    (b"SQLite format 3", "an SQLite database", NAME_WEIGHTS),
-    (b"PAR1", "a Parquet table", NAME_WEIGHTS),
-    (b"ARROW1", "an Arrow table", NAME_WEIGHTS),
-    (b"lmgg", "a GGML file, older than GGUF", CONVERT_TO_GGUF),
-    (b"fmgg", "a GGML file, older than GGUF", CONVERT_TO_GGUF),
-    (b"tjgg", "a GGML file, older than GGUF", CONVERT_TO_GGUF),
-    (b"algg", "a GGML adapter", NAME_WEIGHTS),
-    (b"FUGG", "a GGUF file of a big-endian machine", "convert the model again on a little-endian one"),
+    (b"\x7fELF", "an executable program", PASS_WEIGHTS),
+    (b"MZ", "an executable program", PASS_WEIGHTS),
+    (b"\xcf\xfa\xed\xfe", "an executable program", PASS_WEIGHTS),
+    (b"\xca\xfe\xba\xbe", "an executable program", PASS_WEIGHTS),
+    (b"#!", "a script", PASS_WEIGHTS),
+    (b"\x89PNG", "a picture", PASS_WEIGHTS),
+    (b"\xff\xd8\xff", "a picture", PASS_WEIGHTS),
+    (b"%PDF", "a PDF document", PASS_WEIGHTS),
+    (b"SQLite format 3", "an SQLite database", PASS_WEIGHTS),
+    (b"PAR1", "a Parquet table", PASS_WEIGHTS),
+    (b"ARROW1", "an Arrow table", PASS_WEIGHTS),
+    (b"lmgg", "a GGML file (older than GGUF)", CONVERT_TO_GGUF),
+    (b"fmgg", "a GGML file (older than GGUF)", CONVERT_TO_GGUF),
+    (b"tjgg", "a GGML file (older than GGUF)", CONVERT_TO_GGUF),
+    (b"algg", "a GGML adapter", PASS_WEIGHTS),
+    (b"FUGG", "a GGUF file from a big-endian machine", "convert the model again on a little-endian one"),
     (b"ONNX", "an ONNX model", SAVE_FROM_PYTHON),
     (b"ORTM", "an ONNX Runtime model", SAVE_FROM_PYTHON),
-    (b"\x80\x00", "a pickle of an unknown protocol", SAVE_STATE_DICT),
+    (b"\x80\x00", "a pickle with an unknown protocol", SAVE_STATE_DICT),
 ];
 const SAVE_FROM_PYTHON: &str =
-    "load it where it was made and save the model as safetensors or with torch.save";
+    "load it in its own framework and save the model as safetensors or with torch.save";
 const SAVE_STATE_DICT: &str = "save the model's state_dict() with torch.save, or as safetensors";
 const UNPACK: &str = "unpack it first";
-const NAME_WEIGHTS: &str = "name a checkpoint folder or a weights file";
+const PASS_WEIGHTS: &str = "pass a checkpoint folder or a weights file";
 const CONVERT_TO_GGUF: &str = "convert the original model to GGUF";
 
-/// The format of a file that holds no weights this program reads, and what to do, by its first bytes.
+/// Identifies a file that is not a supported weights format by its first bytes, and suggests a fix.
 pub(crate) fn other_format(file: &[u8]) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let signed = SIGNATURES.iter().find(|(signature, ..)| start.starts_with(signature));
@@ -70,20 +72,20 @@ pub(crate) fn other_format(file: &[u8]) -> Option<String> {
         None if start.get(257..262) == Some(b"ustar") => ("a tar archive", UNPACK),
         None if start.get(4..8) == Some(b"TFL3") => ("a TensorFlow Lite model", SAVE_FROM_PYTHON),
         None if is_pickle(start) => ("a pickle that torch.save did not write", SAVE_STATE_DICT),
-        None if is_message_pack(start) => ("a MessagePack file, as Flax saves weights", SAVE_FROM_PYTHON),
+        None if is_message_pack(start) => ("a MessagePack file (Flax weights)", SAVE_FROM_PYTHON),
         None if is_onnx(start) => ("an ONNX model", SAVE_FROM_PYTHON),
         None if start.starts_with(&[0x08, 0x01, 0x12]) => ("a TensorFlow SavedModel", SAVE_FROM_PYTHON),
         None => return None,
     };
-    Some(format!("{name}, which is not read as weights; {what_to_do}"))
+    Some(format!("{name}, which is not a supported weights format; {what_to_do}"))
 }
 
-/// Whether the bytes begin like a pickle of protocol 2 and later, or a dictionary in protocol 0.
+/// Whether the bytes start like a pickle of protocol 2 or later, or a protocol 0 dictionary or list.
 fn is_pickle(start: &[u8]) -> bool {
     matches!(start, [0x80, 2..=5, ..]) || start.starts_with(b"(dp0\n") || start.starts_with(b"(lp0\n")
 }
 
-/// Whether the bytes begin with a map of MessagePack whose first key is a text.
+/// Whether the bytes start with a MessagePack map whose first key is a string.
 fn is_message_pack(start: &[u8]) -> bool {
     let first_key = match start {
         [0x81..=0x8f, rest @ ..] | [0xde, _, _, rest @ ..] | [0xdf, _, _, _, _, rest @ ..] => rest,
@@ -97,7 +99,7 @@ fn is_message_pack(start: &[u8]) -> bool {
     text.get(..length).is_some_and(|key| key.iter().all(u8::is_ascii_graphic))
 }
 
-/// Whether the bytes begin like ONNX's protocol buffer: a version, and the name of the producer or the graph.
+/// Whether the bytes start like an ONNX protocol buffer: a version, then a producer or graph name.
 fn is_onnx(start: &[u8]) -> bool {
     match start {
         [0x08, 1..=20, 0x12, length @ 1..=64, rest @ ..] => {
@@ -110,7 +112,7 @@ fn is_onnx(start: &[u8]) -> bool {
     }
 }
 
-/// Describes the pointer that Git leaves in place of a file in Git LFS; `None` for other files.
+/// Describes a Git LFS pointer found in place of the actual file; `None` for other files.
 pub(crate) fn pointer(file: &[u8], wanted: &str) -> Option<String> {
     let text = String::from_utf8_lossy(&file[..file.len().min(SNIFFED_BYTES)]);
     let text = text.trim_start_matches('\u{feff}').trim_start();
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_recognised_by_their_first_bytes() {
+    fn formats_are_recognized_by_their_first_bytes() {
         for (start, expected) in [
             (&b"\x89HDF\r\n\x1a\n\0\0"[..], "HDF5"),
             (b"\x1f\x8b\x08\0", "gzip"),
@@ -145,7 +147,7 @@ mod tests {
             let found = other_format(start).unwrap_or_default();
             assert!(found.contains(expected), "{expected}: {found:?}");
         }
-        // A safetensors header, a zip archive, GGUF, text.
+        // A safetensors header, a zip archive, GGUF and text.
         for start in
             [&b"\x10\x02\0\0\0\0\0\0{\"wte"[..], b"PK\x03\x04", b"GGUF\x03", b"some words", b"{}", b""]
         {

@@ -1,17 +1,18 @@
-//! Reader of SentencePiece's model files: the few fields of `sentencepiece_model.proto` that encoding and decoding need.
+//! Parser of SentencePiece model files.
 //!
-//! The file is untrusted. The number of pieces is limited before they are stored, and each error names its field.
+//! Reads the few fields of `sentencepiece_model.proto` that encoding and decoding require. The file is
+//! untrusted. The number of pieces is limited before they are stored, and each error names its field.
 
-/// Most pieces of a vocabulary.
+/// Maximum number of vocabulary pieces.
 const MAX_PIECES: usize = 1_000_000;
 
-/// Model file.
+/// Parsed model file.
 #[derive(Debug)]
 pub(crate) struct ModelProto<'a> {
     pub(crate) pieces: Vec<Piece<'a>>,
     pub(crate) trainer: TrainerSpec<'a>,
     pub(crate) normalizer: NormalizerSpec<'a>,
-    /// Whether decoding changes texts by a charsmap of its own.
+    /// Whether decoding applies its own charsmap.
     pub(crate) has_denormalizer: bool,
 }
 
@@ -23,7 +24,7 @@ pub(crate) struct Piece<'a> {
     pub(crate) kind: u64,
 }
 
-/// Kinds of pieces.
+/// Piece types.
 pub(crate) mod kind {
     pub(crate) const NORMAL: u64 = 1;
     pub(crate) const UNKNOWN: u64 = 2;
@@ -32,10 +33,10 @@ pub(crate) mod kind {
     pub(crate) const BYTE: u64 = 6;
 }
 
-/// Settings of the training that the model depends on.
+/// Training settings that affect the model.
 #[derive(Debug)]
 pub(crate) struct TrainerSpec<'a> {
-    /// [`UNIGRAM`] or [`BPE`], or another that is unsupported.
+    /// [`UNIGRAM`], [`BPE`] or an unsupported type.
     pub(crate) model_type: u64,
     pub(crate) treat_whitespace_as_suffix: bool,
     pub(crate) byte_fallback: bool,
@@ -46,7 +47,7 @@ pub(crate) struct TrainerSpec<'a> {
 pub(crate) const UNIGRAM: u64 = 1;
 pub(crate) const BPE: u64 = 2;
 
-/// Changes of a text before it is divided.
+/// Normalization applied before tokenization.
 #[derive(Debug)]
 pub(crate) struct NormalizerSpec<'a> {
     pub(crate) precompiled_charsmap: &'a [u8],
@@ -56,8 +57,10 @@ pub(crate) struct NormalizerSpec<'a> {
 }
 
 impl<'a> ModelProto<'a> {
+    /// Parses a model file.
+    ///
     /// # Errors
-    /// If a field that is needed is damaged.
+    /// If a required field is corrupt.
     pub(crate) fn new(bytes: &'a [u8]) -> Result<Self, String> {
         let mut model = Self {
             pieces: Vec::new(),
@@ -80,7 +83,7 @@ impl<'a> ModelProto<'a> {
             match tag {
                 1 if model.pieces.len() == MAX_PIECES => {
                     return Err(format!(
-                        "pieces: more than {MAX_PIECES}, the limit; use a smaller vocabulary"
+                        "pieces: more than the limit of {MAX_PIECES}; use a smaller vocabulary"
                     ));
                 }
                 1 => {
@@ -155,7 +158,7 @@ impl<'a> NormalizerSpec<'a> {
     }
 }
 
-/// Value of a field in one of Protocol Buffers' wire types.
+/// Field value in one of the wire types of Protocol Buffers.
 #[derive(Debug, Clone, Copy)]
 enum Value<'a> {
     Number(u64),
@@ -168,7 +171,7 @@ impl<'a> Value<'a> {
     fn bytes(self, name: &str) -> Result<&'a [u8], String> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
-            other => Err(other.mismatch(name, "a length and bytes")),
+            other => Err(other.mismatch(name, "length-delimited bytes")),
         }
     }
 
@@ -195,13 +198,13 @@ impl<'a> Value<'a> {
             Self::Number(_) => "a number",
             Self::Fixed32(_) => "32 bits",
             Self::Fixed64 => "64 bits",
-            Self::Bytes(_) => "a length and bytes",
+            Self::Bytes(_) => "length-delimited bytes",
         };
         format!("{name}: expected {expected}, found {found}")
     }
 }
 
-/// Fields of a message with their numbers.
+/// Iterator over the fields of a message, with their numbers.
 struct Fields<'a> {
     rest: &'a [u8],
     start: usize,
@@ -212,8 +215,8 @@ impl<'a> Fields<'a> {
         Self { rest: bytes, start: bytes.len() }
     }
 
-    /// Place of the next byte in the message.
-    fn place(&self) -> usize {
+    /// Returns the offset of the next byte in the message.
+    fn offset(&self) -> usize {
         self.start - self.rest.len()
     }
 
@@ -237,23 +240,21 @@ impl<'a> Fields<'a> {
     }
 
     fn field(&mut self) -> Result<(u64, Value<'a>), String> {
-        let place = self.place();
-        let cut = || format!("the field at byte {place} is cut off or damaged");
-        let key = self.varint().ok_or_else(cut)?;
+        let offset = self.offset();
+        let truncated = || format!("the field at byte {offset} is truncated or damaged");
+        let key = self.varint().ok_or_else(truncated)?;
         let value = match key & 7 {
             0 => self.varint().map(Value::Number),
             1 => self.take(8).map(|_| Value::Fixed64),
             2 => self.varint().and_then(|length| self.take(length)).map(Value::Bytes),
             5 => self.take(4).and_then(|bytes| Some(Value::Fixed32(bytes.try_into().ok()?))),
             other => {
-                return Err(format!(
-                    "the field at byte {place} has the wire type {other}, which is unsupported"
-                ));
+                return Err(format!("the field at byte {offset} has the unsupported wire type {other}"));
             }
         };
         match key >> 3 {
-            0 => Err(format!("the field at byte {place} has the number 0")),
-            number => Ok((number, value.ok_or_else(cut)?)),
+            0 => Err(format!("the field at byte {offset} has the invalid number 0")),
+            number => Ok((number, value.ok_or_else(truncated)?)),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! How checkpoints name and turn the parameters of a GPT-2: the one place that knows prefixes, `Conv1D`, separate
-//! query, key and value, buffers, padding and tied heads.
+//! Mapping between a checkpoint's tensors and the parameters of a GPT-2.
 //!
-//! The model's own names are those of Hugging Face without the `transformer.` prefix, its matrices `(out, in)`. Each [`Scheme`] has
-//! another origin's names of the layers of [`expected_parameters`].
+//! This module alone handles prefixes, `Conv1D`, separate query, key and value, buffers, padding and tied
+//! heads. The model uses Hugging Face's names without the `transformer.` prefix, and its matrices are
+//! `(out, in)`. Each [`Scheme`] lists another origin's names for the layers of [`expected_parameters`].
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -13,26 +13,26 @@ use crate::Mismatch;
 use crate::source::Source;
 use crate::stored::StoredTensor;
 
-/// Names of the parameters in files of one origin.
+/// Parameter names in files of one origin.
 struct Scheme {
     name: &'static str,
-    /// Layers outside the blocks, ours and theirs; others have the same names.
+    /// Layers outside the blocks, as (model name, file name); unlisted names are equal.
     outside: &'static [(&'static str, &'static str)],
-    /// The text before and after the number of a block.
+    /// Text before and after the block index.
     block: (&'static str, char),
-    /// Layers of a block, ours and theirs; others have the same names.
+    /// Layers of a block, as (model name, file name); unlisted names are equal.
     inside: &'static [(&'static str, &'static str)],
-    /// The layers that are stored in place of `attn.c_attn`: query, key and value.
+    /// Layers for query, key and value that replace `attn.c_attn`.
     thirds: Option<[&'static str; 3]>,
-    /// The text after the name of a layer: of weight and bias of a linear layer.
+    /// Suffixes of a linear layer's weight and bias.
     linear: [&'static str; 2],
-    /// Of weight and bias of a norm.
+    /// Suffixes of a norm's weight and bias.
     norm: [&'static str; 2],
-    /// Of an embedding or a head.
+    /// Suffix of an embedding or a head.
     table: &'static str,
-    /// Tensors of a block that are no parameters: the causal mask and the value it was filled with.
+    /// Tensors of a block that are not parameters: the causal mask and its fill value.
     buffers: &'static [&'static str],
-    /// The layout of linear weights; `None` if the file must tell.
+    /// Layout of linear weights; `None` if it must be inferred from the file.
     orientation: Option<Orientation>,
 }
 
@@ -74,7 +74,7 @@ const SCHEMES: [Scheme; 4] = [
     },
 ];
 
-/// The model's own names.
+/// Names used by the model itself.
 const HUGGING_FACE: Scheme = Scheme {
     name: "Hugging Face",
     outside: &[],
@@ -87,7 +87,7 @@ const HUGGING_FACE: Scheme = Scheme {
     buffers: &["attn.bias", "attn.masked_bias", "crossattention.bias", "crossattention.masked_bias"],
     orientation: None,
 };
-/// llama.cpp's names.
+/// Names used by llama.cpp.
 const GGUF: Scheme = Scheme {
     name: "GGUF",
     outside: &[
@@ -109,19 +109,19 @@ const GGUF: Scheme = Scheme {
     orientation: Some(Orientation::Linear),
     ..HUGGING_FACE
 };
-/// The prefix of the model's names in a model with a head, which the head's names lack.
+/// Prefix of the base model's names in a model with a head; the head's own names lack it.
 pub(crate) const MODEL_PREFIX: &str = "transformer.";
-/// The output head.
+/// Name of the output head.
 pub(crate) const HEAD: &str = "lm_head.weight";
-/// The token embedding.
+/// Name of the token embedding.
 pub(crate) const EMBEDDING: &str = "wte.weight";
 
-/// Whether a parameter belongs to a head, which is outside the model: its name does not begin with [`MODEL_PREFIX`].
+/// Whether a parameter belongs to a head, whose names lack [`MODEL_PREFIX`].
 pub(crate) fn is_of_head(name: &str) -> bool {
     name == HEAD || HeadKind::of_parameter(name).is_some()
 }
 
-/// The kind of head that the tensors of a file show, if nothing else tells it.
+/// Infers the kind of head from a file's tensors, for configurations that do not specify it.
 pub(crate) fn head_shown_by(stored: &[StoredTensor]) -> HeadKind {
     let (_, prefix) = scheme_and_prefix(stored);
     let before_head = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(&prefix);
@@ -129,24 +129,25 @@ pub(crate) fn head_shown_by(stored: &[StoredTensor]) -> HeadKind {
     stored.iter().find_map(kind).unwrap_or_default()
 }
 
-/// How a checkpoint stores the weights of linear layers.
-/// [`Checkpoint::orientation`](crate::Checkpoint::orientation) says which.
+/// Storage layout of linear weights.
+///
+/// Returned by [`Checkpoint::orientation`](crate::Checkpoint::orientation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {
-    /// `(in, out)`, as OpenAI's and Hugging Face's GPT-2.
+    /// `(in, out)`, as in OpenAI's and Hugging Face's GPT-2.
     Conv1D,
-    /// `(out, in)`, as `nn.Linear` of PyTorch: minGPT, nanoGPT, llm.c, GGUF.
+    /// `(out, in)`, as in PyTorch's `nn.Linear`: minGPT, nanoGPT, llm.c, GGUF.
     Linear,
 }
 
-/// The shape in which a checkpoint stores a parameter.
+/// Returns the shape in which a checkpoint stores a parameter.
 ///
 /// ```
 /// use candle_gpt2::{Gpt2Config, expected_parameters};
 /// use candle_gpt2_weights::{Orientation, checkpoint_shape};
 ///
 /// let parameters = expected_parameters(&Gpt2Config::gpt2());
-/// let c_attn = parameters.iter().find(|one| one.name == "h.0.attn.c_attn.weight").expect("of every block");
+/// let c_attn = parameters.iter().find(|one| one.name == "h.0.attn.c_attn.weight").expect("block 0 has this weight");
 /// assert_eq!(c_attn.shape, [2304, 768]);
 /// assert_eq!(checkpoint_shape(c_attn, Orientation::Conv1D), [768, 2304]);
 /// ```
@@ -158,51 +159,51 @@ pub fn checkpoint_shape(parameter: &Parameter, orientation: Orientation) -> Vec<
     shape
 }
 
-/// The name of a parameter in a GGUF file.
+/// Returns the name of a parameter in a GGUF file.
 pub(crate) fn gguf_name(name: &str) -> String {
     GGUF.file_name("", name)
 }
 
-/// Where the values of a parameter come from. Numbers are indices of stored tensors.
+/// Source of a parameter's values, by tensor index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// One tensor, of which the first rows are the parameter if more are stored.
+    /// Single tensor. If it has extra rows, only the first ones belong to the parameter.
     Whole(usize),
-    /// Query, key and value, stored one by one.
+    /// Separate query, key and value tensors.
     Thirds([usize; 3]),
-    /// Nothing is stored: a bias of a model without biases.
+    /// Not stored: the bias of a model without biases.
     Zeros,
 }
 
-/// Which stored tensor is which parameter.
+/// Assignment of stored tensors to parameters.
 #[derive(Debug)]
 pub(crate) struct Naming {
-    /// Whose names the file uses.
+    /// Name of the scheme.
     pub(crate) scheme: &'static str,
-    /// The prefix of the names in the file.
+    /// Prefix of the names in the file.
     pub(crate) prefix: String,
-    /// How linear weights are stored.
+    /// Layout of linear weights.
     pub(crate) orientation: Orientation,
-    /// How the orientation was decided, in words.
+    /// Description of how the layout was determined.
     pub(crate) orientation_evidence: String,
-    /// Each parameter by the model's name, with its source.
+    /// Parameters by the model's name, with their origin.
     pub(crate) parameters: HashMap<String, (Origin, Parameter)>,
-    /// Indices of causal masks, which are no parameters.
+    /// Indices of causal masks, which are not parameters.
     pub(crate) buffers: Vec<usize>,
-    /// Indices of tensors of integers, booleans and other types without weights, which are no parameters.
+    /// Indices of tensors whose dtype holds no weights, such as integers, which are not parameters.
     pub(crate) skipped: Vec<usize>,
     /// Index of a copy of the token embedding under the head's name.
     pub(crate) tied_head: Option<usize>,
-    /// Whether the token embedding is stored under the head's name alone.
+    /// Whether the token embedding is stored only under the head's name.
     pub(crate) is_embedding_head: bool,
-    /// Number of blocks that the names show.
+    /// Number of blocks according to the tensor names.
     pub(crate) stored_layers: usize,
-    /// Everything that does not fit.
+    /// All differences from the model.
     pub(crate) mismatches: Vec<Mismatch>,
 }
 
 impl Naming {
-    /// Compares the tensors of a checkpoint with the parameters of a model.
+    /// Matches the tensors of a checkpoint with the parameters of a model.
     pub(crate) fn new(config: &Gpt2Config, source: &Source) -> Self {
         let stored = &source.tensors;
         let (scheme, prefix) = scheme_and_prefix(stored);
@@ -219,7 +220,7 @@ impl Naming {
             Some((parameter.shape.as_slice(), stored[index].shape.as_slice()))
         });
         let (orientation, orientation_evidence) = match scheme.orientation {
-            Some(orientation) => (orientation, format!("{} files always store them so", scheme.name)),
+            Some(orientation) => (orientation, format!("{} files always use this layout", scheme.name)),
             None => orientation(found_weights),
         };
         let mut naming = Self {
@@ -235,21 +236,21 @@ impl Naming {
             stored_layers: scheme.layers(&prefix, stored),
             mismatches: Vec::new(),
         };
-        let mut has_place = vec![false; stored.len()];
+        let mut is_assigned = vec![false; stored.len()];
         let biases = expected.iter().filter(|parameter| parameter.kind == ParameterKind::Bias);
         let has_third_biases =
             biases.filter_map(|parameter| thirds(&parameter.name)).flatten().any(|third| third.is_some());
         for parameter in expected {
             let shape = checkpoint_shape(&parameter, orientation);
             let (own, thirds) = (own(&parameter.name), thirds(&parameter.name));
-            // Of two tied matrices either is enough: safetensors' `save_model` keeps one name.
+            // For tied matrices either name suffices: safetensors' `save_model` keeps only one.
             let is_tied =
                 parameter.name == EMBEDDING && config.head.has_language_model() && config.tie_word_embeddings;
             let head = || scheme.file_names(&prefix, HEAD).iter().find_map(find);
             let tied = if own.is_none() && is_tied { head() } else { None };
             naming.is_embedding_head |= tied.is_some();
             let from = if let Some(index) = own.or(tied) {
-                has_place[index] = true;
+                is_assigned[index] = true;
                 let tensor = &stored[index];
                 let is_padded =
                     source.may_be_padded && parameter.name == EMBEDDING && tensor.shape[1..] == shape[1..];
@@ -263,7 +264,7 @@ impl Naming {
                 let mut third_shape = shape;
                 third_shape[0] /= 3;
                 for index in [query, key, value] {
-                    has_place[index] = true;
+                    is_assigned[index] = true;
                     naming.mismatches.extend(mismatch(&stored[index], third_shape.clone()));
                 }
                 Origin::Thirds([query, key, value])
@@ -279,7 +280,7 @@ impl Naming {
             naming.parameters.insert(parameter.name.clone(), (from, parameter));
         }
         let heads = scheme.file_names(&prefix, HEAD);
-        for (index, tensor) in stored.iter().enumerate().filter(|(index, _)| !has_place[*index]) {
+        for (index, tensor) in stored.iter().enumerate().filter(|(index, _)| !is_assigned[*index]) {
             if config.head.has_language_model() && heads.contains(&tensor.name) {
                 // The configuration ties the head: the file repeats the embedding under a second name.
                 naming.mismatches.extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
@@ -296,7 +297,7 @@ impl Naming {
         naming
     }
 
-    /// Whether the stored tensor of parameter `name` must be turned to become `(out, in)`.
+    /// Whether the stored tensor of parameter `name` must be transposed to `(out, in)`.
     pub(crate) fn is_transposed(&self, name: &str) -> bool {
         self.orientation == Orientation::Conv1D && self.is_linear(name)
     }
@@ -306,7 +307,7 @@ impl Naming {
         self.parameters.get(name).is_some_and(|(_, parameter)| parameter.kind == ParameterKind::Linear)
     }
 
-    /// The shape of a parameter's tensor in the file, `(out, in)`.
+    /// Returns the shape of a parameter's tensor in the file, as `(out, in)`.
     fn stored_shape(&self, name: &str, stored: &[StoredTensor]) -> Option<Vec<usize>> {
         let (Origin::Whole(index), _) = self.parameters.get(name)? else { return None };
         let mut shape = stored[*index].shape.clone();
@@ -316,7 +317,7 @@ impl Naming {
         Some(shape)
     }
 
-    /// Sizes of the configuration that the tensors contradict: the key, its value, and the size that they show.
+    /// Returns sizes that differ from the tensors: the key, its configured value and the actual size.
     pub(crate) fn other_sizes(
         &self,
         config: &Gpt2Config,
@@ -335,34 +336,34 @@ impl Naming {
         differing.filter(|(_, configured, shown)| configured != shown).collect()
     }
 
-    /// The number of parameters that are not stored and taken as zero.
+    /// Returns the number of parameters that are not stored and default to zero.
     pub(crate) fn zero_count(&self) -> usize {
         self.parameters.values().filter(|(from, _)| *from == Origin::Zeros).count()
     }
 }
 
 impl Scheme {
-    /// Number of blocks of which a file has tensors.
+    /// Returns the number of blocks in a file.
     fn layers(&self, prefix: &str, stored: &[StoredTensor]) -> usize {
         let layer = |tensor: &StoredTensor| self.in_block(prefix, &tensor.name)?.0.parse::<usize>().ok();
         stored.iter().filter_map(layer).max().map_or(0, |last| last.saturating_add(1))
     }
 
-    /// The number of a block and the name in the block.
+    /// Splits a name into the block index and the name within the block.
     fn in_block<'a>(&self, prefix: &str, name: &'a str) -> Option<(&'a str, &'a str)> {
         let (layer, name) =
             name.strip_prefix(prefix)?.strip_prefix(self.block.0)?.split_once(self.block.1)?;
         is_number(layer).then_some((layer, name))
     }
 
-    /// Whether a name is that of a buffer in one of the model's blocks.
+    /// Whether this is the name of a buffer in one of the model's blocks.
     fn is_buffer(&self, config: &Gpt2Config, prefix: &str, name: &str) -> bool {
         self.in_block(prefix, name).is_some_and(|(layer, name)| {
             self.buffers.contains(&name) && layer.parse().is_ok_and(|layer: usize| layer < config.n_layer)
         })
     }
 
-    /// The name of a parameter in a file of this scheme.
+    /// Returns the name of a parameter in a file of this scheme.
     fn file_name(&self, prefix: &str, own: &str) -> String {
         if let Some([query, ..]) = self.third_names(prefix, own) {
             return query;
@@ -388,7 +389,9 @@ impl Scheme {
         format!("{prefix}{before}{index}{after}{}{suffix}", theirs(self.inside, layer))
     }
 
-    /// The names under which a file may have a parameter as a whole. A head is outside the model, but may carry its prefix.
+    /// Returns the possible names of a parameter that is stored as a whole.
+    ///
+    /// A head is outside the base model, but its name may include the prefix.
     fn file_names(&self, prefix: &str, own: &str) -> Vec<String> {
         if self.third_names(prefix, own).is_some() {
             return Vec::new();
@@ -401,7 +404,7 @@ impl Scheme {
         names
     }
 
-    /// The names of query, key and value, if they are stored in place of parameter `own`.
+    /// Returns the names of query, key and value, if they replace parameter `own`.
     fn third_names(&self, prefix: &str, own: &str) -> Option<[String; 3]> {
         let (index, own) = own.strip_prefix("h.")?.split_once('.')?;
         let part = own.strip_prefix("attn.c_attn.")?;
@@ -409,7 +412,7 @@ impl Scheme {
     }
 }
 
-/// The other name of a layer in a table of names.
+/// Looks up the file's name of a layer.
 fn theirs<'a>(table: &[(&str, &'static str)], ours: &'a str) -> &'a str {
     table.iter().find(|(known, _)| *known == ours).map_or(ours, |(_, theirs)| *theirs)
 }
@@ -419,10 +422,12 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && !has_leading_zero && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The scheme one of whose parameters outside the blocks is in the file, and its prefix; the shortest if there are several.
+/// Returns the scheme of a file and the prefix of its names; the shortest prefix if there are several.
+///
+/// A scheme matches if the file contains one of its parameters outside the blocks.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
-        // The head is outside the model, so it says nothing about the others' prefix.
+        // The head is outside the base model, so its name does not determine the prefix.
         for anchor in ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"] {
             let anchor = scheme.file_name("", anchor);
             let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor.as_str()));
@@ -435,8 +440,10 @@ fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     (&SCHEMES[0], String::new())
 }
 
-/// Tells the orientation from the weights whose two sizes differ, given as pairs of the model's shape `(out, in)` and
-/// the stored one, by majority: a single damaged tensor then shows as one. The square `attn.c_proj` never decides, not
+/// Infers the layout of linear weights by majority vote.
+///
+/// Each item pairs the model's shape `(out, in)` with the stored shape. Only weights with two different
+/// sizes vote, so a single corrupt tensor shows up as a mismatch. The square `attn.c_proj` never votes, not
 /// even about itself.
 fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) -> (Orientation, String) {
     let (mut linear, mut conv1d) = (0, 0);
@@ -451,21 +458,21 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
             _ => {}
         }
     }
-    let told = linear + conv1d;
+    let votes = linear + conv1d;
     match linear.cmp(&conv1d) {
         Ordering::Greater => {
-            (Orientation::Linear, format!("{linear} of the {told} weights that are not square are (out, in)"))
+            (Orientation::Linear, format!("{linear} of {votes} non-square weights are (out, in)"))
         }
         Ordering::Less => {
-            (Orientation::Conv1D, format!("{conv1d} of the {told} weights that are not square are (in, out)"))
+            (Orientation::Conv1D, format!("{conv1d} of {votes} non-square weights are (in, out)"))
         }
         Ordering::Equal => {
-            (Orientation::Conv1D, "all weights are square, so the layout of GPT-2 is assumed".to_owned())
+            (Orientation::Conv1D, "all weights are square, so GPT-2's layout is assumed".to_owned())
         }
     }
 }
 
-/// The difference of a head whose rows are labels, if only their number is another one.
+/// Returns the mismatch of a head that differs only in its number of labels.
 fn labels_mismatch(config: &Gpt2Config, parameter: &Parameter, tensor: &StoredTensor) -> Option<Mismatch> {
     let (rows, columns) = tensor.shape.split_first()?;
     let (labels, width) = parameter.shape.split_first()?;

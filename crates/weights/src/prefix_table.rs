@@ -1,4 +1,4 @@
-//! Table of byte strings, searched for those that a text starts with.
+//! Table of byte strings, searched for prefixes of a text.
 
 use std::ops::Range;
 
@@ -8,12 +8,12 @@ use crate::library_encoder::Budget;
 #[derive(Debug, Default)]
 pub(crate) struct PrefixTable {
     entries: Vec<(Vec<u8>, u32)>,
-    /// The entries that start with each byte.
+    /// Ranges of the entries that start with each byte.
     by_first: Vec<Range<usize>>,
 }
 
 impl PrefixTable {
-    /// Empty strings are dropped.
+    /// Builds the table. Empty strings are dropped.
     pub(crate) fn new(mut entries: Vec<(Vec<u8>, u32)>) -> Self {
         entries.retain(|(text, _)| !text.is_empty());
         entries.sort_unstable();
@@ -26,7 +26,7 @@ impl PrefixTable {
         self.entries.is_empty()
     }
 
-    /// Entries that a text starts with, the shortest one first, as lengths and ids.
+    /// Returns the entries that are prefixes of a text, shortest first, as lengths and ids.
     pub(crate) fn prefixes<'a>(&'a self, text: &'a [u8]) -> Prefixes<'a> {
         let range = text
             .first()
@@ -34,7 +34,7 @@ impl PrefixTable {
         Prefixes { entries: &self.entries, text, range, length: 1 }
     }
 
-    /// Length and id of the longest entry that a text starts with.
+    /// Returns length and id of the longest entry that is a prefix of a text.
     ///
     /// # Errors
     /// If the search exceeds the budget.
@@ -49,22 +49,22 @@ impl PrefixTable {
     }
 }
 
-/// Iterator of [`PrefixTable::prefixes`].
+/// Iterator returned by [`PrefixTable::prefixes`].
 pub(crate) struct Prefixes<'a> {
     entries: &'a [(Vec<u8>, u32)],
     text: &'a [u8],
-    /// Entries whose first `length` bytes are those of the text, those that were returned excluded.
+    /// Remaining entries that share their first `length` bytes with the text.
     range: Range<usize>,
     length: usize,
 }
 
 impl Prefixes<'_> {
-    /// Adds the time of the search.
+    /// Adds the cost of the search to the budget.
     ///
     /// # Errors
-    /// If it exceeds the budget.
+    /// If the budget is exceeded.
     pub(crate) fn spend(&self, budget: &mut Budget) -> Result<(), String> {
-        /// Time of a step, in bytes that are hashed.
+        /// Cost of a search step, in hashed bytes.
         const STEP_COST: usize = 16;
         budget.spend(STEP_COST * self.length)
     }
@@ -75,7 +75,7 @@ impl Iterator for Prefixes<'_> {
 
     fn next(&mut self) -> Option<(usize, u32)> {
         while !self.range.is_empty() {
-            // Sorted, the entry without further bytes is the first one.
+            // In sorted order, an entry without further bytes comes first.
             let (entry, id) = &self.entries[self.range.start];
             if entry.len() == self.length {
                 self.range.start += 1;
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_come_from_short_to_long() {
+    fn prefixes_are_sorted_by_length() {
         let entries = ["b", "", "abc", "a", "ab", "abd", "abcde"].into_iter().zip(0..);
         let table = PrefixTable::new(entries.map(|(text, id)| (text.into(), id)).collect());
         assert_eq!(table.prefixes(b"abcd").collect::<Vec<_>>(), [(1, 3), (2, 4), (3, 2)]);

@@ -1,12 +1,15 @@
-//! Progress and interruption of reading and writing.
+//! Progress reports and interruption of reads and writes.
 
 use crate::WeightsError;
 
-/// Elements that are worked on between two checks for an interruption, and that are held at once if possible: 4 MiB in f32.
+/// Number of elements processed between two interruption checks: 4 MiB in f32.
+///
+/// If possible, this is also the number of elements held in memory at a time.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// Receives the progress of a long job with a checkpoint's files. A function of the number of bytes is one that never ends the job
-/// early.
+/// Progress callback of a long-running job on checkpoint files.
+///
+/// A closure that takes a byte count implements it and never interrupts the job.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,11 +25,13 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// assert_eq!(total.into_inner(), 12);
 /// ```
 pub trait ReadProgress: Sync {
-    /// `bytes` more were read since the last call. Any thread may call it.
+    /// Reports `bytes` more bytes read since the last call. Any thread may call it.
     fn advance(&self, bytes: u64);
 
-    /// Whether the job is to end with [`WeightsError::Interrupted`]. It is called on the thread that began the job, between two
-    /// tensors or two pieces of one; once true, it should stay true.
+    /// Whether to end the job with [`WeightsError::Interrupted`].
+    ///
+    /// The thread that started the job calls it between tensors or between parts of a tensor. Once true, it
+    /// should stay true.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -38,12 +43,12 @@ impl<F: Fn(u64) + Sync> ReadProgress for F {
     }
 }
 
-/// An error if the job is to end.
+/// Fails if the job should be interrupted.
 pub(crate) fn check_interrupted(progress: &dyn ReadProgress) -> Result<(), WeightsError> {
     if progress.is_interrupted() { Err(WeightsError::Interrupted) } else { Ok(()) }
 }
 
-/// What an error of candle's means: an interruption may have come through it.
+/// Converts an error from candle, which may be the result of an interruption.
 pub(crate) fn of_candle(progress: &dyn ReadProgress, error: candle_core::Error) -> WeightsError {
     if progress.is_interrupted() { WeightsError::Interrupted } else { error.into() }
 }

@@ -1,10 +1,10 @@
-//! How the model takes its parameters from a checkpoint: one at a time, straight from the files.
+//! Parameter readers that supply the model from a checkpoint, one tensor at a time.
 
 use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_gpt2::{Parameter, expected_parameters};
-use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use candle_gpt2_arithmetic::{MatrixBytes, NumberType, PackedMatrix, StoredOrder};
 use candle_gpt2_kernels::{Matrix, ParameterSource, contiguous};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
@@ -15,16 +15,18 @@ use crate::progress::{check_interrupted, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::{Checkpoint, ReadProgress, WeightsError, crc32c};
 
-/// Hands the parameters to the model, one at a time, straight from the file.
+/// Reads parameters one at a time, straight from the files.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Receives the number of bytes of the files read, and may end the job.
+    /// Receives the number of bytes read, and can interrupt the job.
     pub(crate) progress: &'a dyn ReadProgress,
 }
 
 impl ReadParameters<'_> {
-    /// Gives `visit` a parameter in f32, matrices `(out, in)`, in pieces of whole rows of about `piece` elements. Where the file
-    /// stores the rows one after the other, no more than a piece is held.
+    /// Calls `visit` with a parameter in f32, in chunks of whole rows.
+    ///
+    /// Matrices are `(out, in)`, and each chunk has about `piece` elements. If the file stores consecutive
+    /// rows, only one chunk is in memory at a time.
     pub(crate) fn for_each_piece(
         &self,
         name: &str,
@@ -53,13 +55,13 @@ impl ReadParameters<'_> {
         let whole = whole.map_err(|error| of_candle(self.progress, error))?;
         for rows in ranges {
             check_interrupted(self.progress)?;
-            // Not a view: candle would quantize what a view is a part of.
+            // Copied, because candle would quantize the whole tensor behind a view.
             visit(&contiguous(&whole.narrow(0, rows.start, rows.len())?)?.force_contiguous()?)?;
         }
         Ok(())
     }
 
-    /// A parameter as the files store it, before adapters.
+    /// Reads a parameter as stored in the files, before adapters apply.
     fn stored(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let Checkpoint { source, naming, .. } = self.checkpoint;
         let Some((from, Parameter { shape, .. })) = naming.parameters.get(name) else {
@@ -93,11 +95,13 @@ impl ReadParameters<'_> {
 }
 
 impl Checkpoint {
-    /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` if the checkpoint does not have it, or
-    /// holds it in a type that holds no weights. `progress` receives the number of its bytes, and may end it.
+    /// Reads a parameter in f32, with matrices as `(out, in)`.
+    ///
+    /// Returns `None` if the checkpoint lacks the parameter, or if its dtype holds no weights. `progress`
+    /// receives the number of bytes read, and can interrupt the read.
     ///
     /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
+    /// If the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` requests it.
     pub fn parameter(
         &self,
         name: &str,
@@ -154,81 +158,82 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 }
 
-/// Embedding and head, if an error of four bits costs more than in all blocks together.
+/// Embedding and head; see [`NumberType::of_tables`].
 const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
 
-/// Hands the parameters to the model with the matrices packed, straight from the bytes of the file if it holds them as
-/// plain values.
+/// Reads parameters and packs the matrices.
+///
+/// Packs directly from the bytes of the file if it stores plain values.
 #[derive(Clone)]
 pub(crate) struct PackParameters<'a> {
     reader: &'a ReadParameters<'a>,
-    /// The format of all matrices; that of each one's stored type if there is none.
-    format: Option<WeightFormat>,
+    /// Type of all matrices; `None` chooses it by the stored dtype of each matrix.
+    dtype: Option<NumberType>,
     path: String,
 }
 
 impl<'a> PackParameters<'a> {
-    pub(crate) fn new(reader: &'a ReadParameters<'a>, format: Option<WeightFormat>) -> Self {
-        Self { reader, format, path: String::new() }
+    pub(crate) fn new(reader: &'a ReadParameters<'a>, dtype: Option<NumberType>) -> Self {
+        Self { reader, dtype, path: String::new() }
     }
 
     fn name(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// The tensor of a matrix that is stored in one piece.
+    /// Returns the tensor of a matrix that is stored in one piece.
     fn stored(&self, name: &str) -> Option<&'a StoredTensor> {
         self.reader.checkpoint.stored_matrix(name)
     }
 
-    /// The format of a matrix.
-    fn format(&self, name: &str) -> WeightFormat {
+    /// Returns the type of a packed matrix.
+    fn dtype(&self, name: &str) -> NumberType {
         let checkpoint = self.reader.checkpoint;
         let stored = self.stored(name).filter(|_| !checkpoint.changes.contains_key(name));
         let is_table = TABLES.contains(&name);
-        match self.format {
-            // A head over labels has few rows, and an error in one is an error in all answers.
-            Some(_) if is_of_head(name) && !is_table => WeightFormat::F32,
-            Some(format) => match stored {
-                Some(stored) if stored.dtype.is_computed_in(format) => stored.dtype.weight_format(),
-                _ if is_table => format.of_tables(),
-                _ => format,
+        match self.dtype {
+            // A classification head has few rows, and an error in one of them affects every prediction.
+            Some(_) if is_of_head(name) && !is_table => NumberType::F32,
+            Some(dtype) => match stored {
+                Some(stored) if stored.dtype.is_computed_in(dtype) => stored.dtype.packed_dtype(),
+                _ if is_table => dtype.of_tables(),
+                _ => dtype,
             },
             None => match stored.map(|stored| stored.dtype) {
-                // A merged weight fits no coarser type.
-                None => WeightFormat::F32,
-                // The widest product of a file whose blocks are computed as integers.
-                Some(dtype @ StoredDType::Quantized(_))
+                // A merged weight fits no coarser dtype.
+                None => NumberType::F32,
+                // The largest matrix of a file whose blocks are computed as integers.
+                Some(dtype)
                     if is_table
+                        && dtype.is_blocks()
                         && dtype.quantized_dtype().is_none()
                         && checkpoint.quantized_dtype().is_some() =>
                 {
-                    WeightFormat::Q8
+                    NumberType::Q8
                 }
-                Some(dtype) => dtype.weight_format(),
+                Some(dtype) => dtype.packed_dtype(),
             },
         }
     }
 
-    /// The tensor of a matrix whose bytes the packing can read as they are, with their type and order.
+    /// Returns a matrix that can be packed directly from its stored bytes, with dtype and order.
     fn packable(
         &self,
         name: &str,
         (out_features, in_features): (usize, usize),
-    ) -> Option<(&'a StoredTensor, StoredFloat, StoredOrder)> {
+    ) -> Option<(&'a StoredTensor, NumberType, StoredOrder)> {
         let is_changed = self.reader.checkpoint.changes.contains_key(name);
         let stored = self.stored(name).filter(|stored| stored.strides.is_none() && !is_changed)?;
-        let dtype = match stored.dtype {
-            StoredDType::F32 => StoredFloat::F32,
-            StoredDType::F16 => StoredFloat::F16,
-            StoredDType::BF16 => StoredFloat::BF16,
-            _ => return None,
+        let StoredDType::Weights(dtype @ (NumberType::F32 | NumberType::F16 | NumberType::BF16)) =
+            stored.dtype
+        else {
+            return None;
         };
         let order = match (self.reader.checkpoint.naming.is_transposed(name), stored.shape.as_slice()) {
             (true, [rows, columns]) if (*rows, *columns) == (in_features, out_features) => {
                 StoredOrder::InputMajor
             }
-            // More rows than outputs are padding after the vocabulary.
+            // Extra rows are padding after the vocabulary.
             (false, [rows, columns]) if *rows >= out_features && *columns == in_features => {
                 StoredOrder::OutputMajor
             }
@@ -238,37 +243,38 @@ impl<'a> PackParameters<'a> {
     }
 }
 
-/// Memory that a loaded model takes, and that loading it takes besides.
-/// [`Checkpoint::load_memory`](crate::Checkpoint::load_memory) tells it.
+/// Memory required to load and hold a model.
+///
+/// Returned by [`Checkpoint::load_memory`](crate::Checkpoint::load_memory).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadMemory {
-    /// Bytes of the parameters as they are held: matrices packed, everything else in f32.
-    pub held: u64,
-    /// The most bytes that reading one parameter takes beside them.
+    /// Bytes of the loaded parameters: packed matrices, and f32 for everything else.
+    pub resident: u64,
+    /// Maximum number of additional bytes while a parameter is read.
     pub reading: u64,
 }
 
 impl PackParameters<'_> {
-    /// What the model of the checkpoint takes on the CPU.
+    /// Computes the memory that the checkpoint's model requires on the CPU.
     pub(crate) fn memory(&self) -> LoadMemory {
         let Checkpoint { config, .. } = self.reader.checkpoint;
-        let mut memory = LoadMemory { held: 0, reading: 0 };
+        let mut memory = LoadMemory { resident: 0, reading: 0 };
         for Parameter { name, shape, kind, .. } in expected_parameters(config) {
             let in_f32 = bytes_in_f32(&shape);
-            let (held, reading) = match *shape.as_slice() {
+            let (resident, reading) = match *shape.as_slice() {
                 [out_features, in_features] if kind.is_multiplied() => {
-                    let packed = self.format(&name).packed_bytes(out_features, in_features);
+                    let packed = self.dtype(&name).packed_bytes(out_features, in_features);
                     (packed, self.bytes_of_packing(&name, (out_features, in_features)))
                 }
                 _ => (in_f32, self.bytes_of_reading(&name).saturating_sub(in_f32)),
             };
-            memory.held = memory.held.saturating_add(held);
+            memory.resident = memory.resident.saturating_add(resident);
             memory.reading = memory.reading.max(reading);
         }
         memory
     }
 
-    /// The bytes that packing a matrix takes beside the packed one.
+    /// Returns the additional bytes needed to pack a matrix, without the packed result.
     fn bytes_of_packing(&self, name: &str, shape: (usize, usize)) -> u64 {
         match self.packable(name, shape) {
             Some((stored, ..)) => stored.copied_bytes(&self.reader.checkpoint.source.files),
@@ -276,7 +282,7 @@ impl PackParameters<'_> {
         }
     }
 
-    /// The bytes that reading a parameter as a tensor in f32 takes, the tensor included.
+    /// Returns the bytes needed to read a parameter as an f32 tensor, including the tensor.
     fn bytes_of_reading(&self, name: &str) -> u64 {
         let Checkpoint { source, naming, .. } = self.reader.checkpoint;
         let reading = |index: &usize| source.tensors[*index].bytes_of_values(&source.files);
@@ -288,14 +294,14 @@ impl PackParameters<'_> {
                 reading(index).max(bytes_in_f32(&source.tensors[*index].shape).saturating_add(in_f32))
             }
             Origin::Whole(index) => reading(index),
-            // All three, and then the whole of them.
+            // All three tensors, then their concatenation.
             Origin::Thirds(thirds) => {
                 let one = thirds.iter().map(reading).max().unwrap_or_default();
                 in_f32.saturating_add(in_f32.max(one))
             }
             Origin::Zeros => in_f32,
         };
-        // The weight, the product that is added, and their sum.
+        // The weight, the product to add, and their sum.
         let merging = in_f32.saturating_mul(3);
         if self.reader.checkpoint.changes.contains_key(name) { stored.max(merging) } else { stored }
     }
@@ -307,7 +313,7 @@ fn bytes_in_f32(shape: &[usize]) -> u64 {
 
 impl ParameterSource for PackParameters<'_> {
     fn below(&self, name: impl ToString) -> Self {
-        Self { reader: self.reader, format: self.format, path: self.name(&name.to_string()) }
+        Self { reader: self.reader, dtype: self.dtype, path: self.name(&name.to_string()) }
     }
 
     fn parameter(&self, shape: impl Into<Shape>, name: &str, init: Init) -> candle_core::Result<Tensor> {
@@ -322,9 +328,9 @@ impl ParameterSource for PackParameters<'_> {
         init: Init,
     ) -> candle_core::Result<Matrix> {
         let path = self.name(name);
-        let format = self.format(&path);
+        let to = self.dtype(&path);
         let Some((stored, dtype, order)) = self.packable(&path, (out_features, in_features)) else {
-            return Matrix::pack(&self.parameter((out_features, in_features), name, init)?, format);
+            return Matrix::pack(&self.parameter((out_features, in_features), name, init)?, to);
         };
         let ReadParameters { progress, checkpoint } = self.reader;
         let files = &checkpoint.source.files;
@@ -339,7 +345,7 @@ impl ParameterSource for PackParameters<'_> {
             stored.forget(files, stored.part(bytes.start as u64..bytes.end as u64).bytes);
         };
         let matrix = MatrixBytes { bytes: &bytes, dtype, order, out_features, in_features };
-        let packed = PackedMatrix::from_bytes(matrix, format, &read).map_err(candle_core::Error::wrap)?;
+        let packed = PackedMatrix::from_bytes(matrix, to, &read).map_err(candle_core::Error::wrap)?;
         Ok(Matrix::Packed(packed.into()))
     }
 }
@@ -350,11 +356,14 @@ mod tests {
 
     use super::*;
 
-    /// Turned matrices, rows in order, separate query, key and value, padding, blocks of integers, views.
+    /// Reads parameters in chunks from every storage layout.
+    ///
+    /// The files contain transposed matrices, consecutive rows, separate query, key and value, padding,
+    /// quantized blocks and views.
     #[test]
-    fn the_pieces_of_a_parameter_are_the_parameter() {
+    fn parameter_chunks_equal_the_whole_parameter() {
         for name in ["tensorflow", "nanogpt", "book", "llmc/gpt2.bin", "gguf/q4_0.gguf", "pytorch-views"] {
-            let checkpoint = Checkpoint::open(&fixture_path("formats").join(name)).unwrap();
+            let checkpoint = Checkpoint::open(fixture_path("formats").join(name)).unwrap();
             let reader = ReadParameters { checkpoint: &checkpoint, progress: &|_| () };
             for parameter in expected_parameters(checkpoint.config()) {
                 let whole = checkpoint.parameter(&parameter.name, &Device::Cpu, &|_| ()).unwrap().unwrap();
@@ -369,11 +378,11 @@ mod tests {
                     reader.for_each_piece(&parameter.name, piece, &mut keep).unwrap();
                     assert_eq!(found, values(&whole), "{name}: {} in pieces of {piece}", parameter.name);
                     let row = parameter.shape[1..].iter().product::<usize>();
-                    assert!(largest <= piece.max(row), "{name}: {} held {largest}", parameter.name);
+                    assert!(largest <= piece.max(row), "{name}: {} had {largest} in memory", parameter.name);
                 }
             }
         }
-        let checkpoint = Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap();
+        let checkpoint = Checkpoint::open(fixture_path("tiny-checkpoint")).unwrap();
         let reader = ReadParameters { checkpoint: &checkpoint, progress: &|_| () };
         let error = reader.for_each_piece("nothing", 1, &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.starts_with("the checkpoint has no parameter `nothing`"), "{error}");

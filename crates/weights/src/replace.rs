@@ -1,8 +1,7 @@
-//! Writing files and folders so that their place holds the whole new content or what was there before, whatever happens
-//! meanwhile.
+//! Atomic replacement of files and folders: readers see either the old content or all of the new.
 //!
-//! What is written is made in a folder of its own beside its place, `NAME.partial-XXXXXX`, which no other writer has. It is
-//! flushed to the disk, renamed, and the list of names that it is in is flushed too.
+//! Content is first written to a private sibling folder `NAME.partial-XXXXXX`, and flushed to disk. It is
+//! then renamed to its final path, and the directory entry is flushed as well.
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
@@ -15,19 +14,19 @@ use tempfile::{TempDir, TempPath};
 
 use crate::WeightsError;
 
-/// Between the name of a result and the random part of the folder that it is made in.
+/// Separator between the name of a result and the random suffix of its partial folder.
 const PARTIAL: &str = ".partial-";
-/// Letters and digits of the random part.
+/// Length of the random suffix.
 const RANDOM_LETTERS: usize = 6;
 
-/// How often a file that other programs hold open is tried again, and after how long: for two seconds.
-const MOST_TRIES: usize = 200;
-const TRY_AGAIN: Duration = Duration::from_millis(10);
+/// Maximum number of retries while other programs hold a file open: two seconds in total.
+const MAX_RETRIES: usize = 200;
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// What writing fails with: any error.
+/// Error type of write callbacks.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Writes a file as a whole, in place of the one that is there. `write` gets the path to write to.
+/// Atomically creates or replaces a file. `write` receives the path to write to.
 ///
 /// ```
 /// use candle_gpt2_weights::replace_file;
@@ -42,7 +41,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// ```
 ///
 /// # Errors
-/// Those of `write`, and when the file cannot be flushed or renamed: its place then holds what it held before.
+/// If `write` fails, or the file cannot be flushed or renamed; the old content is then unchanged.
 pub fn replace_file(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), Failure>,
@@ -52,7 +51,7 @@ pub fn replace_file(
     partial.finish(|made| rename_over(made, path))
 }
 
-/// Writes a file as a whole if there is none. `write` gets the path to write to.
+/// Atomically creates a file that must not exist. `write` receives the path to write to.
 ///
 /// ```
 /// use candle_gpt2_weights::create_file;
@@ -61,13 +60,13 @@ pub fn replace_file(
 /// let file = folder.path().join("result.json");
 /// create_file(&file, |partial| Ok(std::fs::write(partial, "{}")?))?;
 /// let again = create_file(&file, |partial| Ok(std::fs::write(partial, "[]")?)).unwrap_err();
-/// assert!(again.to_string().ends_with("it exists already; remove it, or choose another name"));
+/// assert!(again.to_string().ends_with("already exists; remove it, or choose another name"));
 /// assert_eq!(std::fs::read_to_string(file)?, "{}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// As [`replace_file`], and when something is there already, or comes there meanwhile.
+/// Fails like [`replace_file`]. Also fails if the path exists, or comes into existence in the meantime.
 pub fn create_file(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), Failure>,
@@ -80,7 +79,7 @@ pub fn create_file(
     })
 }
 
-/// Writes a folder of files as a whole if there is nothing. `write` gets the folder to fill, which exists.
+/// Atomically creates a folder that must not exist. `write` receives an existing, empty folder to fill.
 ///
 /// ```
 /// use candle_gpt2_weights::create_folder;
@@ -90,12 +89,12 @@ pub fn create_file(
 /// create_folder(&results, |partial| Ok(std::fs::write(partial.join("one.json"), "{}")?))?;
 /// assert_eq!(std::fs::read_to_string(results.join("one.json"))?, "{}");
 /// let error = create_folder(&results, |_| Ok(())).unwrap_err();
-/// assert!(error.to_string().ends_with("it exists already; remove it, or choose another name"));
+/// assert!(error.to_string().ends_with("already exists; remove it, or choose another name"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// Those of `write`, when something is there already, or the folder cannot be flushed or renamed; then nothing is left of it.
+/// If `write` fails, the path exists, or the folder cannot be flushed or renamed. Nothing is left behind.
 pub fn create_folder(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), Failure>,
@@ -115,38 +114,40 @@ pub fn create_folder(
     partial.finish(|made| fs::rename(made, path))
 }
 
-/// Refuses a place that something is at: for results that overwrite nothing.
+/// Fails if a path exists, for results that must not overwrite anything.
 ///
-/// [`create_file`] does so itself; before long work it is asked first.
+/// [`create_file`] checks this itself; call it before long-running work.
 ///
 /// # Errors
-/// When there is something.
+/// If the path exists.
 pub fn expect_free(path: &Path) -> Result<(), WeightsError> {
-    // A link that leads nowhere is something too.
+    // A dangling symbolic link also counts as existing.
     match fs::symlink_metadata(path) {
         Ok(_) => Err(exists_already(path)),
         Err(_) => Ok(()),
     }
 }
 
-/// A folder of its own beside `target` in which to make it. It is removed with its contents when it is dropped, and
-/// [`partials`] finds those of processes that were killed.
+/// Creates a private sibling folder of `target`, in which `target` can be prepared.
+///
+/// It is deleted with its contents when dropped. [`partials`] finds the folders of killed processes.
 ///
 /// # Errors
-/// When it cannot be made.
+/// If the folder cannot be created.
 pub fn partial_folder(target: &Path) -> io::Result<TempDir> {
     let mut prefix = target.file_name().unwrap_or_default().to_owned();
     prefix.push(PARTIAL);
     let made = tempfile::Builder::new().prefix(&prefix).rand_bytes(RANDOM_LETTERS).tempdir_in(parent(target));
-    // The library adds its own random path to what the system says.
+    // The library adds its own random path to the system's message.
     made.map_err(|error| {
         let cause = error.get_ref().and_then(|named| named.source()?.downcast_ref::<io::Error>());
         cause.and_then(io::Error::raw_os_error).map_or(error, io::Error::from_raw_os_error)
     })
 }
 
-/// The folders beside `target` in which it was or is made: what a process that was killed leaves behind, and what another one
-/// is writing.
+/// Lists the sibling folders in which `target` is or was being prepared.
+///
+/// They belong to killed processes, or to processes that are still writing.
 ///
 /// ```
 /// use candle_gpt2_weights::{partial_folder, partials};
@@ -161,7 +162,7 @@ pub fn partial_folder(target: &Path) -> io::Result<TempDir> {
 /// ```
 ///
 /// # Errors
-/// When the folder around it cannot be listed.
+/// If the parent folder cannot be listed.
 pub fn partials(target: &Path) -> io::Result<Vec<PathBuf>> {
     let is_random =
         |end: &str| end.len() == RANDOM_LETTERS && end.bytes().all(|byte| byte.is_ascii_alphanumeric());
@@ -180,7 +181,7 @@ pub fn partials(target: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A file or folder in the making, which is removed unless it is finished.
+/// File or folder under construction, deleted unless it is finished.
 struct Partial<'a> {
     folder: TempDir,
     target: &'a Path,
@@ -189,14 +190,14 @@ struct Partial<'a> {
 impl<'a> Partial<'a> {
     fn new(target: &'a Path) -> Result<Self, WeightsError> {
         if target.file_name().is_none() {
-            let what = "it has no name".to_owned();
+            let what = "the path has no file name".to_owned();
             return Err(WeightsError::Unwritable { path: target.to_owned(), what });
         }
         let folder = partial_folder(target);
         Ok(Self { folder: folder.map_err(|error| unwritable(target, &error))?, target })
     }
 
-    /// Where it is made.
+    /// Returns the path to write to.
     fn made(&self) -> PathBuf {
         self.folder.path().join(self.target.file_name().unwrap_or_default())
     }
@@ -207,7 +208,7 @@ impl<'a> Partial<'a> {
         sync_file(&made).map_err(|error| unwritable(self.target, &error))
     }
 
-    /// Renames what was made and is flushed.
+    /// Renames the flushed result to its final path.
     fn finish(self, rename: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), WeightsError> {
         let target = self.target;
         match rename(&self.made()) {
@@ -217,7 +218,7 @@ impl<'a> Partial<'a> {
         sync_folder(parent(target)).map_err(|error| unwritable(target, &error))
     }
 
-    /// An error of writing, which names the place where the result would have been.
+    /// Converts a write error so that it names the final path.
     fn at_target(&self, error: Failure) -> WeightsError {
         match error.downcast::<WeightsError>().map(|error| *error) {
             Ok(WeightsError::Unwritable { path, what }) => {
@@ -231,12 +232,14 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Renames a file over the one that is there. Windows refuses that while another program has it open, be it a reader or a scanner
-/// for viruses, which most have done in a moment.
+/// Renames a file over an existing one.
+///
+/// On Windows, this fails while another program has the file open. Readers and virus scanners usually close
+/// it within moments.
 fn rename_over(made: &Path, path: &Path) -> io::Result<()> {
-    for _ in 0..MOST_TRIES {
+    for _ in 0..MAX_RETRIES {
         match fs::rename(made, path) {
-            Err(error) if is_held_open(&error) => thread::sleep(TRY_AGAIN),
+            Err(error) if is_held_open(&error) => thread::sleep(RETRY_DELAY),
             done => return done,
         }
     }
@@ -251,8 +254,9 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes sure that a file is on the disk. Windows does it only for those who may write the file, so one that was made read-only
-/// gets there in its own time.
+/// Flushes a file to disk.
+///
+/// Windows requires write permission for this, so read-only files are left to the system's own schedule.
 fn sync_file(path: &Path) -> io::Result<()> {
     if !cfg!(windows) {
         return File::open(path)?.sync_all();
@@ -263,8 +267,10 @@ fn sync_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes sure that the names in a folder are on the disk, if the system can. Windows opens folders only with a flag for
-/// backups, has no flush for them, and writes names to its journal by itself; network file systems may refuse it too.
+/// Flushes the entries of a folder to disk, if the system supports it.
+///
+/// Windows opens folders only with a backup flag, cannot flush them, and journals file names by itself.
+/// Network file systems may also refuse the flush.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     if !cfg!(unix) {
         return Ok(());
@@ -284,12 +290,15 @@ pub(crate) fn unwritable(path: &Path, error: &dyn std::fmt::Display) -> WeightsE
     WeightsError::Unwritable { path: path.to_owned(), what: format!("cannot be written: {error}") }
 }
 
-/// An error of the renaming. Windows replaces no file that a program has mapped or keeps for itself, and says so of none.
+/// Converts a rename error.
+///
+/// Windows does not replace a file that a program has mapped or opened exclusively, and does not say which
+/// program it is.
 fn unreplaceable(path: &Path, error: &io::Error) -> WeightsError {
     if cfg!(windows) && path.is_file() {
         unwritable(
             path,
-            &format_args!("{error}; end the programs that use the file, such as gpt2 with this model"),
+            &format_args!("{error}; close the programs that use the file, such as gpt2 with this model"),
         )
     } else {
         unwritable(path, error)
@@ -297,7 +306,7 @@ fn unreplaceable(path: &Path, error: &io::Error) -> WeightsError {
 }
 
 fn exists_already(path: &Path) -> WeightsError {
-    let what = "it exists already; remove it, or choose another name".to_owned();
+    let what = "already exists; remove it, or choose another name".to_owned();
     WeightsError::Unwritable { path: path.to_owned(), what }
 }
 
@@ -311,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_write_leaves_what_was_there() {
+    fn failed_write_keeps_the_old_file() {
         let folder = temporary_folder();
         let path = folder.path().join("weights");
         let write = |text: &'static str| move |to: &Path| Ok(fs::write(to, text)?);
@@ -321,7 +330,11 @@ mod tests {
             Err(unwritable(to, &"disk full").into())
         });
         let expected = format!("{}: cannot be written: disk full", path.display());
-        assert_eq!(failed.unwrap_err().to_string(), expected, "the place is named, not the partial file");
+        assert_eq!(
+            failed.unwrap_err().to_string(),
+            expected,
+            "the error names the final path, not the partial file"
+        );
         let failed = replace_file(&path, |_| Err("disk full".into()));
         assert_eq!(failed.unwrap_err().to_string(), expected);
         assert_eq!(files(folder.path()), [("weights".to_owned(), b"first".to_vec())]);
@@ -329,9 +342,11 @@ mod tests {
         assert_eq!(files(folder.path()), [("weights".to_owned(), b"second".to_vec())]);
     }
 
-    /// With one name for both, the second would write into the first one's file, which gets its name half rewritten.
+    /// Guards against a shared name for partial files.
+    ///
+    /// The second writer would then overwrite the first one's file, which is renamed while half rewritten.
     #[test]
-    fn two_writers_to_one_place_do_not_meet() {
+    fn concurrent_writers_do_not_share_a_partial_file() {
         let folder = temporary_folder();
         let path = folder.path().join("weights");
         let both_write = Barrier::new(2);
@@ -353,23 +368,23 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_exists_is_overwritten_where_a_file_is_created() {
+    fn create_file_never_overwrites() {
         let folder = temporary_folder();
         let path = folder.path().join("result");
-        // Something may come there while the file is written.
+        // The path may come into existence while the file is written.
         let late = create_file(&path, |to| {
             fs::write(&path, "precious")?;
             Ok(fs::write(to, "new")?)
         });
-        let told = "it exists already; remove it, or choose another name";
-        assert_eq!(late.unwrap_err().to_string(), format!("{}: {told}", path.display()));
-        let untouched = create_file(&path, |_| panic!("nothing is written")).unwrap_err();
-        assert_eq!(untouched.to_string(), format!("{}: {told}", path.display()));
+        let expected = "already exists; remove it, or choose another name";
+        assert_eq!(late.unwrap_err().to_string(), format!("{}: {expected}", path.display()));
+        let early = create_file(&path, |_| panic!("nothing is written")).unwrap_err();
+        assert_eq!(early.to_string(), format!("{}: {expected}", path.display()));
         assert_eq!(files(folder.path()), [("result".to_owned(), b"precious".to_vec())]);
     }
 
     #[test]
-    fn only_folders_of_partial_results_are_found() {
+    fn only_partial_folders_are_listed() {
         let folder = temporary_folder();
         let log = folder.path().join("log.jsonl");
         let own = partial_folder(&log).unwrap();

@@ -1,4 +1,4 @@
-//! Numbers in the types of files, and which of them these types cannot hold.
+//! Rounding of values to file dtypes, and checks for values that a dtype cannot represent.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use safetensors::tensor::Dtype;
 
 use crate::{WeightsError, WrittenDType};
 
-/// The type of safetensors for what a user asks for; `target` is what cannot be written otherwise.
+/// Returns the safetensors dtype for a requested dtype; the error names `target`.
 pub(crate) fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
     match dtype {
         WrittenDType::F32 => Ok(Dtype::F32),
@@ -15,12 +15,14 @@ pub(crate) fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dt
         WrittenDType::BF16 => Ok(Dtype::BF16),
         _ => Err(WeightsError::Unwritable {
             path: target.to_owned(),
-            what: format!("safetensors holds no {dtype}; use f32, f16 or bf16, or write a .gguf file"),
+            what: format!(
+                "safetensors does not support {dtype}; use f32, f16 or bf16, or write a .gguf file"
+            ),
         }),
     }
 }
 
-/// Appends numbers in a type of floating point, each rounded to the nearest.
+/// Appends values in a floating-point dtype, each rounded to nearest.
 pub(crate) fn append(bytes: &mut Vec<u8>, values: &[f32], dtype: Dtype) {
     match dtype {
         Dtype::F16 => bytes.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
@@ -29,21 +31,21 @@ pub(crate) fn append(bytes: &mut Vec<u8>, values: &[f32], dtype: Dtype) {
     }
 }
 
-/// A finite value that f16 would make infinite is refused.
+/// Rejects finite values that f16 would turn into infinities.
 pub(crate) fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
     let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
     match values.iter().find(leaves_range) {
-        Some(value) => Err(format!("`{name}` holds {value}, beyond the range of f16; use bf16 or f32")),
+        Some(value) => Err(format!("`{name}` contains {value}, outside the range of f16; use bf16 or f32")),
         None => Ok(()),
     }
 }
 
-/// Integers cannot say that a value is no number, so it would be lost unseen.
+/// Rejects NaN and infinite values, which integer blocks would silently lose.
 pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
     match values.iter().find(|value| !value.is_finite()) {
-        Some(value) => {
-            Err(format!("`{name}` holds {value}, which blocks of integers cannot; repair it, or use f32"))
-        }
+        Some(value) => Err(format!(
+            "`{name}` contains {value}, which integer blocks cannot represent; repair it, or use f32"
+        )),
         None => Ok(()),
     }
 }

@@ -1,9 +1,11 @@
-//! SentencePiece's encoding of a text: normalization, then the best division into pieces.
+//! SentencePiece encoding: normalization, then the best segmentation into pieces.
 //!
-//! The tokenizers library has the same models, but normalizes grapheme by grapheme, matches control pieces in texts, and knows
-//! no user-defined pieces inside words. This encoder returns the ids of the `sentencepiece` package. It reads its settings from
-//! a tokenizer in the [`Shape`] that `sentence_piece_file` writes. Sources: `normalizer.cc`, `unigram_model.cc`
-//! (`EncodeOptimized`) and `bpe_model.cc` of sentencepiece 0.2.
+//! This encoder returns the ids of the `sentencepiece` package. The tokenizers library has the same models,
+//! but differs in three ways: it normalizes by grapheme, matches control pieces in text, and does not
+//! support user-defined pieces inside words.
+//!
+//! Settings come from a tokenizer in the [`Shape`] that `sentence_piece_file` writes. Sources:
+//! `normalizer.cc`, `unigram_model.cc` (`EncodeOptimized`) and `bpe_model.cc` of sentencepiece 0.2.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -25,30 +27,32 @@ use crate::library::merges_of;
 use crate::library_encoder::Budget;
 use crate::prefix_table::PrefixTable;
 
-/// SentencePiece's sign for a space.
+/// Character that represents a space in SentencePiece.
 const SPACE: &str = "\u{2581}";
-/// Stands for [`SPACE`] in decoders until the spaces at the beginning are removed: spaces of byte pieces stay.
+/// Placeholder for [`SPACE`] in decoders until leading spaces are removed.
+///
+/// It keeps spaces that come from byte pieces.
 const SPACE_MARK: &str = "\u{10FFFE}";
-/// Stands for an unknown piece in decoders: the spaces around its text stay.
+/// Placeholder for an unknown piece in decoders. It keeps the spaces around the piece's text.
 const UNKNOWN_MARK: &str = "\u{10FFFF}";
-/// Difference between the score of an unknown character and the lowest score of a piece.
+/// Difference between the lowest piece score and the score of an unknown character.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// Normalizer and decoder of a SentencePiece model, as parts of a `tokenizer.json`.
+/// Settings of a SentencePiece model that determine its normalizer and decoder in `tokenizer.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Cleans a text as `GPTSw3Tokenizer` does.
+    /// Whether to clean texts like `GPTSw3Tokenizer`.
     pub(crate) is_cleaned: bool,
-    /// Puts a space before a text.
+    /// Whether to prepend a space to a text.
     pub(crate) add_dummy_prefix: bool,
-    /// Removes spaces at both ends, and all but one of several.
+    /// Whether to strip spaces at both ends and collapse repeated ones.
     pub(crate) remove_extra_whitespaces: bool,
-    /// Writes spaces as [`SPACE`].
+    /// Whether to encode spaces as [`SPACE`].
     pub(crate) escape_whitespaces: bool,
 }
 
 impl Shape {
-    /// Every combination of the other settings.
+    /// Returns all combinations of the other settings.
     fn all(is_cleaned: bool) -> impl Iterator<Item = Self> {
         (0..8).map(move |bits: u8| Self {
             is_cleaned,
@@ -58,8 +62,10 @@ impl Shape {
         })
     }
 
-    /// A normalizer whose first part is a sequence of the cleaning and the charsmap, as far as there are any. No other program
-    /// writes this sequence, so it marks tokenizers that encode as SentencePiece does.
+    /// Builds a normalizer that starts with a nested sequence of cleaning and charsmap, if present.
+    ///
+    /// No other program writes such a nested sequence, so it marks tokenizers that encode like
+    /// SentencePiece.
     pub(crate) fn normalizer(self, charsmap: &[u8]) -> Value {
         let map = json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(charsmap) });
         let mut first = if self.is_cleaned { cleaning::normalizers().to_vec() } else { Vec::new() };
@@ -88,7 +94,7 @@ impl Shape {
         parts
     }
 
-    /// Decoder: spaces in place of their signs, without those that the normalizer puts before a text.
+    /// Builds a decoder that restores spaces, and removes those that the normalizer adds.
     pub(crate) fn decoder(self, unknown: &str, unknown_surface: &str, byte_fallback: bool) -> Value {
         let text = |text: &str| json!({ "String": text });
         let mut parts = vec![replace(&text(unknown), UNKNOWN_MARK), replace(&text(SPACE), SPACE_MARK)];
@@ -115,7 +121,9 @@ fn replace(pattern: &Value, content: &str) -> Value {
     json!({ "type": "Replace", "pattern": pattern, "content": content })
 }
 
-/// Text of a piece in decoded texts, if the decoder is one of [`Shape::decoder`]: a byte, or the piece with its spaces.
+/// Returns the text of a piece, either a byte or the piece with its spaces.
+///
+/// `None` if the decoder is not one of [`Shape::decoder`].
 pub(crate) fn piece_bytes(decoder: Option<&DecoderWrapper>, piece: &str) -> Option<Vec<u8>> {
     let Some(DecoderWrapper::Sequence(parts)) = decoder else { return None };
     let parts = parts.get_decoders();
@@ -131,7 +139,7 @@ pub(crate) fn piece_bytes(decoder: Option<&DecoderWrapper>, piece: &str) -> Opti
     }
 }
 
-/// Byte of a piece such as `<0x0A>`.
+/// Returns the byte of a piece such as `<0x0A>`.
 pub(crate) fn byte_of(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_plain = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -142,15 +150,15 @@ pub(crate) fn byte_of(piece: &str) -> Option<u8> {
 pub(crate) struct SentencePiece {
     shape: Shape,
     charsmap: Option<Charsmap>,
-    /// Pieces that texts contain unchanged.
+    /// User-defined pieces, which normalization leaves unchanged.
     user_defined: PrefixTable,
-    /// Added tokens, which divide a text into parts.
+    /// Added tokens, which split a text into parts.
     added: PrefixTable,
     /// Added tokens that are not special.
     plain_added: PrefixTable,
     model: Model,
     unknown: u32,
-    /// The piece of each byte, for unknown characters.
+    /// Piece of each byte, for unknown characters.
     bytes: Option<Box<[u32; 256]>>,
 }
 
@@ -159,40 +167,40 @@ enum Model {
     Bpe(BpeModel),
 }
 
-/// Most probable division.
+/// Unigram model: finds the most probable segmentation.
 struct UnigramModel {
     pieces: PrefixTable,
-    /// The score of each id.
+    /// Score of each id.
     scores: Vec<f32>,
     unknown_score: f32,
     is_user_defined: Vec<bool>,
 }
 
-/// Repeated merge of the best pair of neighbors.
+/// BPE model: repeatedly merges the best pair of neighbors.
 struct BpeModel {
-    /// The rank of each piece that a merge makes, the best one first.
+    /// Rank of each piece that a merge creates; lower is better.
     ranks: HashMap<String, u32>,
     ids: HashMap<String, u32>,
 }
 
-/// Ids with the byte ranges of the text that they stand for.
+/// Ids with their byte ranges in the text.
 type Found = Vec<(u32, Range<usize>)>;
 
-/// Normalized text, with the place in the text that each of its bytes comes from, and the end of the text.
+/// Normalized text and, for each of its bytes, the source offset; the last offset marks the end.
 struct Normalized {
     text: String,
-    places: Vec<usize>,
+    offsets: Vec<usize>,
 }
 
 impl SentencePiece {
-    /// Whether a tokenizer begins like SentencePiece's [`Shape`].
+    /// Whether a tokenizer looks like SentencePiece's [`Shape`].
     pub(crate) fn is_shape_of(tokenizer: &Tokenizer) -> bool {
         let Some(NormalizerWrapper::Sequence(parts)) = tokenizer.get_normalizer() else { return false };
         let is_first_nested = matches!(parts.as_ref().first(), Some(NormalizerWrapper::Sequence(_)));
         is_first_nested && tokenizer.get_pre_tokenizer().is_none()
     }
 
-    /// Returns `None` for tokenizers without SentencePiece's [`Shape`].
+    /// Creates an encoder; `None` for tokenizers without SentencePiece's [`Shape`].
     pub(crate) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         if !Self::is_shape_of(tokenizer) {
             return None;
@@ -260,9 +268,9 @@ impl SentencePiece {
         })
     }
 
-    /// Upper bound on the memory of an encoding, in bytes for each byte of a text.
+    /// Returns an upper bound on the encoding memory, in bytes per byte of text.
     pub(crate) fn bytes_per_byte(&self) -> usize {
-        /// Symbols of a BPE and their pairs, each with room to grow.
+        /// Memory of BPE symbols and their pairs, with spare capacity.
         const PER_NORMALIZED_BYTE: f64 = 160.0;
         let growth = self.charsmap.as_ref().map_or(1.0, |map| map.growth().total);
         let (cleaned, cleaning) = match self.shape.is_cleaned {
@@ -279,26 +287,28 @@ impl SentencePiece {
         bytes
     }
 
-    /// Ids of a text with the byte ranges that they stand for. `is_plain` reads the names of special tokens as text.
+    /// Encodes a text and returns the ids with their byte ranges.
+    ///
+    /// With `is_plain`, names of special tokens are treated as text.
     ///
     /// # Errors
-    /// If the pieces of the vocabulary are so long that the encoding would take too long.
+    /// If the pieces of the vocabulary are so long that encoding would take too long.
     pub(crate) fn encode(&self, text: &str, is_plain: bool) -> Result<Found, String> {
         let mut found = Vec::new();
         let mut budget = Budget::new(text.len());
         let added = if is_plain { &self.plain_added } else { &self.added };
         let mut start = 0;
         if !added.is_empty() {
-            let mut place = 0;
-            while place < text.len() {
-                match added.longest(&text.as_bytes()[place..], &mut budget)? {
+            let mut offset = 0;
+            while offset < text.len() {
+                match added.longest(&text.as_bytes()[offset..], &mut budget)? {
                     Some((length, id)) => {
-                        self.encode_part(text, start..place, &mut budget, &mut found)?;
-                        found.push((id, place..place + length));
-                        place += length;
-                        start = place;
+                        self.encode_part(text, start..offset, &mut budget, &mut found)?;
+                        found.push((id, offset..offset + length));
+                        offset += length;
+                        start = offset;
                     }
-                    None => place += 1,
+                    None => offset += 1,
                 }
             }
         }
@@ -314,11 +324,11 @@ impl SentencePiece {
         found: &mut Found,
     ) -> Result<(), String> {
         let text = &text[part.clone()];
-        let Normalized { text, places } = match self.shape.is_cleaned {
+        let Normalized { text, offsets } = match self.shape.is_cleaned {
             true => {
                 let (cleaned, sources) = cleaning::clean(text);
                 let mut normalized = self.normalize(&cleaned, budget)?;
-                normalized.places.iter_mut().for_each(|place| *place = sources[*place]);
+                normalized.offsets.iter_mut().for_each(|offset| *offset = sources[*offset]);
                 normalized
             }
             false => self.normalize(text, budget)?,
@@ -329,16 +339,16 @@ impl SentencePiece {
         };
         let mut is_after_unknown = false;
         for (id, piece) in pieces {
-            let place = part.start + places[piece.start]..part.start + places[piece.end];
+            let range = part.start + offsets[piece.start]..part.start + offsets[piece.end];
             let is_unknown = id == self.unknown;
             match (&self.bytes, found.last_mut()) {
                 (Some(bytes), _) if is_unknown => {
                     let bytes = text[piece].bytes().map(|byte| bytes[usize::from(byte)]);
-                    found.extend(bytes.map(|id| (id, place.clone())));
+                    found.extend(bytes.map(|id| (id, range.clone())));
                 }
-                // Neighboring unknown characters are one piece.
-                (None, Some((_, last))) if is_unknown && is_after_unknown => last.end = place.end,
-                _ => found.push((id, place)),
+                // Adjacent unknown characters form a single piece.
+                (None, Some((_, last))) if is_unknown && is_after_unknown => last.end = range.end,
+                _ => found.push((id, range)),
             }
             is_after_unknown = is_unknown;
         }
@@ -347,47 +357,47 @@ impl SentencePiece {
 
     fn normalize(&self, text: &str, budget: &mut Budget) -> Result<Normalized, String> {
         let Shape { add_dummy_prefix, remove_extra_whitespaces, .. } = self.shape;
-        let mut normalized = Normalized { text: String::with_capacity(text.len() + 3), places: Vec::new() };
-        let mut place = 0;
+        let mut normalized = Normalized { text: String::with_capacity(text.len() + 3), offsets: Vec::new() };
+        let mut offset = 0;
         if remove_extra_whitespaces {
-            while let Some((length, " ")) = self.normalized_prefix(&text[place..], budget)? {
-                place += length;
+            while let Some((length, " ")) = self.normalized_prefix(&text[offset..], budget)? {
+                offset += length;
             }
         }
-        if place == text.len() {
-            normalized.places.push(0);
+        if offset == text.len() {
+            normalized.offsets.push(0);
             return Ok(normalized);
         }
         let space = self.shape.space();
         if add_dummy_prefix {
-            normalized.push(space, place);
+            normalized.push(space, offset);
         }
         let mut is_after_space = remove_extra_whitespaces;
-        while let Some((length, prefix)) = self.normalized_prefix(&text[place..], budget)? {
+        while let Some((length, prefix)) = self.normalized_prefix(&text[offset..], budget)? {
             let prefix = if is_after_space { prefix.trim_start_matches(' ') } else { prefix };
             let mut bytes = [0; 4];
             for character in prefix.chars() {
                 let written = if character == ' ' { space } else { character.encode_utf8(&mut bytes) };
-                normalized.push(written, place);
+                normalized.push(written, offset);
             }
             if !prefix.is_empty() {
                 is_after_space = remove_extra_whitespaces && prefix.ends_with(' ');
             }
-            place += length;
+            offset += length;
         }
         if remove_extra_whitespaces {
             while normalized.text.ends_with(space) {
                 let length = normalized.text.len() - space.len();
-                place = normalized.places[length];
+                offset = normalized.offsets[length];
                 normalized.text.truncate(length);
-                normalized.places.truncate(length);
+                normalized.offsets.truncate(length);
             }
         }
-        normalized.places.push(place);
+        normalized.offsets.push(offset);
         Ok(normalized)
     }
 
-    /// Length of the part that a text starts with and that is normalized as a whole, with what becomes of it; `None` at the end.
+    /// Returns the length and result of the next part that is normalized as a unit; `None` at the end.
     fn normalized_prefix<'a>(
         &'a self,
         text: &'a str,
@@ -397,7 +407,7 @@ impl SentencePiece {
             return Ok(Some((length, &text[..length])));
         }
         let replaced = self.charsmap.as_ref().and_then(|map| map.longest_match(text.as_bytes()));
-        // Texts of a damaged map could end inside a character.
+        // The keys of a corrupt charsmap could end inside a character.
         let replaced = replaced.filter(|(length, _)| text.is_char_boundary(*length));
         let first = || text.chars().next().map(|first| (first.len_utf8(), &text[..first.len_utf8()]));
         Ok(replaced.or_else(first))
@@ -405,9 +415,9 @@ impl SentencePiece {
 }
 
 impl Normalized {
-    fn push(&mut self, text: &str, place: usize) {
+    fn push(&mut self, text: &str, offset: usize) {
         self.text.push_str(text);
-        self.places.extend(std::iter::repeat_n(place, text.len()));
+        self.offsets.extend(std::iter::repeat_n(offset, text.len()));
     }
 }
 
@@ -428,7 +438,7 @@ impl UnigramModel {
     }
 
     fn score(&self, id: u32) -> f32 {
-        /// Score of a user-defined piece: below zero, and above that of all others.
+        /// Score of a user-defined piece: below zero, but above all other pieces.
         const USER_DEFINED: f32 = -0.1;
         match self.is_user_defined[id as usize] {
             true => USER_DEFINED,
@@ -436,9 +446,9 @@ impl UnigramModel {
         }
     }
 
-    /// Ids of the best division of a text, with their ranges.
+    /// Returns the ids of the best segmentation, with their ranges.
     fn divide(&self, text: &str, unknown: u32, budget: &mut Budget) -> Result<Found, String> {
-        /// Best division of a beginning of the text: its score, and its last piece.
+        /// Best segmentation of a prefix of the text: its score and last piece.
         #[derive(Clone, Copy)]
         struct Best {
             score: f32,
@@ -459,7 +469,7 @@ impl UnigramModel {
             let mut is_known = false;
             let mut prefixes = self.pieces.prefixes(&bytes[start..]);
             for (length, id) in &mut prefixes {
-                // Pieces are whole characters, as the text is.
+                // Pieces consist of whole characters, like the text.
                 offer(start + length, id, self.score(id));
                 is_known |= length == character.len_utf8();
             }
@@ -480,7 +490,9 @@ impl UnigramModel {
     }
 }
 
-/// Part of a text that a BPE may merge with its neighbors. Merged into its left neighbor, it is empty.
+/// Part of a text that a BPE may merge with its neighbors.
+///
+/// It becomes empty once merged into its left neighbor.
 struct Symbol {
     range: Range<usize>,
     before: Option<usize>,
@@ -488,7 +500,7 @@ struct Symbol {
     is_frozen: bool,
 }
 
-/// Pair of neighboring symbols, ordered for a heap: the lowest rank first, then the leftmost.
+/// Pair of adjacent symbols, ordered for a heap: lowest rank first, then leftmost.
 #[derive(PartialEq, Eq)]
 struct Pair {
     rank: u32,
@@ -518,7 +530,7 @@ impl BpeModel {
         Some(Self { ranks, ids: model.get_vocab().into_iter().collect() })
     }
 
-    /// Ids of the pieces of a text, with their ranges. Takes `user_defined` pieces as they are.
+    /// Returns the ids of the pieces with their ranges; `user_defined` pieces stay whole.
     fn divide(
         &self,
         text: &str,
@@ -556,7 +568,7 @@ impl BpeModel {
         }
         while let Some(Pair { left, right, length, .. }) = queue.pop() {
             let (first, second) = (symbols[left].range.clone(), symbols[right].range.clone());
-            // One of them was merged since.
+            // One of the symbols has been merged since.
             if first.is_empty() || second.is_empty() || first.len() + second.len() != length {
                 continue;
             }

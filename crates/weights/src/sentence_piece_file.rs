@@ -1,7 +1,7 @@
-//! SentencePiece's model files, `spiece.model`, as a `tokenizer.json`.
+//! Conversion of SentencePiece model files, `spiece.model`, to `tokenizer.json`.
 //!
-//! The rest of the program then treats them like any other tokenizer: the same limits, special tokens and decoders. Texts are
-//! encoded by `sentence_piece`, which recognizes the [`Shape`] that is written here.
+//! All other code can then treat them like any tokenizer, with the same limits, special tokens and
+//! decoders. `sentence_piece` encodes the texts; it recognizes the [`Shape`] that this module writes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,12 +12,12 @@ use crate::charsmap::Charsmap;
 use crate::model_proto::{BPE, ModelProto, Piece, UNIGRAM, kind};
 use crate::sentence_piece::{Shape, byte_of};
 
-/// Advice for a model that is not read.
-const WAY_OUT: &str =
+/// Advice for an unsupported model.
+const REMEDY: &str =
     "save a tokenizer.json with transformers (`AutoTokenizer.from_pretrained(…).save_pretrained(…)`)";
-/// Largest number of comparisons that the search for the merges of a BPE takes, in bytes.
+/// Maximum number of bytes compared while searching for the merges of a BPE.
 const MAX_MERGE_BYTES: usize = 1 << 30;
-/// Most merges of a BPE for each of its pieces; those that sentencepiece trains have about three.
+/// Maximum number of merges per BPE piece; models trained by sentencepiece have about three.
 const MAX_MERGES_PER_PIECE: usize = 16;
 
 #[derive(Serialize)]
@@ -51,17 +51,17 @@ enum Model<'a> {
     },
 }
 
-/// Whether a file is a model of SentencePiece, judging by its first piece.
+/// Whether a file looks like a SentencePiece model, judging by its first piece.
 pub(crate) fn is_model(bytes: &[u8]) -> bool {
-    // Field 1 of the model with its length, which may take two bytes, and field 1 of the piece: its text.
+    // Field 1 of the model with a length of one or two bytes, then field 1 of the piece, its text.
     matches!(bytes, [0x0a, length, 0x0a, ..] if *length < 0x80)
         || matches!(bytes, [0x0a, 0x80..=0xff, _, 0x0a, ..])
 }
 
-/// The `tokenizer.json` of a model file. `is_cleaned`: texts are cleaned as `GPTSw3Tokenizer` does.
+/// Converts a model file to `tokenizer.json`; `is_cleaned` adds the text cleaning of `GPTSw3Tokenizer`.
 ///
 /// # Errors
-/// If the file is damaged, or uses a part of SentencePiece that is unsupported.
+/// If the file is corrupt, or uses an unsupported SentencePiece feature.
 pub(crate) fn tokenizer_json(bytes: &[u8], is_cleaned: bool) -> Result<String, String> {
     let model = ModelProto::new(bytes)?;
     let unknown = check(&model)?;
@@ -111,13 +111,11 @@ pub(crate) fn tokenizer_json(bytes: &[u8], is_cleaned: bool) -> Result<String, S
     serde_json::to_string(&file).map_err(|error| error.to_string())
 }
 
-/// Checks the parts that have to be supported, and returns the id of the unknown piece.
+/// Checks that the model is supported, and returns the id of the unknown piece.
 fn check(model: &ModelProto) -> Result<usize, String> {
     let ModelProto { pieces, trainer, normalizer, has_denormalizer } = model;
     if pieces.is_empty() {
-        return Err(
-            "not a model of SentencePiece, or a damaged one: pieces is empty; download it again".into()
-        );
+        return Err("not a SentencePiece model, or a damaged one: pieces is empty; download it again".into());
     }
     let mut unknown = None;
     let mut seen = HashSet::new();
@@ -128,10 +126,13 @@ fn check(model: &ModelProto) -> Result<usize, String> {
             return refuse("the piece is empty; remove it".into());
         }
         if !seen.insert(piece.text) {
-            return refuse(format!("{:?} is there a second time; remove one", piece.text));
+            return refuse(format!("duplicate piece {:?}; remove one", piece.text));
         }
         if !piece.score.is_finite() {
-            return refuse(format!("the score of {:?} is {}; give it a number", piece.text, piece.score));
+            return refuse(format!(
+                "the score of {:?} is {}; expected a finite number",
+                piece.text, piece.score
+            ));
         }
         match piece.kind {
             kind::NORMAL | kind::CONTROL | kind::USER_DEFINED => {}
@@ -144,13 +145,13 @@ fn check(model: &ModelProto) -> Result<usize, String> {
             kind::BYTE if trainer.byte_fallback => {
                 return refuse(format!("{:?} is not a byte such as <0x0A>", piece.text));
             }
-            kind::BYTE => return refuse("a byte, and trainer_spec.byte_fallback is false".into()),
-            other => return refuse(format!("the type {other} is unsupported; {WAY_OUT}")),
+            kind::BYTE => return refuse("a byte piece, but trainer_spec.byte_fallback is false".into()),
+            other => return refuse(format!("the type {other} is unsupported; {REMEDY}")),
         }
     }
     if trainer.byte_fallback && bytes != 256 {
         return Err(format!(
-            "trainer_spec.byte_fallback is true, and {bytes} of 256 bytes are pieces; {WAY_OUT}"
+            "trainer_spec.byte_fallback is true, but only {bytes} of 256 bytes are pieces; {REMEDY}"
         ));
     }
     if ![UNIGRAM, BPE].contains(&trainer.model_type) {
@@ -160,15 +161,15 @@ fn check(model: &ModelProto) -> Result<usize, String> {
             _ => "unknown",
         };
         return Err(format!(
-            "trainer_spec.model_type: {} ({name}) is unsupported, expected 1 (UNIGRAM) or 2 (BPE); {WAY_OUT}",
+            "trainer_spec.model_type: {} ({name}) is unsupported, expected 1 (UNIGRAM) or 2 (BPE); {REMEDY}",
             trainer.model_type
         ));
     }
     if trainer.treat_whitespace_as_suffix {
-        return Err(format!("trainer_spec.treat_whitespace_as_suffix is unsupported; {WAY_OUT}"));
+        return Err(format!("trainer_spec.treat_whitespace_as_suffix is unsupported; {REMEDY}"));
     }
     if *has_denormalizer {
-        return Err(format!("denormalizer_spec.precompiled_charsmap is unsupported; {WAY_OUT}"));
+        return Err(format!("denormalizer_spec.precompiled_charsmap is unsupported; {REMEDY}"));
     }
     if !normalizer.precompiled_charsmap.is_empty() {
         Charsmap::new(normalizer.precompiled_charsmap).map_err(|error| {
@@ -178,9 +179,9 @@ fn check(model: &ModelProto) -> Result<usize, String> {
     unknown.ok_or_else(|| "pieces: no unknown piece (type 2); download the file again".into())
 }
 
-/// Merges of a BPE: every division of a piece into two others, the pieces with the highest scores first.
+/// Derives the merges of a BPE: every split of a piece into two others, highest-scoring pieces first.
 fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
-    let too_long = |what: &str| format!("pieces: {what}; {WAY_OUT}");
+    let too_long = |what: &str| format!("pieces: {what}; {REMEDY}");
     let ids: HashMap<&str, usize> = pieces.iter().map(|piece| piece.text).zip(0..).collect();
     let mut normal: Vec<&Piece> = pieces.iter().filter(|piece| piece.kind == kind::NORMAL).collect();
     normal.sort_by(|first, second| second.score.total_cmp(&first.score));
@@ -188,12 +189,12 @@ fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
     let mut compared = 0;
     for piece in normal {
         let mut divisions = Vec::new();
-        for (place, _) in piece.text.char_indices().skip(1) {
+        for (split, _) in piece.text.char_indices().skip(1) {
             compared += piece.text.len();
             if compared > MAX_MERGE_BYTES {
-                return Err(too_long("they are too long to search for merges"));
+                return Err(too_long("too long to derive merges"));
             }
-            let (first, second) = piece.text.split_at(place);
+            let (first, second) = piece.text.split_at(split);
             if let (Some(first_id), Some(second_id)) = (ids.get(first), ids.get(second)) {
                 divisions.push((*first_id, *second_id, (first, second)));
             }
@@ -201,7 +202,7 @@ fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
         divisions.sort_unstable();
         merges.extend(divisions.into_iter().map(|(_, _, merge)| merge));
         if merges.len() > MAX_MERGES_PER_PIECE * pieces.len() {
-            return Err(too_long("too many of them are divisible into others"));
+            return Err(too_long("too many can be split into two others"));
         }
     }
     Ok(merges)

@@ -1,4 +1,4 @@
-//! The result of the readers of all formats: tensors in files, and what the files say about the model.
+//! Common result of all format readers: tensors in files, and model information from those files.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::stored::StoredTensor;
 
 macro_rules! formats {
     ($($(#[$doc:meta])* $format:ident $name:literal;)+) => {
-        /// A format of checkpoint files. [`Checkpoint::format`](crate::Checkpoint::format) says which a checkpoint has.
+        /// Checkpoint file format, as returned by [`Checkpoint::format`](crate::Checkpoint::format).
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Format {
@@ -19,7 +19,7 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// The format's name.
+            /// Returns the name of the format.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$format => $name,)+
@@ -30,13 +30,13 @@ macro_rules! formats {
 }
 
 formats! {
-    /// Hugging Face's safetensors, in one file or several.
+    /// Hugging Face's safetensors, in one file or in shards.
     Safetensors "safetensors";
     /// PyTorch's `torch.save` since version 1.6: a zip archive.
     PyTorchZip "pytorch (zip)";
-    /// PyTorch's `torch.save` before version 1.6: pickles with raw data after them.
+    /// PyTorch's `torch.save` before version 1.6: pickles followed by raw data.
     PyTorchLegacy "pytorch (legacy)";
-    /// TensorFlow's checkpoint, as OpenAI published GPT-2.
+    /// TensorFlow checkpoint, as published by OpenAI for GPT-2.
     TensorFlow "tensorflow";
     /// llama.cpp's GGUF.
     Gguf "gguf";
@@ -44,37 +44,38 @@ formats! {
     LlmC "llm.c";
 }
 
-/// A checkpoint's files as one reader found them. Tensors have the names, shapes and types of the file.
+/// Checkpoint as found by a reader. Tensors have the names, shapes and dtypes of the file.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) format: Format,
-    /// What in the bytes of the file shows its format.
+    /// Description of the bytes that identify the format.
     pub(crate) evidence: String,
-    /// What was opened: the file, or the index of its shards.
+    /// Opened path: the file, or the index of its shards.
     pub(crate) path: PathBuf,
     pub(crate) files: Vec<CheckpointFile>,
     pub(crate) tensors: Vec<StoredTensor>,
-    /// The configuration, if the files themselves hold one.
+    /// Configuration, if the files contain one.
     pub(crate) config: Option<Gpt2Config>,
-    /// The tokenizer, if the files themselves hold one.
+    /// Tokenizer, if the files contain one.
     pub(crate) tokenizer: Option<Tokenizer>,
-    /// Whether linear layers and norms have no biases: the model is then built with zeros.
+    /// Whether linear layers and norms have no biases; the model then uses zeros.
     pub(crate) is_bias_free: bool,
-    /// Whether each tensor has bytes of its own: views of PyTorch may share theirs.
+    /// Whether each tensor has its own bytes; PyTorch views may share theirs.
     pub(crate) has_own_bytes: bool,
-    /// Whether there may be rows after those of the vocabulary: llm.c pads the embedding, every other file says how many tokens it
-    /// has.
+    /// Whether the embedding may have padding rows after the vocabulary.
+    ///
+    /// llm.c pads the embedding; all other files record the number of tokens.
     pub(crate) may_be_padded: bool,
-    /// What the reader decided, in words, for `inspect`.
+    /// Descriptions of the reader's decisions, for `inspect`.
     pub(crate) rules: Vec<String>,
-    /// What users should know when the files are opened.
+    /// Notes shown to users when the files are opened.
     pub(crate) notes: Vec<String>,
-    /// Metadata of a GGUF file, without the lists of tokens.
+    /// GGUF metadata without the token arrays.
     pub(crate) metadata: Metadata,
 }
 
 impl Source {
-    /// A source with nothing but its tensors.
+    /// Creates a source with no tensors or other information yet.
     pub(crate) fn new(format: Format, evidence: impl Into<String>, file: CheckpointFile) -> Self {
         Self {
             format,

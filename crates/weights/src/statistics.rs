@@ -1,4 +1,4 @@
-//! Statistics of tensors, and how two checkpoints differ.
+//! Statistics of tensors, and differences between two checkpoints.
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::expected_parameters;
@@ -9,8 +9,9 @@ use crate::progress::{PIECE, check_interrupted};
 use crate::stored::StoredTensor;
 use crate::{Checkpoint, Problem, ReadProgress, WeightsError};
 
-/// The values of one tensor in numbers. Minimum, maximum, mean and deviation are those of the finite values.
-/// [`Checkpoint::statistics`] gives them.
+/// Statistics of a tensor's values, as returned by [`Checkpoint::statistics`].
+///
+/// Minimum, maximum, mean and standard deviation cover only the finite values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Statistics {
     /// Smallest value.
@@ -19,18 +20,18 @@ pub struct Statistics {
     pub max: f64,
     /// Mean.
     pub mean: f64,
-    /// Standard deviation, over all values (not a sample's).
+    /// Population standard deviation.
     pub standard_deviation: f64,
-    /// Values that are exactly zero.
+    /// Number of values that are exactly zero.
     pub zeros: usize,
-    /// Values that are NaN.
+    /// Number of NaN values.
     pub nan: usize,
-    /// Values that are infinite.
+    /// Number of infinite values.
     pub infinite: usize,
 }
 
 impl Statistics {
-    /// Those of a tensor that is read in pieces, and twice: for the mean, and for the deviation from it.
+    /// Computes the statistics in two passes over the tensor: one for the mean, one for the deviation.
     pub(crate) fn of(
         stored: &StoredTensor,
         files: &[CheckpointFile],
@@ -38,7 +39,7 @@ impl Statistics {
     ) -> Result<Self, WeightsError> {
         let [mut min, mut max] = [f64::INFINITY, f64::NEG_INFINITY];
         let [mut zeros, mut nan, mut infinite, mut count] = [0; 4];
-        // The neutral element of addition is -0: tensors of nothing but -0 keep their sign.
+        // The neutral element of addition is -0, so that tensors containing only -0 keep their sign.
         let mut sum = -0.0;
         stored.check_bytes(files)?;
         stored.for_each_piece(PIECE, &mut |piece| {
@@ -73,44 +74,44 @@ impl Statistics {
     }
 }
 
-/// How one parameter differs between two checkpoints. [`differences`] lists them.
+/// Difference of a parameter between two checkpoints, as listed by [`differences`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// The parameter's name, as the model has it.
+    /// Name of the parameter in the model.
     pub name: String,
-    /// What the difference is.
+    /// Kind of difference.
     pub kind: DifferenceKind,
 }
 
-/// The kinds of difference. [`differences`] lists them.
+/// Kinds of difference, as listed by [`differences`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum DifferenceKind {
-    /// Only the first checkpoint has the parameter.
+    /// Only the first checkpoint contains the parameter.
     OnlyInFirst,
-    /// Only the second checkpoint has the parameter.
+    /// Only the second checkpoint contains the parameter.
     OnlyInSecond,
-    /// The shapes differ, given `(out, in)`.
+    /// The shapes differ; both are `(out, in)`.
     Shape(Vec<usize>, Vec<usize>),
-    /// The largest absolute difference of two values; NaN if one of them is.
+    /// Largest absolute difference of two values; NaN if either value is NaN.
     Values(f64),
 }
 
-/// Compares two checkpoints parameter by parameter, whatever their formats, in the order of the model; parameters that
-/// are equal are left out. `progress` receives the number of bytes of both read, and may end it.
+/// Compares two checkpoints of any format parameter by parameter, in model order.
+///
+/// Equal parameters are omitted. `progress` receives the number of bytes read from both checkpoints, and
+/// can interrupt the comparison.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
 ///
-/// let files = GivenFiles::new("stories")
-///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// let first = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// assert!(differences(&first, &first, &|_| ())?.is_empty());
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 ///
 /// # Errors
-/// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
+/// If a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` requests it.
 pub fn differences(
     first: &Checkpoint,
     second: &Checkpoint,
@@ -124,7 +125,8 @@ pub fn differences(
     in_order.extend(after);
     let mut differences = Vec::new();
     for name in in_order {
-        // Where both lie alike in their files no whole tensor is held: an embedding is large.
+        // If both files use the same layout, the tensors are compared in chunks, because an embedding is
+        // large.
         if let (Some(a), Some(b)) = (first.stored_rows(&name), second.stored_rows(&name))
             && (&a.0.shape, a.1) == (&b.0.shape, b.1)
         {
@@ -163,7 +165,7 @@ pub fn differences(
     Ok(differences)
 }
 
-/// Tensors of one shape, a piece of each at a time.
+/// Compares two tensors of equal shape in chunks of rows.
 fn largest_difference_of_rows(
     tensors: [(&Checkpoint, &StoredTensor); 2],
     progress: &dyn ReadProgress,
@@ -176,7 +178,7 @@ fn largest_difference_of_rows(
         check_interrupted(progress)?;
         let read = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
             let piece = tensor.rows(start..rows.min(start + step));
-            let piece = piece.ok_or_else(|| candle_core::Error::Msg("rows that cannot be cut".into()))?;
+            let piece = piece.ok_or_else(|| candle_core::Error::Msg("the rows cannot be split".into()))?;
             progress.advance(piece.stored_bytes());
             piece.values(&checkpoint.source.files)
         };
@@ -186,25 +188,26 @@ fn largest_difference_of_rows(
     Ok(largest)
 }
 
-/// The larger of two numbers; NaN if one of them is.
+/// Returns the larger of two numbers; NaN if either is NaN.
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
 fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
     let differences = first.iter().zip(second).map(|(a, b)| {
-        // Equal values include equal infinities, whose difference is not a number.
+        // Equal values may be infinities, whose difference is NaN.
         if a == b { 0.0 } else { (f64::from(*a) - f64::from(*b)).abs() }
     });
     differences.fold(0.0, larger)
 }
 
 impl Checkpoint {
-    /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
-    /// `progress` receives the number of bytes of the file read since the last call, and may end it.
+    /// Lists all problems of the checkpoint: tensors that do not match, and NaN or infinite values.
+    ///
+    /// `progress` receives the number of bytes read since its last call, and can interrupt the check.
     ///
     /// # Errors
-    /// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
+    /// If a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` requests it.
     pub fn verify(&self, progress: &dyn ReadProgress) -> Result<Vec<Problem>, WeightsError> {
         let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
         for (index, stored) in self.parameter_tensors() {
@@ -218,11 +221,13 @@ impl Checkpoint {
         Ok(problems)
     }
 
-    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` if its type holds no
-    /// weights. `progress` receives the number of the tensor's bytes, and may end it.
+    /// Computes statistics of the tensor at `index` in [`Checkpoint::tensors`].
+    ///
+    /// Returns `None` if its dtype holds no weights. `progress` receives the number of bytes read, and can
+    /// interrupt the computation.
     ///
     /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
+    /// If the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` requests it.
     pub fn statistics(
         &self,
         index: usize,

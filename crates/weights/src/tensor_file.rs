@@ -1,7 +1,7 @@
-//! All tensors of one file, whatever they belong to: dictionaries of features, lenses, recorded values.
+//! Files of arbitrary tensors: sparse autoencoders, lenses, recorded activations.
 //!
-//! A file is not trusted: nothing in it is run, and its tensors may claim no more memory than its size explains. What a
-//! [`Checkpoint`](crate::Checkpoint) asks beyond that, a model with a configuration, is not asked here.
+//! Files are untrusted. No code in them is executed, and their tensors cannot require more memory than the
+//! file size justifies. Unlike a [`Checkpoint`](crate::Checkpoint), they need no model or configuration.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,43 +13,47 @@ use crate::files::Files;
 use crate::stored::StoredTensor;
 use crate::{GivenFiles, WeightsError, formats};
 
-/// Most bytes that the tensors may take in f32 for each byte of the file: twice those of a file in half precision, of whose
-/// tensors every one is there under two names.
+/// Maximum size of all tensors in f32, per byte of the file.
+///
+/// The limit allows a half-precision file in which every tensor is stored under two names.
 const MAX_GROWTH: u64 = 4;
 
-/// The contents of one file: safetensors, GGUF, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
-/// [`write_tensors`](crate::write_tensors) has an example of both.
+/// Contents of a tensor file: safetensors, GGUF, or the output of `torch.save`.
+///
+/// `torch.save` files may be `.pt`, `.pth` or `.bin`, either zip archives or the older format. See
+/// [`write_tensors`](crate::write_tensors) for an example of writing and reading.
 #[derive(Debug, Clone)]
 pub struct TensorFile {
-    /// Tensors in f32 on the CPU, by name. Those in dictionaries inside others have all keys in their name, `outer.inner`.
+    /// f32 tensors on the CPU, by name. Nested dictionaries yield dotted names, `outer.inner`.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The other texts, numbers and booleans of the file, written as text and named in the same way.
+    /// Other strings, numbers and booleans of the file as text, named in the same way.
     pub entries: BTreeMap<String, String>,
-    /// Tensors that were not read, because their type holds no weights: whole numbers and booleans.
+    /// Skipped tensors whose dtype holds no weights: integers and booleans.
     pub left_out: Vec<StoredTensor>,
 }
 
 impl TensorFile {
-    /// Reads the file at `path`, whose format its content tells.
+    /// Reads the file at `path`, and detects its format by content.
     ///
     /// # Errors
-    /// When it is missing, something else than a file of tensors, or damaged: the message names the file, and the tensor.
+    /// If the file is missing, corrupt or not a tensor file. The message names the file and the tensor.
     pub fn read(path: &Path) -> Result<Self, WeightsError> {
         Self::read_from(&Files::Disk, path)
     }
 
-    /// Reads a file whose bytes are in memory; messages call it by the name `file`.
+    /// Reads a file from bytes in memory; messages use the name `file`.
     ///
     /// ```
     /// use candle_gpt2_weights::TensorFile;
     ///
-    /// let read = TensorFile::of_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS)?;
-    /// assert_eq!(read.tensors["transformer.wte.weight"].dims(), [2048, 192]);
+    /// let (_, weights) = candle_gpt2_stories::TRANSCODERS[0];
+    /// let read = TensorFile::of_bytes("sae_weights.safetensors", weights)?;
+    /// assert_eq!(read.tensors["W_enc"].dims(), [256, 256]);
     /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
     /// ```
     ///
     /// # Errors
-    /// As [`TensorFile::read`].
+    /// Fails like [`TensorFile::read`].
     pub fn of_bytes(file: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, WeightsError> {
         let files = GivenFiles::new(file).with_bytes(file, bytes);
         Self::read_from(&Files::Given(files), Path::new(file))
@@ -64,12 +68,12 @@ impl TensorFile {
         let mut bytes_left = file_bytes.saturating_mul(MAX_GROWTH);
         let mut tensors = BTreeMap::new();
         for stored in read {
-            // The readers have checked that the product of the sizes has no overflow.
+            // The readers have verified that the product of the sizes does not overflow.
             let wanted = (stored.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
             bytes_left = bytes_left.checked_sub(wanted).ok_or_else(|| {
                 refuse(format!(
-                    "tensor `{}`: with it the tensors take more than {MAX_GROWTH} times the {file_bytes} bytes of the file; \
-                     save copies of those that are views of the same data",
+                    "tensor `{}`: together with the tensors before it, it needs more than {MAX_GROWTH} times the {file_bytes} \
+                     bytes of the file; save copies of tensors that are views of the same data",
                     stored.name
                 ))
             })?;
@@ -94,13 +98,13 @@ mod tests {
         fixture_path("dictionaries").join(name)
     }
 
-    fn refusal(path: &Path) -> String {
-        let message = TensorFile::read(path).expect_err("a refusal").to_string();
+    fn rejection(path: &Path) -> String {
+        let message = TensorFile::read(path).expect_err("the file should be rejected").to_string();
         assert!(message.starts_with(&format!("{}: ", path.display())), "the file is not named: {message}");
         message
     }
 
-    /// A file in a folder of its own.
+    /// Writes a file in its own folder.
     fn written(contents: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
         let folder = temporary_folder();
         let path = folder.path().join("file.pt");
@@ -153,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn half_precision_becomes_f32() {
+    fn float_dtypes_become_f32() {
         let folder = temporary_folder();
         let path = folder.path().join("half.safetensors");
         let tensor = Tensor::new(&[1.5f32, -2.0], &Device::Cpu).unwrap();
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_nested_dictionaries_have_dots() {
+    fn nested_dictionary_keys_are_joined_with_dots() {
         let file = TensorFile::read(&fixture("nested.pt")).unwrap();
         assert_eq!(file.tensors.keys().collect::<Vec<_>>(), ["inner.tensor", "tensor"]);
         assert_eq!(values(&file.tensors["inner.tensor"]), [0.0, 1.0]);
@@ -177,15 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn what_would_take_more_than_the_file_explains_is_refused() {
-        let message = refusal(&fixture("cycle.pt"));
-        assert!(message.contains("dictionaries more than 8 deep"), "{message}");
-        let message = refusal(&fixture("repeated.pt"));
+    fn cyclic_and_repeated_values_are_rejected() {
+        let message = rejection(&fixture("cycle.pt"));
+        assert!(message.contains("dictionaries nested more than 8 deep"), "{message}");
+        let message = rejection(&fixture("repeated.pt"));
         assert!(message.contains("more than 4 times the 5872 bytes"), "{message}");
     }
 
     #[test]
-    fn other_files_are_refused() {
+    fn non_tensor_files_are_rejected() {
         for (contents, expected) in [
             (&b""[..], "the file is empty"),
             (b"<!DOCTYPE html>", "an HTML or XML page"),
@@ -196,32 +200,35 @@ mod tests {
             (b"some words that are nothing", "not a safetensors file"),
         ] {
             let (_folder, path) = written(contents);
-            let message = refusal(&path);
+            let message = rejection(&path);
             assert!(message.contains(expected), "`{expected}` is not in: {message}");
         }
-        assert!(refusal("/no/such/file.pt".as_ref()).contains("cannot be read"));
-        assert!(refusal(&fixture_path("dictionaries")).contains("not a regular file"));
+        assert!(rejection("/no/such/file.pt".as_ref()).contains("cannot be read"));
+        assert!(rejection(&fixture_path("dictionaries")).contains("not a regular file"));
         let (_folder, path) = written([&8u64.to_le_bytes()[..], b"{}      "].concat());
         assert!(TensorFile::read(&path).unwrap().tensors.is_empty());
     }
 
-    /// A file that is cut off is an error; one with a wrong byte is an error or another file, and no more than that.
+    /// Reads truncated and corrupted files.
+    ///
+    /// A truncated file must be an error. A corrupted byte may be an error or change the contents, but must
+    /// not cause a panic or excessive memory use.
     #[test]
-    fn damaged_files_do_no_harm() {
+    fn damaged_files_cause_no_panic_or_large_allocation() {
         for name in ["openai-topk.pt", "openai-relu.pt", "saelens-plain/sae_weights.safetensors"] {
             let whole = std::fs::read(fixture(name)).unwrap();
             let (_folder, path) = written(&whole);
             for length in (0..whole.len()).step_by(7) {
                 std::fs::write(&path, &whole[..length]).unwrap();
-                refusal(&path);
+                rejection(&path);
             }
-            for place in 0..whole.len() {
+            for offset in 0..whole.len() {
                 let mut damaged = whole.clone();
-                damaged[place] ^= [0x01, 0x80, 0xff][place % 3];
+                damaged[offset] ^= [0x01, 0x80, 0xff][offset % 3];
                 std::fs::write(&path, &damaged).unwrap();
                 if let Ok(file) = TensorFile::read(&path) {
                     let elements: usize = file.tensors.values().map(Tensor::elem_count).sum();
-                    assert!(elements <= whole.len(), "{name}, byte {place}: {elements} elements");
+                    assert!(elements <= whole.len(), "{name}, byte {offset}: {elements} elements");
                 }
             }
         }

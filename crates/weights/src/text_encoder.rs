@@ -1,7 +1,8 @@
-//! The tokens of much text: those that the tokenizer gives, in a fraction of its time.
+//! Fast encoding of large texts, with the same tokens as the tokenizer.
 //!
-//! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found everywhere)
-//! is implemented here, and SentencePiece's in `sentence_piece`; every other one is called itself.
+//! GPT-2's own tokenizer is implemented here: its words, byte pairs, no normalization, and added tokens
+//! that match anywhere. SentencePiece is implemented in `sentence_piece`. All other tokenizers are called
+//! through the library.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -15,25 +16,28 @@ use tokenizers::{AddedToken, Encoding, Token, Tokenizer};
 
 use crate::WeightsError;
 use crate::byte_pairs::{BytePairs, byte_of};
-use crate::library::{encode_whole, merges_of, places_of_library, without_panic};
+use crate::library::{encode_whole, encode_whole_with_places, merges_of, without_panic};
 use crate::library_encoder::LibraryEncoder;
 use crate::sentence_piece::SentencePiece;
 use crate::word_cache::WordCache;
 use crate::words::Words;
 
-/// Bytes of a text that are encoded at once, about.
+/// Approximate number of bytes encoded at a time.
 const PIECE_BYTES: usize = 1 << 18;
-/// The same for tokenizers that are asked themselves. Of their words nothing is known, so shorter texts stay whole.
-const FOREIGN_PIECE_BYTES: usize = 1 << 20;
-/// Added tokens that are looked for one by one.
-const MOST_ADDED: usize = 16;
-
-/// Encodes texts as a tokenizer does, without the special tokens that it may put around them. Threads share it, each with an
-/// [`EncoderSession`].
+/// Same as [`PIECE_BYTES`], for tokenizers called through the library.
 ///
-/// The tokens are those of [`encode_piece`](crate::encode_piece), except after more than a million spaces in a row: there the engine of
-/// expressions that [`Tokenizer`] is built with gives up and leaves the rest in one word, while here, as in its Python
-/// package, spaces are spaces.
+/// Their word boundaries are unknown, so shorter texts are not split.
+const FOREIGN_PIECE_BYTES: usize = 1 << 20;
+/// Maximum number of added tokens that are searched one by one.
+const MAX_ADDED: usize = 16;
+
+/// Encoder for texts, without the special tokens that the tokenizer may add around them.
+///
+/// Threads can share it; each needs its own [`EncoderSession`].
+///
+/// The tokens equal those of [`encode_piece`](crate::encode_piece), except after more than a million
+/// consecutive spaces. There, the regex engine that [`Tokenizer`] is built with gives up and leaves the
+/// rest in one word. This encoder treats them as spaces, like the tokenizers Python package.
 ///
 /// ```
 /// use candle_gpt2_weights::{TextEncoder, encode_piece, train_tokenizer};
@@ -59,15 +63,17 @@ const MOST_ADDED: usize = 16;
 /// ```
 pub struct TextEncoder<'a> {
     tokenizer: Source<'a>,
-    own: Option<Own>,
+    gpt2: Option<Gpt2Encoder>,
     sentence_piece: Option<SentencePiece>,
-    /// Every other tokenizer, unless it truncates or pads, or its post-processor drops the text.
+    /// Encoder for all other tokenizers.
+    ///
+    /// `None` if the tokenizer truncates or pads, or its post-processor drops the text.
     library: Option<LibraryEncoder>,
     /// Special tokens before and after a text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
-/// A tokenizer that is borrowed or shared.
+/// Borrowed or shared tokenizer.
 enum Source<'a> {
     Borrowed(&'a Tokenizer),
     Shared(Arc<Tokenizer>),
@@ -90,57 +96,57 @@ impl fmt::Debug for TextEncoder<'_> {
     }
 }
 
-/// Ids with the characters of the text that each stands for.
+/// Token ids with the character range of each token.
 type PlacedTokens = (Vec<u32>, Vec<Range<usize>>);
 
-/// What encodes one text after the other in one thread. [`TextEncoder::session`] begins one.
+/// Encoder for consecutive texts on one thread; started by [`TextEncoder::session`].
 pub struct EncoderSession<'a> {
     encoder: &'a TextEncoder<'a>,
     cache: WordCache,
 }
 
-/// GPT-2's tokenizer, written out.
-struct Own {
+/// Built-in implementation of GPT-2's tokenizer.
+struct Gpt2Encoder {
     words: Words,
     pairs: BytePairs,
     added: Vec<Added>,
 }
 
-/// A token that stands for itself in a text.
+/// Added token, which matches its text literally.
 struct Added {
     finder: Finder<'static>,
     id: u32,
 }
 
 impl<'a> TextEncoder<'a> {
-    /// Returns an encoder with the tokens of `tokenizer`.
+    /// Creates an encoder that returns the tokens of `tokenizer`.
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
         Self::of(Source::Borrowed(tokenizer))
     }
 
     fn of(tokenizer: Source<'a>) -> Self {
-        let own = Own::of(&tokenizer);
+        let gpt2 = Gpt2Encoder::new(&tokenizer);
         let around = around(&tokenizer);
         let sentence_piece = SentencePiece::new(&tokenizer).filter(|_| around.is_some());
-        let is_other = own.is_none() && sentence_piece.is_none() && around.is_some();
+        let is_other = gpt2.is_none() && sentence_piece.is_none() && around.is_some();
         let library = if is_other { LibraryEncoder::new(&tokenizer) } else { None };
-        Self { own, sentence_piece, library, around, tokenizer }
+        Self { gpt2, sentence_piece, library, around, tokenizer }
     }
 
-    /// Encodes a text, with the special tokens that the tokenizer adds if `special_tokens`.
+    /// Encodes a text, with the tokenizer's special tokens if `special_tokens` is true.
     ///
-    /// Takes little memory for each byte of the text wherever the text can be cut between words, see
+    /// If the text can be split between words, the encoder needs little memory per byte; see
     /// [`TextEncoder::memory`].
     ///
     /// # Errors
-    /// If the tokenizer cannot encode the text, or would take too long.
+    /// If the tokenizer cannot encode the text, or encoding would take too long.
     pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
         let Some((before, after)) = &self.around else {
             return encode_whole(&self.tokenizer, text, special_tokens);
         };
         let mut ids = if special_tokens { before.clone() } else { Vec::new() };
-        match (&self.own, &self.sentence_piece, &self.library) {
-            (Some(own), ..) => own.encode(text, &mut WordCache::new(), &mut ids),
+        match (&self.gpt2, &self.sentence_piece, &self.library) {
+            (Some(gpt2), ..) => gpt2.encode(text, &mut WordCache::new(), &mut ids),
             (_, Some(model), _) => {
                 let pieces = model.encode(text, self.tokenizer.get_encode_special_tokens());
                 ids.extend(
@@ -159,30 +165,30 @@ impl<'a> TextEncoder<'a> {
     /// Encodes a text like [`encode_with_places`](crate::encode_with_places), which has an example.
     ///
     /// # Errors
-    /// Same as [`TextEncoder::encode`].
+    /// Fails like [`TextEncoder::encode`].
     pub fn encode_with_places(&self, text: &str) -> Result<PlacedTokens, WeightsError> {
         let (Some((before, after)), Some(model)) = (&self.around, &self.sentence_piece) else {
-            return places_of_library(&self.tokenizer, text);
+            return encode_whole_with_places(&self.tokenizer, text);
         };
         let pieces = model.encode(text, self.tokenizer.get_encode_special_tokens());
         let placed = |pieces: Vec<(u32, Range<usize>)>| {
             let (mut ids, mut places) = (before.clone(), vec![0..0; before.len()]);
-            // Places only grow, so that one pass counts the characters.
+            // Positions only increase, so that a single pass counts the characters.
             let (mut byte, mut character) = (0, 0);
-            let mut characters = |place: usize| {
-                let (part, is_back) = match place.checked_sub(byte) {
-                    Some(_) => (byte..place, false),
-                    None => (place..byte, true),
+            let mut characters = |offset: usize| {
+                let (part, is_back) = match offset.checked_sub(byte) {
+                    Some(_) => (byte..offset, false),
+                    None => (offset..byte, true),
                 };
                 let count = text[part].chars().count();
                 character = if is_back { character - count } else { character + count };
-                byte = place;
+                byte = offset;
                 character
             };
-            for (id, place) in pieces {
-                let start = characters(place.start);
+            for (id, range) in pieces {
+                let start = characters(range.start);
                 ids.push(id);
-                places.push(start..characters(place.end));
+                places.push(start..characters(range.end));
             }
             ids.extend(after);
             places.resize(ids.len(), 0..0);
@@ -191,29 +197,31 @@ impl<'a> TextEncoder<'a> {
         pieces.map(placed).map_err(|error| WeightsError::Encode { error })
     }
 
-    /// Whether even short texts need an encoder, which is then worth keeping. True for models of SentencePiece.
+    /// Whether even short texts need an encoder, which callers should then keep.
+    ///
+    /// True for SentencePiece models.
     pub fn is_needed(tokenizer: &Tokenizer) -> bool {
         SentencePiece::is_shape_of(tokenizer)
     }
 
-    /// Upper bound on the bytes of memory that [`TextEncoder::encode`] takes for a text.
+    /// Returns an upper bound on the memory of [`TextEncoder::encode`] for a text, in bytes.
     pub fn memory(&self, text: &str) -> usize {
-        /// Taken for a word as long as the text, and for the cache of short words.
-        const OWN_BYTES_PER_BYTE: usize = 80;
-        match (&self.own, &self.sentence_piece, &self.library) {
-            (Some(_), ..) => text.len().saturating_mul(OWN_BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
+        /// Worst case: a single word as long as the text.
+        const BYTES_PER_BYTE: usize = 80;
+        match (&self.gpt2, &self.sentence_piece, &self.library) {
+            (Some(_), ..) => text.len().saturating_mul(BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
             (_, Some(model), _) => text.len().saturating_mul(model.bytes_per_byte()),
             (.., Some(library)) => library.memory(text),
             _ => LibraryEncoder::whole_memory(&self.tokenizer, text),
         }
     }
 
-    /// Whether the tokenizer is GPT-2's, which is written out here.
+    /// Whether the tokenizer is GPT-2's, which has a built-in implementation.
     pub fn is_own(&self) -> bool {
-        self.own.is_some()
+        self.gpt2.is_some()
     }
 
-    /// Upper bound on the bytes of memory that [`encode_with_places`](crate::encode_with_places) takes for a text.
+    /// Returns an upper bound on the memory of [`encode_with_places`](crate::encode_with_places), in bytes.
     pub fn memory_with_places(&self, text: &str) -> usize {
         if self.sentence_piece.is_some() {
             return self.memory(text);
@@ -221,39 +229,44 @@ impl<'a> TextEncoder<'a> {
         LibraryEncoder::memory_with_places(&self.tokenizer, text)
     }
 
-    /// Bytes of a text that are worth encoding at once.
+    /// Returns the recommended number of bytes to encode at a time.
     pub fn piece_bytes(&self) -> usize {
         if self.is_own() { PIECE_BYTES } else { FOREIGN_PIECE_BYTES }
     }
 
-    /// The first place from `from` on where a text may be cut: the tokens of the pieces, one after the other, are those of the
-    /// whole. `bytes` may be no text at all. Of the words of a tokenizer that is not GPT-2's nothing is known: it cuts before
-    /// a line break with something visible after it, and what it gives for the pieces is what counts.
+    /// Finds the first position at or after `from` where a text can be split without changing its tokens.
+    ///
+    /// `bytes` need not be valid UTF-8. For tokenizers other than GPT-2's, word boundaries are unknown.
+    /// Their texts are split before a line break followed by a visible character, and the tokens of the
+    /// pieces are authoritative.
     pub fn cut(&self, bytes: &[u8], from: usize) -> Option<usize> {
-        let is_line =
-            |place: &usize| bytes[*place] == b'\n' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
-        match &self.own {
-            Some(own) => own.words.cut(bytes, from),
+        let is_line = |offset: &usize| {
+            bytes[*offset] == b'\n' && bytes.get(offset + 1).is_some_and(u8::is_ascii_graphic)
+        };
+        match &self.gpt2 {
+            Some(gpt2) => gpt2.words.cut(bytes, from),
             None => (from.max(1)..bytes.len()).find(is_line),
         }
     }
 
-    /// What encodes texts in one thread.
+    /// Starts a session, which encodes texts on one thread.
     pub fn session(&self) -> EncoderSession<'_> {
         EncoderSession { encoder: self, cache: WordCache::new() }
     }
 }
 
 impl TextEncoder<'static> {
-    /// Returns an encoder that shares the tokenizer.
+    /// Creates an encoder that shares the tokenizer.
     pub fn shared(tokenizer: Arc<Tokenizer>) -> Self {
         Self::of(Source::Shared(tokenizer))
     }
 }
 
-/// Special tokens that the tokenizer adds before and after a text; `None` if it does more than that.
+/// Returns the special tokens added before and after a text.
+///
+/// `None` if the tokenizer changes a text in any other way.
 fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
-    /// Stands for the text.
+    /// Placeholder for the text.
     const MARK: u32 = u32::MAX;
     if tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some() {
         return None;
@@ -274,19 +287,19 @@ impl EncoderSession<'_> {
     /// Appends the tokens of a text.
     ///
     /// # Errors
-    /// When the tokenizer cannot encode it.
+    /// If the tokenizer cannot encode the text.
     pub fn encode(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), WeightsError> {
-        match &self.encoder.own {
-            Some(own) => own.encode(text, &mut self.cache, tokens),
+        match &self.encoder.gpt2 {
+            Some(gpt2) => gpt2.encode(text, &mut self.cache, tokens),
             None => tokens.extend(self.encoder.encode(text, false)?),
         }
         Ok(())
     }
 }
 
-impl Own {
-    /// `None` if the tokenizer is another one, in anything that could matter.
-    fn of(tokenizer: &Tokenizer) -> Option<Self> {
+impl Gpt2Encoder {
+    /// Returns `None` unless the tokenizer is equivalent to GPT-2's in every respect.
+    fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let is_plain = tokenizer.get_normalizer().is_none()
             && tokenizer.get_truncation().is_none()
             && !tokenizer.get_encode_special_tokens();
@@ -296,10 +309,10 @@ impl Own {
             return None;
         }
         let added: Vec<(u32, AddedToken)> = tokenizer.get_added_tokens_decoder().into_iter().collect();
-        // Those of one kind are looked for before those of the other.
+        // The library searches one kind before the other, so mixing them changes the result.
         let is_one_kind = added.windows(2).all(|pair| pair[0].1.normalized == pair[1].1.normalized);
         let are_found = added.iter().all(|(_, token)| is_found_anywhere(token));
-        if added.len() > MOST_ADDED || !is_one_kind || !are_found {
+        if added.len() > MAX_ADDED || !is_one_kind || !are_found {
             return None;
         }
         let finder = |token: &AddedToken| Finder::new(&token.content).into_owned();
@@ -307,7 +320,7 @@ impl Own {
         Some(Self { words: Words::new()?, pairs: byte_pairs(model)?, added })
     }
 
-    /// Appends the tokens of a text. The parts between added tokens are cut into words by themselves.
+    /// Appends the tokens of a text. The parts between added tokens are split into words separately.
     fn encode(&self, text: &str, cache: &mut WordCache, tokens: &mut Vec<u32>) {
         let find = |added: &Added, from: usize| {
             added.finder.find(&text.as_bytes()[from..]).map(|found| from + found)
@@ -315,17 +328,17 @@ impl Own {
         let mut next: Vec<Option<usize>> = self.added.iter().map(|added| find(added, 0)).collect();
         let mut start = 0;
         loop {
-            // The first one in the text, and of several there the longest.
-            let found = next.iter().zip(&self.added).filter_map(|(place, added)| Some(((*place)?, added)));
+            // The first match in the text; the longest one at that position.
+            let found = next.iter().zip(&self.added).filter_map(|(offset, added)| Some(((*offset)?, added)));
             let length = |added: &Added| added.finder.needle().len();
-            let first = found.min_by_key(|(place, added)| (*place, usize::MAX - length(added)));
-            let Some((place, added)) = first else { break };
-            self.encode_words(&text[start..place], cache, tokens);
+            let first = found.min_by_key(|(offset, added)| (*offset, usize::MAX - length(added)));
+            let Some((offset, added)) = first else { break };
+            self.encode_words(&text[start..offset], cache, tokens);
             tokens.push(added.id);
-            start = place + length(added);
-            for (place, added) in next.iter_mut().zip(&self.added) {
-                if place.is_some_and(|place| place < start) {
-                    *place = find(added, start);
+            start = offset + length(added);
+            for (offset, added) in next.iter_mut().zip(&self.added) {
+                if offset.is_some_and(|offset| offset < start) {
+                    *offset = find(added, start);
                 }
             }
         }
@@ -342,7 +355,7 @@ impl Own {
     }
 }
 
-/// Whether a token is found wherever its characters are, and [`Words::cut`] never cuts through it or before it.
+/// Whether a token matches anywhere in a text, and [`Words::cut`] never splits inside or before it.
 fn is_found_anywhere(token: &AddedToken) -> bool {
     let is_marked = token.single_word || token.lstrip || token.rstrip;
     let content = token.content.as_bytes();
@@ -350,7 +363,7 @@ fn is_found_anywhere(token: &AddedToken) -> bool {
     !is_marked && !begins_a_cut && content.iter().all(u8::is_ascii_graphic)
 }
 
-/// The merges of a model, `None` if it does more than GPT-2's.
+/// Returns the merges of a model; `None` if it has features that GPT-2's model lacks.
 fn byte_pairs(model: &BPE) -> Option<BytePairs> {
     let is_empty = |part: &Option<String>| part.as_deref().unwrap_or_default().is_empty();
     let is_plain = model.dropout.is_none_or(|dropout| dropout == 0.0)
@@ -360,7 +373,7 @@ fn byte_pairs(model: &BPE) -> Option<BytePairs> {
     let vocabulary = model.get_vocab();
     let mut ids: Vec<u32> = vocabulary.values().copied().collect();
     ids.sort_unstable();
-    // Tokens that share an id could be joined in an order of their own.
+    // The merge order of tokens that share an id could differ.
     if !is_plain || ids.windows(2).any(|pair| pair[0] == pair[1]) {
         return None;
     }
@@ -371,7 +384,7 @@ fn byte_pairs(model: &BPE) -> Option<BytePairs> {
             bytes[usize::from(byte)] = Some(*id);
         }
     }
-    // With a token for each byte, nothing is unknown.
+    // With a token for each byte, no input is unknown.
     let [first, ..] = bytes;
     let mut of_bytes = [first?; 256];
     for (id, found) in of_bytes.iter_mut().zip(bytes) {

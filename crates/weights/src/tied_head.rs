@@ -1,5 +1,7 @@
-//! A head of its own in a file whose configuration ties the head to the embedding. transformers leaves such a head untied; which
-//! of the two is meant cannot be told, so the user must say. A copy of the embedding under the head's name is no such head.
+//! Detection of a separate output head in a file whose configuration ties the head to the embedding.
+//!
+//! transformers leaves such a head untied. The intended model is ambiguous, so the user must decide. A copy
+//! of the embedding under the head's name does not count as a separate head.
 
 use crate::checkpoint_file::CheckpointFile;
 use crate::naming::{Naming, Origin};
@@ -8,7 +10,7 @@ use crate::source::Source;
 use crate::stored::StoredTensor;
 use crate::{Mismatch, ReadProgress, WeightsError};
 
-/// The head that contradicts the configuration, if there is one.
+/// Returns the head that contradicts the configuration, if there is one.
 pub(crate) fn contradiction(
     source: &Source,
     naming: &Naming,
@@ -28,7 +30,7 @@ pub(crate) fn contradiction(
     Ok((differing > 0).then_some(Mismatch::TieContradiction { name, embedding, differing, elements }))
 }
 
-/// Whether the same bytes stand for the same values in both.
+/// Whether both tensors store the same values as identical bytes.
 fn is_copy(
     head: &StoredTensor,
     embedding: &StoredTensor,
@@ -61,8 +63,9 @@ fn is_copy(
     Ok(is_equal)
 }
 
-/// How many values differ, of tensors of one shape; about `piece` elements of each are held at a time. What is not a number
-/// differs from everything, itself included.
+/// Counts the values that differ between two tensors of equal shape.
+///
+/// About `piece` elements of each are in memory at a time. NaN differs from everything, including NaN.
 fn differing(
     head: &StoredTensor,
     embedding: &StoredTensor,
@@ -79,7 +82,7 @@ fn differing(
         let wanted = start..rows.min(start + (piece / row).max(1));
         let (head, embedding, end) = match (head.rows(wanted.clone()), embedding.rows(wanted.clone())) {
             (Some(head), Some(embedding)) => (head, embedding, wanted.end),
-            // One of them cannot be cut there.
+            // One of the tensors cannot be split here.
             _ => (head.clone(), embedding.clone(), rows),
         };
         let (head, embedding) = (head.values(files)?, embedding.values(files)?);
@@ -93,6 +96,7 @@ fn differing(
 mod tests {
     use std::sync::Arc;
 
+    use candle_gpt2_arithmetic::NumberType;
     use half::f16;
 
     use super::*;
@@ -101,11 +105,11 @@ mod tests {
 
     const SHAPE: [usize; 2] = [5, 3];
 
-    fn tensor(file: usize, dtype: StoredDType, bytes: u64) -> StoredTensor {
+    fn tensor(file: usize, dtype: NumberType, bytes: u64) -> StoredTensor {
         StoredTensor {
             name: file.to_string(),
             shape: SHAPE.into(),
-            dtype,
+            dtype: StoredDType::Weights(dtype),
             file,
             bytes: 0..bytes,
             strides: None,
@@ -113,12 +117,14 @@ mod tests {
         }
     }
 
-    /// Values that f16 holds exactly, in f32, and in f16 with changes.
+    /// Creates two files of equal values, one in f32 and one in f16 with `changes` applied.
+    ///
+    /// f16 represents the unchanged values exactly.
     fn files(changes: &[(usize, f32)]) -> [CheckpointFile; 2] {
         let mut values: Vec<f32> = (0u8..15).map(|value| f32::from(value) - 7.0).collect();
         let embedding: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        for (place, value) in changes {
-            values[*place] = *value;
+        for (index, value) in changes {
+            values[*index] = *value;
         }
         let head: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
         [("embedding", embedding), ("head", head)].map(|(name, bytes)| {
@@ -127,16 +133,16 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_size_find_every_difference() {
+    fn difference_count_does_not_depend_on_chunk_size() {
         for (changes, expected) in [
             (&[][..], 0),
-            // The value 0 with another sign is the same value.
+            // 0 and -0 are the same value.
             (&[(7, -0.0)], 0),
             (&[(14, 1.5)], 1),
             (&[(0, 1.5), (5, f32::NAN), (6, 9.0), (14, f32::INFINITY)], 4),
         ] {
             let files = files(changes);
-            let (head, embedding) = (tensor(1, StoredDType::F16, 30), tensor(0, StoredDType::F32, 60));
+            let (head, embedding) = (tensor(1, NumberType::F16, 30), tensor(0, NumberType::F32, 60));
             for piece in [1, 3, 7, 9, 15, 1000] {
                 let found = differing(&head, &embedding, &files, piece, &|_| ()).unwrap();
                 assert_eq!(found, expected, "{changes:?} in pieces of {piece}");
@@ -144,16 +150,17 @@ mod tests {
         }
     }
 
-    /// A tensor in another order cannot be cut into rows, and is compared as a whole.
+    /// A tensor in another order cannot be split into rows, and is compared as a whole.
     #[test]
-    fn a_turned_tensor_is_compared_too() {
+    fn transposed_tensors_are_compared() {
         let files = files(&[]);
-        let embedding = tensor(0, StoredDType::F32, 60);
-        let turned = StoredTensor { shape: vec![3, 5], strides: Some(vec![1, 3]), ..embedding.clone() };
-        let straight = StoredTensor { shape: vec![3, 5], ..embedding.clone() };
-        // Of (i, j) one has the value at i + 3 j and the other that at 5 i + j: the same for three of the places.
-        assert_eq!(differing(&turned, &straight, &files, 5, &|_| ()).unwrap(), 12);
+        let embedding = tensor(0, NumberType::F32, 60);
+        let transposed = StoredTensor { shape: vec![3, 5], strides: Some(vec![1, 3]), ..embedding.clone() };
+        let contiguous = StoredTensor { shape: vec![3, 5], ..embedding.clone() };
+        // At (i, j), one tensor has the element i + 3 j, the other 5 i + j. They coincide at three
+        // positions.
+        assert_eq!(differing(&transposed, &contiguous, &files, 5, &|_| ()).unwrap(), 12);
         let is_copy = |first, second| is_copy(first, second, &files, &|_| ()).unwrap();
-        assert!(is_copy(&turned, &turned) && !is_copy(&turned, &straight));
+        assert!(is_copy(&transposed, &transposed) && !is_copy(&transposed, &contiguous));
     }
 }

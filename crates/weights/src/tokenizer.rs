@@ -1,9 +1,9 @@
-//! The tokenizer of a checkpoint, in one of four formats.
+//! Tokenizer of a checkpoint, in one of four formats.
 //!
 //! - `tokenizer.json` of the tokenizers library.
-//! - GPT-2's original pair of a vocabulary and merges, under Hugging Face's names (`vocab.json`, `merges.txt`) or OpenAI's
-//!   (`encoder.json`, `vocab.bpe`).
-//! - A model of SentencePiece, such as `spiece.model`.
+//! - GPT-2's original vocabulary and merges, with the names of Hugging Face (`vocab.json`, `merges.txt`) or
+//!   OpenAI (`encoder.json`, `vocab.bpe`).
+//! - A SentencePiece model, such as `spiece.model`.
 //! - `vocab.txt` of transformers' `BertTokenizer`.
 
 use std::borrow::Cow;
@@ -22,34 +22,36 @@ use tokenizers::{AddedToken, Tokenizer};
 use crate::byte_pairs::byte_of;
 use crate::files::Files;
 use crate::gguf_keys::{CONTROL, USER_DEFINED};
-use crate::library::{encode_whole, places_of_library, without_panic};
+use crate::library::{encode_whole, encode_whole_with_places, without_panic};
 use crate::{
     TextEncoder, WeightsError, cleaning, mistaken_file, sentence_piece, sentence_piece_file,
     tokenizer_limits, vocabulary_file,
 };
 
-/// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special. [`train_tokenizer`] puts it first.
+/// End-of-text token of GPT-2.
+///
+/// `vocab.json` does not mark it as special. [`train_tokenizer`] puts it first.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
+/// Maximum size of a tokenizer file; GPT-2's has 1.4 MB.
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
-/// Words whose tokens each thread of the library remembers, each with up to 10 kB.
+/// Number of words cached per thread of the library; each takes up to 10 kB.
 const CACHED_WORDS: usize = 1024;
-/// Settings of a tokenizer that is elsewhere.
+/// Settings that accompany a tokenizer file.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// The pairs of a vocabulary and merges.
+/// File names of vocabulary and merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
-/// Tokenizer of the tokenizers library.
+/// File of the tokenizers library.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// SentencePiece's models as transformers names them.
+/// SentencePiece models, as named by transformers.
 pub(crate) const MODELS: [&str; 2] = ["spiece.model", "tokenizer.model"];
 /// Vocabulary of transformers' `BertTokenizer`.
 pub(crate) const VOCABULARY: &str = "vocab.txt";
-/// Settings of transformers' special tokens.
+/// Settings that name special tokens in transformers.
 const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// Special tokens of a `BertTokenizer` that names no others.
+/// Default special tokens of a `BertTokenizer`.
 const BERT_SPECIAL: [(&str, &str); 5] = [
     ("unk_token", vocabulary_file::UNKNOWN),
     ("sep_token", "[SEP]"),
@@ -57,22 +59,26 @@ const BERT_SPECIAL: [(&str, &str); 5] = [
     ("cls_token", "[CLS]"),
     ("mask_token", "[MASK]"),
 ];
-/// Classes of transformers that change a text before `vocab.txt` or SentencePiece's model divides it.
+/// transformers classes that preprocess texts before applying `vocab.txt` or a SentencePiece model.
 const UNSUPPORTED_CLASSES: [(&str, &str); 5] = [
     ("BertJapaneseTokenizer", "a Japanese word segmenter"),
     ("CpmTokenizer", "a Chinese word segmenter"),
     ("CpmTokenizerFast", "a Chinese word segmenter"),
-    ("XLNetTokenizer", "rules of its own for spaces, quotes and accents"),
-    ("AlbertTokenizer", "rules of its own for spaces, quotes and accents"),
+    ("XLNetTokenizer", "special rules for spaces, quotes and accents"),
+    ("AlbertTokenizer", "special rules for spaces, quotes and accents"),
 ];
 
-/// Loads a tokenizer from a file or a folder: a `tokenizer.json`, a vocabulary and merges, a model of SentencePiece or a
-/// `vocab.txt`. Of several in a folder, the first of these counts. Ignores the truncation, padding and dropout of a
-/// `tokenizer.json`: a prompt is used whole, and its tokens are always the same.
+/// Loads a tokenizer from a file or a folder.
 ///
-/// Rejects files that could turn a short text into a very long one: normalizers, pre-tokenizers and decoders that make more
-/// than 32 bytes of one, post-processors that add more than 16 ids or repeat the text, tokens of more than 1,024 characters,
-/// and a `max_input_chars_per_word` above 1,024.
+/// Supports `tokenizer.json`, a vocabulary with merges, a SentencePiece model and `vocab.txt`. If a folder
+/// contains several, the first of these wins. The truncation, padding and dropout settings of
+/// `tokenizer.json` are ignored: prompts are never truncated, and tokenization is deterministic.
+///
+/// Rejects files that could turn a short text into a very long one:
+/// - normalizers, pre-tokenizers and decoders that make more than 32 bytes of one
+/// - post-processors that add more than 16 ids or repeat the text
+/// - tokens of more than 1,024 characters
+/// - a `max_input_chars_per_word` above 1,024
 ///
 /// ```
 /// use candle_gpt2_weights::{END_OF_TEXT, encode, load_tokenizer};
@@ -85,12 +91,12 @@ const UNSUPPORTED_CLASSES: [(&str, &str); 5] = [
 /// ```
 ///
 /// # Errors
-/// When there is none, or it cannot be used.
-pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, WeightsError> {
-    load(&Files::Disk, path)
+/// If the tokenizer is missing or unusable.
+pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, WeightsError> {
+    load(&Files::Disk, path.as_ref())
 }
 
-/// Loads a tokenizer like [`load_tokenizer`], from any files.
+/// Loads a tokenizer like [`load_tokenizer`], from any source of files.
 pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let mut tokenizer = if files.is_file(path) {
         from_file(files, path)?
@@ -99,10 +105,13 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     } else if let Some((vocabulary, merges)) = pair_of_files(files, path) {
         from_vocabulary_and_merges(files, &vocabulary, &merges)?
     } else if files.is_folder(path) {
-        return Err(WeightsError::NoTokenizer { folder: files.told(path), found: likely_name(files, path) });
+        return Err(WeightsError::NoTokenizer {
+            folder: files.display_name(path),
+            found: likely_name(files, path),
+        });
     } else {
         let error = match files.exists(path) {
-            true => "not a regular file; save it to a file, and name that",
+            true => "not a regular file; save it to a file and pass that file",
             false => "no such file or folder",
         };
         return Err(WeightsError::Tokenizer { path: path.to_owned(), error: error.into() });
@@ -120,14 +129,16 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     Ok(tokenizer)
 }
 
-/// A folder's vocabulary and merges.
+/// Finds the vocabulary and merges files of a folder.
 fn pair_of_files(files: &Files, folder: &Path) -> Option<(PathBuf, PathBuf)> {
     let pairs = PAIRS.map(|(vocabulary, merges)| (folder.join(vocabulary), folder.join(merges)));
     pairs.into_iter().find(|(first, second)| files.is_file(first) && files.is_file(second))
 }
 
-/// A folder's tokenizer if it is a single file: `tokenizer.json`, or if there is no vocabulary with merges, the first of
-/// SentencePiece's usual names and `vocab.txt`, or the only file `*.model`.
+/// Finds the tokenizer of a folder, if it is a single file.
+///
+/// `tokenizer.json` comes first. Otherwise, if the folder has no vocabulary with merges, the usual
+/// SentencePiece names, `vocab.txt` and a single `*.model` file are tried in this order.
 ///
 /// # Errors
 /// If several files end in `.model` and none has a usual name.
@@ -152,7 +163,7 @@ pub(crate) fn vocabulary_of(files: &Files, folder: &Path) -> Result<Option<PathB
         names => Err(WeightsError::Tokenizer {
             path: folder.to_owned(),
             error: format!(
-                "{} may each be the tokenizer; name one with --tokenizer, or rename it to {}",
+                "several files may be the tokenizer: {}; select one with --tokenizer, or rename it to {}",
                 names.join(", "),
                 MODELS[0]
             ),
@@ -160,8 +171,9 @@ pub(crate) fn vocabulary_of(files: &Files, folder: &Path) -> Result<Option<PathB
     }
 }
 
-/// A file of a folder that is or may be a tokenizer: the first whose name is like `my.tokenizer.json`, else one of a format that is
-/// not read.
+/// Finds a file of a folder that may be a tokenizer.
+///
+/// Names like `my.tokenizer.json` come first, then files in unsupported formats.
 fn likely_name(files: &Files, folder: &Path) -> Option<String> {
     let is_likely =
         |name: &&String| name.contains("tokenizer") && name.ends_with(".json") && *name != TOKENIZER_CONFIG;
@@ -171,27 +183,29 @@ fn likely_name(files: &Files, folder: &Path) -> Option<String> {
     names.iter().filter(is_likely).min().or_else(|| names.iter().filter(other).min()).cloned()
 }
 
-/// Token ids of a text, with the special tokens that the tokenizer adds. See [`load_tokenizer`] for an example.
+/// Encodes a text, including the special tokens that the tokenizer adds.
 ///
-/// [`TextEncoder`] encodes many texts faster.
+/// See [`load_tokenizer`] for an example. [`TextEncoder`] is faster for many texts.
 ///
 /// # Errors
-/// If the tokenizer cannot encode the text, or would take too long.
+/// If the tokenizer cannot encode the text, or encoding would take too long.
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
     encode_with(tokenizer, text, true)
 }
 
-/// Token ids of a part of a text, without special tokens around it. See [`TextEncoder`] for an example.
+/// Encodes a part of a text, without special tokens around it. See [`TextEncoder`] for an example.
 ///
 /// # Errors
-/// Same as [`encode`].
+/// Fails like [`encode`].
 pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
     encode_with(tokenizer, text, false)
 }
 
-/// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end excluded: transformers'
-/// offsets, without the space before a word if the tokenizer leaves it out. Tokens that stand for a part of a character have
-/// the whole of it, and those that are put around the text an empty range at 0.
+/// Encodes a text like [`encode`], and returns the character range of each token.
+///
+/// Ranges start at 0 and exclude the end. They are the offsets of transformers, without the space before a
+/// word if the tokenizer omits it. A token for a part of a character gets the whole character. Tokens added
+/// around the text get an empty range at 0.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode_with_places};
@@ -204,19 +218,19 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
 /// ```
 ///
 /// # Errors
-/// As [`encode`].
+/// Fails like [`encode`].
 pub fn encode_with_places(
     tokenizer: &Tokenizer,
     text: &str,
 ) -> Result<(Vec<u32>, Vec<Range<usize>>), WeightsError> {
     match TextEncoder::is_needed(tokenizer) {
         true => TextEncoder::new(tokenizer).encode_with_places(text),
-        false => places_of_library(tokenizer, text),
+        false => encode_whole_with_places(tokenizer, text),
     }
 }
 
 fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
-    /// Longest text that the library encodes whole: it takes up to 700 bytes of memory for each byte.
+    /// Maximum size of a text encoded in a single library call, which needs up to 700 bytes per byte.
     const MAX_WHOLE_BYTES: usize = 1 << 16;
     if text.len() > MAX_WHOLE_BYTES || TextEncoder::is_needed(tokenizer) {
         return TextEncoder::new(tokenizer).encode(text, special_tokens);
@@ -224,10 +238,11 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
     encode_whole(tokenizer, text, special_tokens)
 }
 
-/// Bytes that a token adds to a text, which may be a part of a character; `None` if there is no such token.
+/// Returns the bytes that a token adds to a text, possibly a part of a character.
 ///
-/// Added tokens stand for themselves. Pieces of SentencePiece have spaces in place of their signs. The tokens of other vocabularies
-/// that are not byte-level are returned as the vocabulary spells them.
+/// `None` if the token does not exist. Added tokens are their literal text. SentencePiece pieces contain
+/// spaces in place of their placeholder. Tokens of other vocabularies that are not byte-level are returned
+/// as spelled in the vocabulary.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode, token_bytes};
@@ -248,7 +263,7 @@ pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
     Some((!is_literal).then(bytes).flatten().unwrap_or_else(|| written.into_bytes()))
 }
 
-/// Whether the decoder reads each character of a token as a byte.
+/// Whether the decoder interprets each character of a token as a byte.
 fn is_byte_level(decoder: &DecoderWrapper) -> bool {
     match decoder {
         DecoderWrapper::ByteLevel(_) => true,
@@ -257,30 +272,32 @@ fn is_byte_level(decoder: &DecoderWrapper) -> bool {
     }
 }
 
-/// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
-/// the 256 bytes, then merges. It has fewer tokens if the texts hold no more pairs that occur twice.
+/// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, like GPT-2's own.
+///
+/// The vocabulary contains [`END_OF_TEXT`], then the 256 bytes, then merges. It is smaller than
+/// `vocab_size` if the texts contain no more pairs that occur twice.
 ///
 /// ```
 /// use candle_gpt2_weights::{END_OF_TEXT, encode, train_tokenizer};
 ///
 /// let texts = ["to be or not to be", "to be is to do"];
 /// let tokenizer = train_tokenizer(texts.into_iter().map(Into::into), 260)?;
-/// assert_eq!(tokenizer.get_vocab_size(true), 260, "the end of a text, 256 bytes and three merges");
+/// assert_eq!(tokenizer.get_vocab_size(true), 260, "an end token, 256 bytes and three merges");
 /// assert!(encode(&tokenizer, "to be")?.len() < 5);
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 ///
 /// # Errors
-/// When `vocab_size` has no room for the bytes and the special token, or training fails.
+/// If `vocab_size` is too small for the bytes and the special token, or training fails.
 pub fn train_tokenizer<'a>(
     texts: impl Iterator<Item = Cow<'a, str>> + Send,
     vocab_size: usize,
 ) -> Result<Tokenizer, WeightsError> {
-    const SMALLEST: usize = 257;
+    const MIN_TOKENS: usize = 257;
     let failed = |error| WeightsError::TrainTokenizer { error };
-    if vocab_size < SMALLEST {
+    if vocab_size < MIN_TOKENS {
         return Err(failed(format!(
-            "a vocabulary of {vocab_size} tokens has no room for the 256 bytes and {END_OF_TEXT}; make it at least {SMALLEST}"
+            "a vocabulary of {vocab_size} tokens is too small for the 256 bytes and {END_OF_TEXT}; use at least {MIN_TOKENS}"
         )));
     }
     let trainer = BpeTrainer::builder()
@@ -295,10 +312,10 @@ pub fn train_tokenizer<'a>(
     Ok(tokenizer)
 }
 
-/// Reads one of a tokenizer's files.
+/// Reads a file of a tokenizer.
 fn read(files: &Files, path: &Path) -> Result<Vec<u8>, WeightsError> {
     let bytes = files.read_small(path, MAX_TOKENIZER_BYTES)?;
-    match mistaken_file::something_else(&bytes, "tokenizer") {
+    match mistaken_file::misidentified(&bytes, "tokenizer") {
         Some(error) => Err(WeightsError::Tokenizer { path: path.to_owned(), error }),
         None => Ok(bytes),
     }
@@ -311,14 +328,16 @@ fn from_json(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     parse(text).map_err(failed)
 }
 
-/// The tokenizer of a `tokenizer.json`.
+/// Parses the text of a `tokenizer.json`.
 fn parse(text: &str) -> Result<Tokenizer, String> {
     tokenizer_limits::check(text)?;
-    // `Tokenizer::from_bytes` is generic: its reader would be compiled here once more.
+    // `Tokenizer::from_bytes` is generic and would compile the parser into this crate a second time.
     without_panic(|| text.parse::<Tokenizer>())?.map_err(|error| error.to_string())
 }
 
-/// Usual name of a tokenizer file's format, which its ending tells, or its content for others.
+/// Returns the usual file name of a tokenizer file's format.
+///
+/// The extension determines the format, or the content if the extension is ambiguous.
 pub(crate) fn file_name_of(files: &Files, path: &Path) -> Result<&'static str, WeightsError> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let usual = MODELS.into_iter().find(|usual| *usual == name);
@@ -332,13 +351,13 @@ pub(crate) fn file_name_of(files: &Files, path: &Path) -> Result<&'static str, W
     }
 }
 
-/// Whether a file is JSON, and not a list of tokens of which the first may be a brace.
+/// Whether a file is a JSON object, as opposed to a token list whose first token may be a brace.
 fn is_json_object(bytes: &[u8]) -> bool {
     let inside = strip_mark(bytes).trim_ascii_start().strip_prefix(b"{");
     inside.is_some_and(|inside| inside.trim_ascii_start().starts_with(b"\""))
 }
 
-/// The tokenizer of a single file.
+/// Loads the tokenizer of a single file.
 fn from_file(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     match file_name_of(files, path)? {
         TOKENIZER => from_json(files, path),
@@ -347,42 +366,42 @@ fn from_file(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     }
 }
 
-/// The tokenizer of a model of SentencePiece, with the special tokens of the files beside it.
+/// Loads a SentencePiece model, with the special tokens of the files next to it.
 fn from_model(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
-    let beside = Beside::read(files, files.folder_of(path))?;
-    beside.check_class().map_err(failed)?;
-    let is_cleaned = beside.class() == cleaning::CLASS;
+    let settings = TokenizerSettings::read(files, files.folder_of(path))?;
+    settings.check_class().map_err(failed)?;
+    let is_cleaned = settings.class() == cleaning::CLASS;
     let json = sentence_piece_file::tokenizer_json(&read(files, path)?, is_cleaned).map_err(failed)?;
     let mut tokenizer = parse(&json).map_err(failed)?;
     let defaults: &[_] = if is_cleaned { &cleaning::SPECIAL } else { &[] };
-    beside.add_to(&mut tokenizer, defaults).map_err(failed)?;
+    settings.add_to(&mut tokenizer, defaults).map_err(failed)?;
     Ok(tokenizer)
 }
 
-/// The tokenizer of a `vocab.txt`, with the settings and special tokens of the files beside it.
+/// Loads a `vocab.txt`, with the settings and special tokens of the files next to it.
 fn from_vocabulary(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
-    let beside = Beside::read(files, files.folder_of(path))?;
-    beside.check_class().map_err(failed)?;
-    let unknown = beside.special("unk_token").unwrap_or_else(|| vocabulary_file::UNKNOWN.to_owned());
+    let settings = TokenizerSettings::read(files, files.folder_of(path))?;
+    settings.check_class().map_err(failed)?;
+    let unknown = settings.special("unk_token").unwrap_or_else(|| vocabulary_file::UNKNOWN.to_owned());
     let json =
-        vocabulary_file::tokenizer_json(&read(files, path)?, &beside.config, &unknown).map_err(failed)?;
+        vocabulary_file::tokenizer_json(&read(files, path)?, &settings.config, &unknown).map_err(failed)?;
     let mut tokenizer = parse(&json).map_err(failed)?;
-    beside.add_to(&mut tokenizer, &BERT_SPECIAL).map_err(failed)?;
+    settings.add_to(&mut tokenizer, &BERT_SPECIAL).map_err(failed)?;
     Ok(tokenizer)
 }
 
-/// Settings beside a tokenizer's file; null without a file.
-struct Beside {
+/// Settings in the files next to a tokenizer file; null for missing files.
+struct TokenizerSettings {
     config: Value,
     special: Value,
     added: Value,
 }
 
-impl Beside {
+impl TokenizerSettings {
     fn read(files: &Files, folder: &Path) -> Result<Self, WeightsError> {
-        let beside = |name: &str| -> Result<Value, WeightsError> {
+        let read_json = |name: &str| -> Result<Value, WeightsError> {
             let path = folder.join(name);
             if !files.is_file(&path) {
                 return Ok(Value::Null);
@@ -392,13 +411,13 @@ impl Beside {
                 .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })
         };
         Ok(Self {
-            config: beside(TOKENIZER_CONFIG)?,
-            special: beside("special_tokens_map.json")?,
-            added: beside("added_tokens.json")?,
+            config: read_json(TOKENIZER_CONFIG)?,
+            special: read_json("special_tokens_map.json")?,
+            added: read_json("added_tokens.json")?,
         })
     }
 
-    /// Text of a special token, such as `eos_token`.
+    /// Returns the text of a special token, such as `eos_token`.
     fn special(&self, name: &str) -> Option<String> {
         content(&self.special[name]).or_else(|| content(&self.config[name]))
     }
@@ -418,7 +437,7 @@ impl Beside {
         Ok(())
     }
 
-    /// Texts of `additional_special_tokens`.
+    /// Returns the texts of `additional_special_tokens`.
     fn additional(&self) -> impl Iterator<Item = String> {
         [&self.special, &self.config]
             .into_iter()
@@ -426,12 +445,12 @@ impl Beside {
             .filter_map(content)
     }
 
-    /// Class of transformers; empty if none is named.
+    /// Returns the transformers class; empty if unspecified.
     fn class(&self) -> &str {
         self.config["tokenizer_class"].as_str().unwrap_or_default()
     }
 
-    /// Refuses classes of transformers that give other ids.
+    /// Rejects transformers classes that produce different ids.
     fn check_class(&self) -> Result<(), String> {
         let class = self.class();
         let known = UNSUPPORTED_CLASSES.iter().find(|(name, _)| *name == class);
@@ -442,14 +461,14 @@ impl Beside {
         })
     }
 
-    /// Adds the tokens that the files name, and those of `defaults` that the vocabulary has.
+    /// Adds the tokens that the files specify, and those of `defaults` that are in the vocabulary.
     fn add_to(&self, tokenizer: &mut Tokenizer, defaults: &[(&str, &str)]) -> Result<(), String> {
         self.add_plain(tokenizer)?;
         let failed = |error: tokenizers::Error| error.to_string();
         let mut listed: Vec<(u32, AddedToken)> = Vec::new();
         for (key, token) in self.config["added_tokens_decoder"].as_object().into_iter().flatten() {
             let field = || format!("tokenizer_config.json: added_tokens_decoder.{key}");
-            let id = key.parse().map_err(|_| format!("{} is no id", field()))?;
+            let id = key.parse().map_err(|_| format!("{} is not an id", field()))?;
             let text = content(token).ok_or_else(|| format!("{} has no content", field()))?;
             let is = |option: &str| token[option] == true;
             let added = AddedToken::from(text, is("special"))
@@ -468,8 +487,8 @@ impl Beside {
             };
             if tokenizer.token_to_id(&text) != Some(id) {
                 return Err(format!(
-                    "tokenizer_config.json: added_tokens_decoder.{id}: `{text}` has another id in the vocabulary, or its id does \
-                     not follow the others; take both files from one source"
+                    "tokenizer_config.json: added_tokens_decoder.{id}: `{text}` has a different id in the vocabulary, or its id \
+                     does not follow the others; use both files from the same source"
                 ));
             }
         }
@@ -480,7 +499,7 @@ impl Beside {
             special.extend(self.special(name).or_else(|| default.map(str::to_owned)));
         }
         special.extend(self.additional());
-        // Those with options of their own keep them.
+        // Tokens with their own options keep them.
         special.retain(|token| {
             !tokenizer
                 .get_added_tokens_decoder()
@@ -498,18 +517,20 @@ impl Beside {
     }
 }
 
-/// The text of a token in a settings file: a string, or an object with its `content`.
+/// Returns the text of a token in a settings file: a string, or an object's `content`.
 pub(crate) fn content(token: &Value) -> Option<String> {
     token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
 }
 
-/// The bytes without a byte order mark.
+/// Strips a byte order mark.
 pub(crate) fn strip_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
-/// The tokenizer of a vocabulary file and a merges file, and of the files beside them that transformers' `GPT2Tokenizer`
-/// reads: `added_tokens.json`, `special_tokens_map.json`, `tokenizer_config.json`.
+/// Loads a vocabulary and merges, with the settings and special tokens of the files next to them.
+///
+/// Like transformers' `GPT2Tokenizer`, it reads `added_tokens.json`, `special_tokens_map.json` and
+/// `tokenizer_config.json`.
 fn from_vocabulary_and_merges(
     files: &Files,
     vocabulary: &Path,
@@ -519,49 +540,50 @@ fn from_vocabulary_and_merges(
     let failed = |error: String| WeightsError::Tokenizer { path: folder.to_owned(), error };
     let bpe = byte_pairs(&read(files, vocabulary)?, &read(files, merges)?)
         .map_err(|error| failed(format!("{} and {}: {error}", file_name(vocabulary), file_name(merges))))?;
-    let beside = Beside::read(files, folder)?;
-    let mut tokenizer = byte_level(bpe, beside.config["add_prefix_space"] == Value::Bool(true));
-    beside.add_plain(&mut tokenizer).map_err(failed)?;
-    let bos = beside.special("bos_token").unwrap_or_else(|| END_OF_TEXT.to_owned());
+    let settings = TokenizerSettings::read(files, folder)?;
+    let mut tokenizer = byte_level(bpe, settings.config["add_prefix_space"] == Value::Bool(true));
+    settings.add_plain(&mut tokenizer).map_err(failed)?;
+    let bos = settings.special("bos_token").unwrap_or_else(|| END_OF_TEXT.to_owned());
     let mut special_tokens =
-        vec![bos.clone(), beside.special("eos_token").unwrap_or_else(|| END_OF_TEXT.to_owned())];
-    special_tokens.extend(beside.special("pad_token"));
-    special_tokens.extend(beside.additional());
+        vec![bos.clone(), settings.special("eos_token").unwrap_or_else(|| END_OF_TEXT.to_owned())];
+    special_tokens.extend(settings.special("pad_token"));
+    special_tokens.extend(settings.additional());
     let special_tokens = special_tokens.into_iter().map(|token| AddedToken::from(token, true));
     tokenizer.add_special_tokens(special_tokens).map_err(|error| failed(error.to_string()))?;
-    let bos = tokenizer.token_to_id(&bos).filter(|_| beside.config["add_bos_token"] == Value::Bool(true));
+    let bos = tokenizer.token_to_id(&bos).filter(|_| settings.config["add_bos_token"] == Value::Bool(true));
     add_around_texts(&mut tokenizer, (bos, None)).map_err(failed)?;
     Ok(tokenizer)
 }
 
-/// The text of token `id` if it is an ordinary one, no special token: a configuration that ends texts with it is
-/// usually wrong.
+/// Returns the text of token `id`, unless it is a special token.
+///
+/// A configuration that ends texts with an ordinary token is usually wrong.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode, ordinary_token};
 ///
 /// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
-/// assert_eq!(ordinary_token(&tokenizer, 0), None, "the end of a text");
+/// assert_eq!(ordinary_token(&tokenizer, 0), None, "the end token is special");
 /// assert_eq!(ordinary_token(&tokenizer, encode(&tokenizer, "K")?[0]).as_deref(), Some("K"));
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     let token = tokenizer.id_to_token(id)?;
     let is_marked = tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
-    // Written `<|endoftext|>` or `</s>`, whether or not the files call it special.
+    // Spelled like `<|endoftext|>` or `</s>`, even if the files do not mark it as special.
     let looks_special = token.len() > 2 && token.starts_with('<') && token.ends_with('>');
     let text = || String::from_utf8_lossy(&token_bytes(tokenizer, id).unwrap_or_default()).into_owned();
     (!is_marked && !looks_special).then(text)
 }
 
-/// The token with the largest id, if that is beyond a vocabulary of `rows`.
+/// Returns the token with the largest id, if the id is outside a vocabulary of `rows`.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, largest_foreign_token};
 ///
 /// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
-/// assert_eq!(largest_foreign_token(&tokenizer, 2048), None);
-/// assert_eq!(largest_foreign_token(&tokenizer, 2000).map(|(id, _)| id), Some(2047));
+/// assert_eq!(largest_foreign_token(&tokenizer, 4096), None);
+/// assert_eq!(largest_foreign_token(&tokenizer, 4000).map(|(id, _)| id), Some(4095));
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub fn largest_foreign_token(tokenizer: &Tokenizer, rows: usize) -> Option<(u32, String)> {
@@ -573,7 +595,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Makes a tokenizer add tokens before and after every text.
+/// Configures a tokenizer to add tokens before and after every text.
 fn add_around_texts(
     tokenizer: &mut Tokenizer,
     (before, after): (Option<u32>, Option<u32>),
@@ -596,13 +618,13 @@ fn add_around_texts(
     Ok(())
 }
 
-/// The pairs of a vocabulary, an object of ids by token, and of merges, one a line.
+/// Builds a BPE from a vocabulary, a JSON object of ids by token, and from merges, one per line.
 fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
     let vocabulary: HashMap<String, Value> =
         serde_json::from_slice(strip_mark(vocabulary)).map_err(|error| error.to_string())?;
     let id = |(token, id): (String, Value)| {
-        let of_token = || format!("`{token}` has no whole number for its id");
-        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(of_token)?;
+        let invalid = || format!("the id of `{token}` is not a whole number");
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(invalid)?;
         Ok((token, id))
     };
     let ids = vocabulary.into_iter().map(id).collect::<Result<Vocab, String>>()?;
@@ -615,7 +637,7 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
         if let Some(missing) = [&first, &second, &merged].into_iter().find(|token| !ids.contains_key(*token))
         {
             return Err(at_line(format!(
-                "`{line}` needs the token `{missing}`, which is not in the vocabulary; take both files from one source"
+                "`{line}` needs the token `{missing}`, which is not in the vocabulary; use both files from the same source"
             )));
         }
         pairs.push((first, second));
@@ -623,14 +645,15 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
     built_pairs(ids, pairs)
 }
 
-/// The lines of a text, whichever system wrote it.
+/// Splits a text into lines, for the line endings of any system.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
-    // With bare carriage returns the whole file would be one line, and with `#version` in front no merge at all.
+    // A file with bare carriage returns would otherwise be a single line, and `#version` would hide all
+    // merges.
     let end = if text.contains('\n') { '\n' } else { '\r' };
     text.split_terminator(end).map(|line| line.strip_suffix('\r').unwrap_or(line))
 }
 
-/// The model of a vocabulary and merges.
+/// Builds the model of a vocabulary and merges.
 fn built_pairs(vocabulary: Vocab, merges: Vec<(String, String)>) -> Result<BPE, String> {
     let entries = vocabulary.iter().map(|(token, id)| (token.as_str(), u64::from(*id)));
     tokenizer_limits::check_byte_pairs(entries, &merges)?;
@@ -638,16 +661,18 @@ fn built_pairs(vocabulary: Vocab, merges: Vec<(String, String)>) -> Result<BPE, 
     without_panic(build)?.map_err(|error| error.to_string())
 }
 
-/// A merge as it is written: two tokens with a space between them.
+/// Parses a merge: two tokens separated by a space.
 fn pair(merge: &str) -> Result<(String, String), String> {
     match merge.split_once(' ') {
         Some((first, second)) if !second.contains(' ') => Ok((first.to_owned(), second.to_owned())),
-        _ => Err(format!("`{merge}` is not a merge of two tokens with one space between them")),
+        _ => Err(format!("`{merge}` is not a merge of two tokens separated by one space")),
     }
 }
 
-/// The tokenizer of lists, as GGUF files hold them: tokens with their ids and llama.cpp's types, merges of two tokens each with
-/// a space between them, and the tokens before and after every text.
+/// Builds a tokenizer from the arrays of a GGUF file.
+///
+/// `tokens` contains tokens, ids and llama.cpp's token types. Each merge is two tokens separated by a
+/// space. `around` contains the tokens before and after every text.
 pub(crate) fn from_lists(
     tokens: Vec<(String, u32, i32)>,
     merges: &[String],
@@ -659,7 +684,7 @@ pub(crate) fn from_lists(
     let count = tokens.len();
     let vocabulary: Vocab = tokens.into_iter().map(|(token, id, _)| (token, id)).collect();
     if vocabulary.len() < count {
-        return Err(format!("{} of its tokens occur twice", count - vocabulary.len()));
+        return Err(format!("{} tokens occur twice", count - vocabulary.len()));
     }
     let pairs = merges.iter().map(|merge| pair(merge)).collect::<Result<Vec<_>, String>>()?;
     let mut tokenizer = byte_level(built_pairs(vocabulary, pairs)?, false);
@@ -669,7 +694,7 @@ pub(crate) fn from_lists(
     Ok(tokenizer)
 }
 
-/// GPT-2's tokenizer around a vocabulary, as transformers' `GPT2Tokenizer` sets it up.
+/// Builds GPT-2's tokenizer around a vocabulary, configured like transformers' `GPT2Tokenizer`.
 fn byte_level(bpe: BPE, add_prefix_space: bool) -> Tokenizer {
     let mut tokenizer = Tokenizer::new(bpe);
     tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(add_prefix_space)));
@@ -683,7 +708,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_of_the_alphabet_are_bytes() {
+    fn byte_level_alphabet_covers_all_bytes() {
         let alphabet = ByteLevel::alphabet();
         let mut bytes: Vec<u8> = alphabet.into_iter().map(|c| byte_of(c).unwrap()).collect();
         bytes.sort_unstable();

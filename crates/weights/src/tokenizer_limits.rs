@@ -1,8 +1,9 @@
-//! Limits of a `tokenizer.json`, checked before the tokenizers library builds it.
+//! Limits for a `tokenizer.json`, enforced before the tokenizers library builds it.
 //!
-//! A file of a few kilobytes could otherwise make a short text arbitrarily long. Each part gets an upper bound on its growth,
-//! and a [`Growth`] composes them. The error names the field, the value found, the limit and a remedy. Inputs on which the
-//! library panics are rejected here too, because `catch_unwind` does nothing in a browser.
+//! Otherwise a file of a few kilobytes could expand a short text without bound. Each component gets an
+//! upper bound on its growth, and a [`Growth`] combines them. The error names the field, the value, the
+//! limit and a remedy. Inputs on which the library panics are rejected here too, because `catch_unwind` has
+//! no effect in a browser.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -17,28 +18,28 @@ use tokenizers::Tokenizer;
 use crate::charsmap::Charsmap;
 use crate::library::without_panic;
 
-/// Largest growth of a text in normalizers, in pre-tokenizers or in decoders, in bytes per byte.
+/// Maximum growth of a text by normalizers, pre-tokenizers or decoders, in bytes per byte.
 const MAX_GROWTH: f64 = 32.0;
-/// Most ids that a post-processor adds to a text.
+/// Maximum number of ids that a post-processor adds to a text.
 const MAX_ADDED_IDS: u64 = 16;
-/// Longest vocabulary entry or added token, in characters.
+/// Maximum length of a vocabulary entry or added token, in characters.
 const MAX_ENTRY_CHARS: usize = 1024;
-/// Largest `max_input_chars_per_word` of WordPiece, whose time is quadratic in it.
+/// Maximum `max_input_chars_per_word` of WordPiece, whose time is quadratic in it.
 const MAX_WORD_CHARS: u64 = 1024;
-/// Longest `unk_token`: the library copies it for each unknown character.
+/// Maximum length of `unk_token` in bytes; the library copies it for each unknown character.
 const MAX_UNKNOWN_BYTES: usize = 64;
-/// Longest prefix or suffix of subwords: the library adds it to each character of a word.
+/// Maximum bytes of a subword prefix or suffix; the library adds it to each character of a word.
 const MAX_AFFIX_BYTES: usize = 32;
-/// Most parts of a tokenizer, sequences flattened.
+/// Maximum number of components of a tokenizer, with sequences flattened.
 const MAX_PARTS: usize = 64;
-/// Most regular expressions of a tokenizer: each may compile to 10 MB.
+/// Maximum number of regular expressions of a tokenizer; each may compile to 10 MB.
 const MAX_EXPRESSIONS: usize = 16;
-/// Bytes of the file's text that an error quotes.
+/// Number of bytes of the file's text that an error quotes.
 const QUOTED_BYTES: usize = 40;
-/// Parts of a `tokenizer.json` that are neither its model nor its tokens.
+/// Components of a `tokenizer.json` other than its model and tokens.
 const PARTS: [&str; 4] = ["normalizer", "pre_tokenizer", "post_processor", "decoder"];
 
-/// Parts of a `tokenizer.json` that are checked.
+/// Checked parts of a `tokenizer.json`.
 #[derive(Deserialize)]
 struct Outline {
     model: Option<Model>,
@@ -64,7 +65,7 @@ struct Added {
     rstrip: bool,
 }
 
-/// Model of any kind. Values of the wrong type are left to the library.
+/// Model of any kind. The library handles values of the wrong type.
 #[derive(Deserialize)]
 struct Model {
     #[serde(default)]
@@ -85,7 +86,7 @@ struct Model {
 pub(crate) fn check(json: &str) -> Result<(), String> {
     let outline: Outline = serde_json::from_str(json).map_err(|error| error.to_string())?;
     let Some(model) = &outline.model else {
-        let hint = "a vocabulary or another file; name a tokenizer.json, or the folder that holds the vocabulary and merges";
+        let hint = "found a vocabulary or another file; pass a tokenizer.json, or the folder with the vocabulary and merges";
         return Err(hint.into());
     };
     model.check()?;
@@ -106,7 +107,7 @@ pub(crate) fn check(json: &str) -> Result<(), String> {
     Growth::new(MAX_GROWTH).decode("decoder", &decoder)
 }
 
-/// Checks a vocabulary and merges that were not in a `tokenizer.json`.
+/// Checks a vocabulary and merges that do not come from a `tokenizer.json`.
 pub(crate) fn check_byte_pairs<'a>(
     vocabulary: impl Iterator<Item = (&'a str, u64)>,
     merges: &[(String, String)],
@@ -119,11 +120,11 @@ pub(crate) fn check_byte_pairs<'a>(
     entries.check_merges("merges", merges, "")
 }
 
-/// Checks the added tokens of a built tokenizer, which may have come from several files.
+/// Checks the added tokens of a built tokenizer, which may come from several files.
 pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     for (id, token) in tokenizer.get_added_tokens_decoder() {
         check_entry("added_tokens", &token.content)?;
-        // As the normalizer changed it.
+        // The content after normalization.
         let normalized = tokenizer.id_to_token(id).unwrap_or_default();
         let strips = token.lstrip || token.rstrip;
         check_strips(&format!("added_tokens: the token with id {id}"), strips, &normalized)?;
@@ -131,7 +132,7 @@ pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-/// Largest growth of a text in the normalizer, and in the pre-tokenizer.
+/// Returns the maximum growth of a text by the normalizer and by the pre-tokenizer.
 pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<(f64, f64), String> {
     let value = |part: Result<Value, serde_json::Error>| part.map_err(|error| error.to_string());
     let normalizer = value(serde_json::to_value(tokenizer.get_normalizer()))?;
@@ -143,7 +144,7 @@ pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<(f64, f64), String> {
     Ok((normalized.total, pre_tokenized.total))
 }
 
-/// Text of the file as errors quote it.
+/// Formats text of the file for error messages.
 fn quoted(text: &str) -> String {
     let start = text.get(..text.floor_char_boundary(QUOTED_BYTES)).unwrap_or_default();
     let rest = if start.len() < text.len() { "…" } else { "" };
@@ -159,7 +160,9 @@ fn check_entry(field: &str, entry: &str) -> Result<(), String> {
     Err(format!("{field}: {entry} has {chars} characters, the limit is {MAX_ENTRY_CHARS}; remove this token"))
 }
 
-/// Rejects a token of spaces that takes the spaces around it: the library finds each of them again in the next match.
+/// Rejects a whitespace token that strips surrounding whitespace.
+///
+/// The library would match the stripped spaces again as the next token.
 fn check_strips(field: &str, strips: bool, content: &str) -> Result<(), String> {
     match strips && content.trim().is_empty() {
         false => Ok(()),
@@ -178,7 +181,7 @@ fn check_bytes(field: &str, value: &Value, limit: usize) -> Result<(), String> {
     Err(format!("{field}: {} has {} bytes, the limit is {limit}; shorten it", quoted(text), text.len()))
 }
 
-/// Numbers of parts and of regular expressions.
+/// Numbers of components and of regular expressions.
 #[derive(Default)]
 struct Counts {
     parts: usize,
@@ -186,7 +189,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Adds a part of a tokenizer. Its depth is bounded by the JSON parser.
+    /// Counts a component of a tokenizer. The JSON parser bounds its depth.
     fn add(&mut self, field: &str, part: &Value) -> Result<(), String> {
         match part {
             Value::Array(parts) => {
@@ -222,7 +225,7 @@ impl Counts {
     }
 }
 
-/// Map of a `Precompiled` normalizer, on which the library panics if it is damaged.
+/// Parses the map of a `Precompiled` normalizer; the library panics if it is corrupt.
 fn charsmap(field: &str, encoded: &Value) -> Result<Charsmap, String> {
     let bytes = STANDARD.decode(encoded.as_str().unwrap_or_default());
     let bytes = bytes.map_err(|error| format!("{field}.precompiled_charsmap: not base64: {error}"))?;
@@ -230,7 +233,7 @@ fn charsmap(field: &str, encoded: &Value) -> Result<Charsmap, String> {
         .map_err(|error| format!("{field}.precompiled_charsmap {error}; download the file again"))
 }
 
-/// Parts as the library reads them: it also accepts other spellings, without a `type` for instance.
+/// Normalizes components with the library, which also accepts other spellings, such as without `type`.
 fn canonical(parts: [Value; 4]) -> Result<[Value; 4], String> {
     let mut json = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -246,20 +249,20 @@ fn canonical(parts: [Value; 4]) -> Result<[Value; 4], String> {
     Ok(PARTS.map(|field| json[field].take()))
 }
 
-/// Parts of a sequence with their fields, or the part itself.
+/// Returns the components of a sequence with their field names; `None` for a single component.
 fn flattened<'v>(field: &str, part: &'v Value, list: &str) -> Option<Vec<(String, &'v Value)>> {
     let parts = part[list].as_array().filter(|_| part["type"] == "Sequence")?;
     Some(parts.iter().enumerate().map(|(index, part)| (format!("{field}.{list}[{index}]"), part)).collect())
 }
 
-/// Upper bounds on the length of a text, for each byte that it had before.
+/// Upper bounds on the size of a text, per byte of the original.
 struct Growth {
     total: f64,
-    /// Bytes equal to any one ASCII character.
+    /// Bytes equal to any single ASCII character.
     ascii: f64,
-    /// Bytes of any one other character.
+    /// Bytes of any single non-ASCII character.
     other: f64,
-    /// Largest growth by a Unicode normal form since the text was last changed otherwise.
+    /// Maximum growth by a Unicode normal form since the last other change.
     form: f64,
     limit: f64,
 }
@@ -273,7 +276,7 @@ impl Growth {
         /// Longest decompositions: U+0390 and U+FDFA.
         const COMPOSED: f64 = 3.0;
         const COMPATIBLE: f64 = 11.0;
-        /// A CJK character of three bytes gets two spaces.
+        /// A three-byte CJK character gets two spaces.
         const SPACED: f64 = 5.0 / 3.0;
         if let Some(parts) = flattened(field, part, "normalizers") {
             return parts.iter().try_for_each(|(field, part)| self.normalize(field, part));
@@ -338,7 +341,7 @@ impl Growth {
     }
 
     fn decode(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// A byte that belongs to no character was written with two bytes and becomes U+FFFD.
+        /// An invalid byte was encoded in two bytes and becomes U+FFFD.
         const REPLACED: f64 = 1.5;
         if let Some(parts) = flattened(field, part, "decoders") {
             return parts.iter().try_for_each(|(field, part)| self.decode(field, part));
@@ -369,7 +372,7 @@ impl Growth {
 
     /// Applies a Unicode normal form. A decomposed text does not grow again.
     fn decompose(&mut self, factor: f64) {
-        /// Largest number of equal bytes: U+2057 becomes four characters of three bytes, U+2026 three dots.
+        /// Maximum number of equal bytes: U+2057 becomes four characters of three bytes, U+2026 three dots.
         const EQUAL: f64 = 4.0;
         let is_first = self.total == 1.0;
         self.total *= (factor / self.form).max(1.0);
@@ -382,14 +385,14 @@ impl Growth {
     }
 
     fn lowercase(&mut self) {
-        /// U+0130 and U+023A become lower-case characters of three bytes.
+        /// U+0130 and U+023A become lowercase sequences of three bytes.
         const LONGER: f64 = 1.5;
         self.total *= LONGER;
         self.ascii = self.total.min(2.0 * self.ascii);
         self.other = self.total.min(2.0 * LONGER * self.other);
     }
 
-    /// Writes each byte as a character of GPT-2's alphabet, of one or two bytes.
+    /// Writes each byte as a one- or two-byte character of GPT-2's alphabet.
     fn escape(&mut self) {
         self.multiply(2.0);
         self.form = 1.0;
@@ -403,7 +406,7 @@ impl Growth {
         self.form = 1.0;
     }
 
-    /// Replaces a literal text by another one with `content` bytes.
+    /// Replaces a literal text with another of `content` bytes.
     fn insert(&mut self, found: &str, content: usize) {
         if found.is_empty() {
             return self.insert_everywhere(content);
@@ -411,14 +414,14 @@ impl Growth {
         self.grow(self.matches(found), content.saturating_sub(found.len()));
     }
 
-    /// Most matches of a literal text.
+    /// Returns the maximum number of matches of a literal text.
     fn matches(&self, found: &str) -> f64 {
         let Some(first) = found.chars().next() else { return self.total + 1.0 };
         let equal = if first.is_ascii() { self.ascii } else { self.other };
         (equal / float(first.len_utf8())).min(self.total / float(found.len()))
     }
 
-    /// Inserts `content` bytes before each byte and after the last.
+    /// Inserts `content` bytes before each byte and after the last one.
     fn insert_everywhere(&mut self, content: usize) {
         self.grow(self.total + 1.0, content);
     }
@@ -438,7 +441,7 @@ impl Growth {
                 found => (self.total / float(found), found),
             },
         };
-        // Of a character, those that are there stay, and each match adds those of the content.
+        // Existing occurrences of a character remain, and each match adds those in the content.
         let added = |is_of: fn(char) -> bool| {
             let mut bytes = HashMap::new();
             for one in content.chars().filter(|one| is_of(*one)) {
@@ -460,7 +463,7 @@ impl Growth {
         let mut message = format!("{field}: {kind} ");
         let content = part["content"].as_str().or_else(|| part["prepend"].as_str());
         if let Some(content) = content {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(message, "with {} ({} bytes) ", quoted(content), content.len());
         }
         Err(format!(
@@ -474,13 +477,13 @@ fn float(bytes: usize) -> f64 {
     bytes as f64
 }
 
-/// Fewest bytes that an expression matches; 0 if the parser does not know its syntax.
+/// Returns the minimum number of bytes an expression matches; 0 if the parser rejects its syntax.
 fn shortest_match(expression: &str) -> usize {
     let parsed = regex_syntax::parse(expression).ok();
     parsed.and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0)
 }
 
-/// Checks the number of ids that are added to a text, and that the text is not repeated.
+/// Limits the number of ids added to a text, and rejects repetitions of the text.
 fn check_post_processor(part: &Value) -> Result<(), String> {
     let name = "post_processor";
     let mut adding = None;
@@ -504,7 +507,7 @@ fn check_post_processor(part: &Value) -> Result<(), String> {
         }
         if let Some(other) = adding.replace(field) {
             let field = adding.unwrap_or_default();
-            return Err(format!("{field}: {other} adds tokens too, the limit is one of them; remove one"));
+            return Err(format!("{field}: {other} also adds tokens, but only one may; remove one"));
         }
     }
     Ok(())
@@ -516,27 +519,27 @@ fn check_template(field: &str, part: &Value, template: &str, sequences: &[&str])
     let mut added = 0;
     let mut seen = Vec::new();
     for (index, piece) in part[template].as_array().into_iter().flatten().enumerate() {
-        let place = format!("{field}.{template}[{index}]");
+        let path = format!("{field}.{template}[{index}]");
         if let Some(sequence) = piece["Sequence"]["id"].as_str() {
             if seen.contains(&sequence) {
-                return Err(format!("{place}: sequence {sequence} a second time; the text may occur once"));
+                return Err(format!("{path}: sequence {sequence} is repeated; the text may occur only once"));
             }
             if !sequences.contains(&sequence) {
-                return Err(format!("{place}: sequence {sequence} does not exist there; use sequence A"));
+                return Err(format!("{path}: sequence {sequence} does not exist there; use sequence A"));
             }
             seen.push(sequence);
             continue;
         }
         let id = piece["SpecialToken"]["id"].as_str().unwrap_or_default();
         let Some(token) = special.get(id) else {
-            return Err(format!("{place}: special_tokens has no {}; add it there", quoted(id)));
+            return Err(format!("{path}: special_tokens has no {}; add it there", quoted(id)));
         };
         let (ids, tokens) = (&token["ids"], &token["tokens"]);
         let (ids, tokens) = (ids.as_array().map_or(0, Vec::len), tokens.as_array().map_or(0, Vec::len));
         if ids != tokens {
             let id = quoted(id);
             return Err(format!(
-                "{field}.special_tokens: {id} has {ids} ids and {tokens} tokens; give each id its token"
+                "{field}.special_tokens: {id} has {ids} ids and {tokens} tokens; give each id one token"
             ));
         }
         for token in token["tokens"].as_array().into_iter().flatten() {
@@ -545,7 +548,7 @@ fn check_template(field: &str, part: &Value, template: &str, sequences: &[&str])
         added += ids as u64;
         if added > MAX_ADDED_IDS {
             return Err(format!(
-                "{place}: the template adds {added} ids or more to a text, the limit is {MAX_ADDED_IDS}; remove special tokens"
+                "{path}: the template adds {added} ids or more to a text, the limit is {MAX_ADDED_IDS}; remove special tokens"
             ));
         }
     }
@@ -562,23 +565,23 @@ impl Model {
         let chars = &self.max_input_chars_per_word;
         if chars.is_number() && chars.as_u64().is_none_or(|chars| chars > MAX_WORD_CHARS) {
             return Err(format!(
-                "model.max_input_chars_per_word: found {chars}, the limit is {MAX_WORD_CHARS}; lower it, BERT has 100"
+                "model.max_input_chars_per_word: found {chars}, the limit is {MAX_WORD_CHARS}; lower it (BERT uses 100)"
             ));
         }
         self.vocab.check_merges("model.merges", &self.merges.0, prefix.as_str().unwrap_or_default())
     }
 }
 
-/// Lengths and ids of the entries of a vocabulary, which is an object of ids or a list of pairs.
+/// Lengths and ids of vocabulary entries, from an object of ids or a list of pairs.
 #[derive(Default)]
 struct Vocabulary {
-    /// Longest entry, in bytes.
+    /// Length of the longest entry, in bytes.
     longest: usize,
     /// First entry that is too long.
     too_long: Option<String>,
-    /// The entry of each id.
+    /// Entries by id.
     by_id: HashMap<u64, String>,
-    /// First id of two entries, with both.
+    /// First id shared by two entries, with both entries.
     shared: Option<(u64, String, String)>,
 }
 
@@ -599,14 +602,16 @@ impl Vocabulary {
 
     fn check(&self, field: &str) -> Result<(), String> {
         self.too_long.as_ref().map_or(Ok(()), |entry| check_entry(field, entry))?;
-        // One of the two could never be decoded.
+        // One of the two entries could never be decoded.
         self.shared.as_ref().map_or(Ok(()), |(id, first, second)| {
             let (first, second) = (quoted(first), quoted(second));
-            Err(format!("{field}: {first} and {second} have one id, {id}; give each token its own"))
+            Err(format!("{field}: {first} and {second} share the id {id}; give each token its own id"))
         })
     }
 
-    /// Rejects merges on which the library panics: it joins both tokens in a buffer as long as the longest entry.
+    /// Rejects merges on which the library panics.
+    ///
+    /// It joins both tokens in a buffer that is only as long as the longest entry.
     fn check_merges(&self, field: &str, merges: &[(String, String)], prefix: &str) -> Result<(), String> {
         for (index, (first, second)) in merges.iter().enumerate() {
             let joined = second.strip_prefix(prefix).map(|second| first.len() + second.len());
@@ -627,7 +632,7 @@ impl<'de> Deserialize<'de> for Vocabulary {
     }
 }
 
-/// Reads a vocabulary entry by entry.
+/// Visitor that reads a vocabulary entry by entry.
 struct Entries;
 
 impl<'de> Visitor<'de> for Entries {
@@ -658,7 +663,7 @@ impl<'de> Visitor<'de> for Entries {
     }
 }
 
-/// Merges, each a pair of tokens or one text with a space between them.
+/// Merges, each a pair of tokens or a string with a space between them.
 #[derive(Default)]
 struct Merges(Vec<(String, String)>);
 
@@ -673,7 +678,7 @@ impl<'de> Deserialize<'de> for Merges {
         let merges: Option<Vec<Merge>> = Option::deserialize(deserializer)?;
         let pair = |merge| match merge {
             Merge::Pair(first, second) => Some((first, second)),
-            // The library skips the line of the version.
+            // The library skips the version line.
             Merge::Line(line) if line.starts_with("#version") => None,
             Merge::Line(line) => line.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())),
         };

@@ -1,29 +1,31 @@
-//! `vocab.txt`, the vocabulary of transformers' `BertTokenizer`, as a `tokenizer.json`.
+//! Conversion of `vocab.txt`, the vocabulary of transformers' `BertTokenizer`, to `tokenizer.json`.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-/// Unknown token, if `tokenizer_config.json` names no other.
+/// Default unknown token, unless `tokenizer_config.json` specifies another.
 pub(crate) const UNKNOWN: &str = "[UNK]";
-/// Settings of words and accents in `tokenizer_config.json`.
+/// Settings for words and accents in `tokenizer_config.json`.
 const OPTIONS: [&str; 3] = ["do_lower_case", "tokenize_chinese_chars", "strip_accents"];
-/// Longest word in characters; a longer one is unknown.
+/// Maximum length of a word in characters; longer words are unknown.
 const MAX_WORD_CHARS: usize = 100;
 
-/// The `tokenizer.json` of a vocabulary with one token a line. `config` is the `tokenizer_config.json`, or null.
+/// Converts a vocabulary with one token per line to `tokenizer.json`.
+///
+/// `config` is the content of `tokenizer_config.json`, or null.
 ///
 /// # Errors
-/// If the vocabulary is not UTF-8 or lacks the unknown token, or a setting has another type.
+/// If the vocabulary is not UTF-8 or lacks the unknown token, or a setting has the wrong type.
 pub(crate) fn tokenizer_json(bytes: &[u8], config: &Value, unknown: &str) -> Result<String, String> {
     let text = text(bytes)?;
     let mut vocabulary: HashMap<&str, usize> = HashMap::new();
-    // Of equal lines the last one counts, as in transformers.
+    // If lines repeat, the last one wins, as in transformers.
     vocabulary.extend(lines(&text).zip(0..));
     if !vocabulary.contains_key(unknown) {
         return Err(format!(
-            "no line is the unknown token `{unknown}`, so it is not the vocabulary of a BertTokenizer; use the checkpoint's own \
-             vocab.txt, or name its `unk_token` in tokenizer_config.json"
+            "the unknown token `{unknown}` is missing, so this is not the vocabulary of a BertTokenizer; use the checkpoint's own \
+             vocab.txt, or set `unk_token` in tokenizer_config.json"
         ));
     }
     let [lowercase, chinese, accents] = options(config)?;
@@ -56,13 +58,13 @@ fn options(config: &Value) -> Result<[Option<bool>; 3], String> {
     Ok(found)
 }
 
-/// The text of a file, without a byte order mark.
+/// Decodes a file without its byte order mark.
 fn text(bytes: &[u8]) -> Result<String, String> {
     let text = str::from_utf8(bytes).map_err(|error| {
         let line = bytes[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
         format!("line {line} is not UTF-8; save the file in UTF-8")
     })?;
-    // Python reads any line end as a line feed.
+    // Python reads any line ending as a line feed.
     Ok(text.trim_start_matches('\u{feff}').replace("\r\n", "\n").replace('\r', "\n"))
 }
 

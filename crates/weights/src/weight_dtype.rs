@@ -1,59 +1,39 @@
-//! The types in which weights can be held in memory, and which of them a CPU and a GPU have.
+//! Dtypes of weights, in memory and in written checkpoints.
 
-use candle_core::DType;
-use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_arithmetic::{NumberType, number_type_for, uses};
 
-use crate::named::named;
-
-macro_rules! dtypes {
-    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident;)+) => {
-        named! {
-            /// A type in which the weights of linear layers and embeddings can be held: those of [`WeightFormat`] on a CPU, f32, f16
-            /// and bf16 on a GPU.
-            ///
-            /// ```
-            /// use candle_core::Device;
-            /// use candle_gpt2_weights::WeightDType;
-            ///
-            /// assert_eq!("q8".parse(), Ok(WeightDType::Q8));
-            /// assert!(WeightDType::Q4.check(&Device::Cpu).is_ok());
-            /// assert!(WeightDType::BF16.check(&Device::Cpu).is_err(), "that is for GPUs");
-            /// ```
-            WeightDType, UnknownWeightDType {
-                $($(#[$doc])* $format $name,)+
-                /// 16-bit floating point with the exponent of F32: GPUs only.
-                BF16 "bf16",
-            }
-        }
-
-        impl WeightDType {
-            /// The format of the CPU's products.
-            pub(crate) fn format(self) -> Option<WeightFormat> {
-                match self {
-                    $(Self::$format => Some(WeightFormat::$format),)+
-                    Self::BF16 => None,
-                }
-            }
-        }
-    };
+number_type_for! {
+    /// In-memory dtype of the weights of linear layers and embeddings.
+    ///
+    /// CPUs support f32, f16 and integers; GPUs support f32, f16 and bf16.
+    ///
+    /// ```
+    /// use candle_core::Device;
+    /// use candle_gpt2_weights::WeightDType;
+    ///
+    /// assert_eq!("q8".parse(), Ok(WeightDType::Q8));
+    /// assert!(WeightDType::Q4.check(&Device::Cpu).is_ok());
+    /// assert!(WeightDType::BF16.check(&Device::Cpu).is_err(), "only GPUs support bf16");
+    /// ```
+    WeightDType, uses::WEIGHTS, [F32, F16, Q8, Q6, Q5, Q4, BF16]
 }
 
-candle_gpt2_arithmetic::weight_formats!(dtypes);
+number_type_for! {
+    /// Dtype of a written checkpoint. Only GGUF supports blocks of integers.
+    ///
+    /// ```
+    /// use candle_gpt2_weights::WrittenDType;
+    ///
+    /// assert_eq!("q8_0".parse(), Ok(WrittenDType::Q8_0));
+    /// assert_eq!(WrittenDType::F16.name(), "f16");
+    /// ```
+    WrittenDType, uses::GGUF | uses::SAFETENSORS, [F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q4K, Q5K, Q6K]
+}
 
 impl WeightDType {
-    /// The type of a GPU's tensors.
-    pub(crate) fn tensor_dtype(self) -> Option<DType> {
-        match self {
-            Self::F32 => Some(DType::F32),
-            Self::F16 => Some(DType::F16),
-            Self::BF16 => Some(DType::BF16),
-            _ => None,
-        }
-    }
-
-    /// The names of those that only a device of this kind holds, or of all that it does.
-    fn listed(holds: impl Fn(Self) -> bool) -> String {
-        let names: Vec<_> = Self::ALL.into_iter().filter(|dtype| holds(*dtype)).map(Self::name).collect();
+    /// Lists the names of the dtypes for which `holds` returns true, as an English enumeration.
+    fn listed(holds: impl Fn(NumberType) -> bool) -> String {
+        let names: Vec<_> = Self::all().filter(|dtype| holds(dtype.0)).map(Self::name).collect();
         match names.split_last() {
             Some((last, [])) => (*last).to_owned(),
             Some((last, others)) => format!("{} or {last}", others.join(", ")),
@@ -61,14 +41,19 @@ impl WeightDType {
         }
     }
 
-    /// The names of those that the CPU holds, for people.
+    /// Lists the dtypes that the CPU supports, for messages.
     pub fn names_on_cpu() -> String {
-        Self::listed(|dtype| dtype.format().is_some())
+        Self::listed(|dtype| dtype.is_for(uses::CPU_WEIGHTS))
     }
 
-    /// The names of those that only the CPU holds, for people.
+    /// Lists the dtypes that GPUs support, for messages.
+    pub fn names_on_gpu() -> String {
+        Self::listed(|dtype| dtype.is_for(uses::GPU_WEIGHTS))
+    }
+
+    /// Lists the dtypes that only the CPU supports, for messages.
     pub fn names_on_cpu_only() -> String {
-        Self::listed(|dtype| dtype.tensor_dtype().is_none())
+        Self::listed(|dtype| !dtype.is_for(uses::GPU_WEIGHTS))
     }
 }
 
@@ -77,11 +62,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
-        for dtype in WeightDType::ALL {
+    fn names_round_trip() {
+        for dtype in WeightDType::all() {
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }
         let error = "F32".parse::<WeightDType>().unwrap_err();
-        assert_eq!(error.to_string(), "expected one of f32, f16, q8, q6, q5, q4, bf16");
+        assert_eq!(error.to_string(), "expected one of f32, f16, q8, q6, q5, q4, bf16; found `F32`");
     }
 }

@@ -1,22 +1,24 @@
-//! The tokens of the words that were met last: nearly every word of a text was met before.
+//! Cache of recently encoded words: nearly every word of a text has occurred before.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::byte_pairs::{BytePairs, Parts};
 
-/// Longest word, in bytes, that is kept by its bytes themselves.
+/// Maximum length of a word whose bytes serve as the cache key, in bytes.
 const SHORT_WORD: usize = 15;
-/// Longest word that is kept at all.
-const LONGEST_KEPT: usize = 128;
-/// Tokens of a short word that are kept beside it.
+/// Maximum length of a cached word, in bytes.
+const MAX_CACHED_BYTES: usize = 128;
+/// Maximum number of tokens stored inside a slot.
 const INSIDE: usize = 3;
-/// Short words that are kept.
+/// Number of slots for short words.
 const SLOTS: usize = 1 << 16;
-/// Tokens that are kept for all other words; with [`SLOTS`], the cache takes 3 MiB.
+/// Maximum number of tokens stored for other words; with [`SLOTS`], the cache takes 3 MiB.
 const OUTSIDE: usize = 1 << 18;
+/// Maximum number of cached words that are not short.
+const LONG_WORDS: usize = 1 << 13;
 
-/// Joins words to tokens, and keeps those of some.
+/// Encodes words and caches the tokens of some of them.
 pub(crate) struct WordCache {
     short: Vec<Slot>,
     long: HashMap<Box<[u8]>, Range<usize>>,
@@ -24,18 +26,18 @@ pub(crate) struct WordCache {
     parts: Parts,
 }
 
-/// A short word: a later one with the same place takes it.
+/// Slot of a short word. A later word with the same hash replaces it.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// The bytes, and their number in the last one; 0 if there is no word.
+    /// Bytes of the word, with the length in the highest byte; 0 if the slot is empty.
     word: u128,
-    /// How many, and the tokens; if they are more than [`INSIDE`], where they begin outside.
+    /// Number of tokens. Above [`INSIDE`], `tokens[0]` is the index of the first one in `outside`.
     count: u32,
     tokens: [u32; INSIDE],
 }
 
 impl WordCache {
-    /// Memory of an empty cache.
+    /// Memory allowance for an empty cache, in bytes.
     pub(crate) const BYTES: usize = 4 << 20;
 
     pub(crate) fn new() -> Self {
@@ -57,7 +59,7 @@ impl WordCache {
             return self.encode_long(pairs, &text[start..end], tokens);
         }
         let word = bytes_of(text, start, end);
-        let slot = &self.short[place_of(word)];
+        let slot = &self.short[slot_index(word)];
         if slot.word != word {
             return self.encode_new(pairs, word, &text[start..end], tokens);
         }
@@ -77,35 +79,37 @@ impl WordCache {
         let first = tokens.len();
         pairs.encode(bytes, &mut self.parts, tokens);
         let found = &tokens[first..];
-        let mut kept = [0; INSIDE];
-        match kept.get_mut(..found.len()) {
-            Some(kept) => kept.copy_from_slice(found),
+        let mut stored = [0; INSIDE];
+        match stored.get_mut(..found.len()) {
+            Some(stored) => stored.copy_from_slice(found),
             None => {
-                let place = self.keep(found);
-                let Ok(place) = u32::try_from(place.start) else { return };
-                kept[0] = place;
+                let range = self.store(found);
+                let Ok(start) = u32::try_from(range.start) else { return };
+                stored[0] = start;
             }
         }
-        // At most one for each byte of the word.
+        // At most one token per byte of the word.
         let Ok(count) = u32::try_from(found.len()) else { return };
-        self.short[place_of(word)] = Slot { word, count, tokens: kept };
+        self.short[slot_index(word)] = Slot { word, count, tokens: stored };
     }
 
     fn encode_long(&mut self, pairs: &BytePairs, word: &[u8], tokens: &mut Vec<u32>) {
-        if let Some(place) = self.long.get(word) {
-            return tokens.extend_from_slice(&self.outside[place.clone()]);
+        if let Some(range) = self.long.get(word) {
+            return tokens.extend_from_slice(&self.outside[range.clone()]);
         }
         let first = tokens.len();
         pairs.encode(word, &mut self.parts, tokens);
-        if word.len() <= LONGEST_KEPT {
-            let place = self.keep(&tokens[first..]);
-            self.long.insert(word.into(), place);
+        if word.len() <= MAX_CACHED_BYTES {
+            let range = self.store(&tokens[first..]);
+            self.long.insert(word.into(), range);
         }
     }
 
-    /// Keeps the tokens of a word; if there is no room, all are forgotten first.
-    fn keep(&mut self, tokens: &[u32]) -> Range<usize> {
-        if self.outside.len() + tokens.len() > OUTSIDE {
+    /// Stores the tokens of a word; if the cache is full, it is cleared first.
+    ///
+    /// The number of long words has its own limit, because `long` also holds their bytes.
+    fn store(&mut self, tokens: &[u32]) -> Range<usize> {
+        if self.outside.len() + tokens.len() > OUTSIDE || self.long.len() >= LONG_WORDS {
             *self = Self::new();
         }
         let first = self.outside.len();
@@ -114,7 +118,7 @@ impl WordCache {
     }
 }
 
-/// The bytes of a short word as one number.
+/// Packs the bytes of a short word into an integer.
 #[inline]
 fn bytes_of(text: &[u8], start: usize, end: usize) -> u128 {
     let length = end - start;
@@ -126,10 +130,10 @@ fn bytes_of(text: &[u8], start: usize, end: usize) -> u128 {
     bytes | (length as u128) << (8 * SHORT_WORD)
 }
 
-/// The place of a short word.
+/// Returns the slot index of a short word.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a hash of both halves")]
-fn place_of(word: u128) -> usize {
+fn slot_index(word: u128) -> usize {
     let folded = (word as u64) ^ ((word >> 64) as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> (u64::BITS - SLOTS.trailing_zeros())) as usize

@@ -1,12 +1,13 @@
-//! The words that GPT-2's tokenizer cuts a text into before it joins bytes to tokens: no token spans two of them.
+//! Splitting of a text into words, the step before byte pair encoding. No token spans two words.
 //!
-//! The words are the matches, one after the other, of OpenAI's expression
-//! `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` (`encoder.py`), which match every text whole. Here
-//! it is written out: an engine of expressions takes most of a tokenizer's time.
+//! The words are the consecutive matches of OpenAI's regular expression
+//! `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` (`encoder.py`), which covers
+//! every text completely. The expression is implemented by hand, because a regex engine takes most of a
+//! tokenizer's time.
 
 use regex_syntax::hir::{Class as ParsedClass, HirKind};
 
-/// What the expression tells apart.
+/// Character classes that the expression distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Class {
@@ -20,24 +21,25 @@ enum Class {
     Space,
 }
 
-/// The classes by the numbers that they are kept as.
+/// Classes by their numeric value.
 const CLASSES: [Class; 4] = [Class::Other, Class::Letter, Class::Number, Class::Space];
-/// Characters whose classes are kept in one byte.
+/// Number of characters whose classes share a byte.
 const PER_BYTE: usize = 4;
-/// Numbers of characters: U+0000 to U+10FFFF.
+/// Number of code points: U+0000 to U+10FFFF.
 const CHARACTERS: usize = 0x11_0000;
 const CONTRACTIONS: [&[u8]; 7] = [b"'s", b"'t", b"'re", b"'ve", b"'m", b"'ll", b"'d"];
 
-/// Cuts texts into words.
+/// Word splitter.
 pub(crate) struct Words {
     ascii: [Class; 128],
-    /// Two bits for each character.
+    /// Class of each character, in two bits.
     all: Vec<u8>,
 }
 
 impl Words {
-    /// The classes come from the tables of the library that the tokenizer's own expression is compiled with. `None` if it
-    /// has no such tables.
+    /// Builds the classes from the Unicode tables of the regex library used by the tokenizer itself.
+    ///
+    /// `None` if the library lacks these tables.
     pub(crate) fn new() -> Option<Self> {
         let mut words = Self { ascii: [Class::Other; 128], all: vec![0; CHARACTERS / PER_BYTE] };
         for (expression, class) in
@@ -67,85 +69,88 @@ impl Words {
         CLASSES[usize::from(self.all[number / PER_BYTE] >> (2 * (number % PER_BYTE)) & 3)]
     }
 
-    /// The class of the character at a place before the end, and where it ends.
+    /// Returns the class and the end of the character at `offset`, which must be inside the text.
     #[inline]
-    fn at(&self, text: &str, place: usize) -> (Class, usize) {
-        match self.ascii.get(usize::from(text.as_bytes()[place])) {
-            Some(class) => (*class, place + 1),
+    fn at(&self, text: &str, offset: usize) -> (Class, usize) {
+        match self.ascii.get(usize::from(text.as_bytes()[offset])) {
+            Some(class) => (*class, offset + 1),
             None => {
-                let character = text.get(place..).and_then(|rest| rest.chars().next()).unwrap_or_default();
-                (self.class(character), place + character.len_utf8())
+                let character = text.get(offset..).and_then(|rest| rest.chars().next()).unwrap_or_default();
+                (self.class(character), offset + character.len_utf8())
             }
         }
     }
 
-    /// Where the characters of a class that begin at a place end.
+    /// Returns the end of the run of characters of `class` that starts at `offset`.
     #[inline]
-    fn run(&self, class: Class, text: &str, mut place: usize) -> usize {
-        while place < text.len() {
-            let (found, end) = self.at(text, place);
+    fn run(&self, class: Class, text: &str, mut offset: usize) -> usize {
+        while offset < text.len() {
+            let (found, end) = self.at(text, offset);
             if found != class {
                 break;
             }
-            place = end;
+            offset = end;
         }
-        place
+        offset
     }
 
-    /// Where the word that begins at a place before the end ends.
+    /// Returns the end of the word that starts at `offset`, which must be before the end of the text.
     #[inline]
-    pub(crate) fn end(&self, text: &str, place: usize) -> usize {
+    pub(crate) fn end(&self, text: &str, offset: usize) -> usize {
         let bytes = text.as_bytes();
-        if bytes[place] == b'\'' {
-            let rest = &bytes[place..];
+        if bytes[offset] == b'\'' {
+            let rest = &bytes[offset..];
             if let Some(contraction) = CONTRACTIONS.iter().find(|contraction| rest.starts_with(contraction)) {
-                return place + contraction.len();
+                return offset + contraction.len();
             }
         }
-        let (mut class, mut end) = self.at(text, place);
-        if bytes[place] == b' ' && end < text.len() {
+        let (mut class, mut end) = self.at(text, offset);
+        if bytes[offset] == b' ' && end < text.len() {
             let (after, after_end) = self.at(text, end);
             if after != Class::Space {
                 (class, end) = (after, after_end);
             }
         }
-        if class == Class::Space { self.end_of_spaces(text, place) } else { self.run(class, text, end) }
+        if class == Class::Space { self.end_of_spaces(text, offset) } else { self.run(class, text, end) }
     }
 
-    /// Spaces before a character that is none leave the last of them to the next word.
-    fn end_of_spaces(&self, text: &str, place: usize) -> usize {
-        let (mut last, mut end) = (place, place);
+    /// Returns the end of a run of spaces. Before a non-space, the last space belongs to the next word.
+    fn end_of_spaces(&self, text: &str, offset: usize) -> usize {
+        let (mut last, mut end) = (offset, offset);
         while end < text.len() {
             let (class, next) = self.at(text, end);
             if class != Class::Space {
-                return if last == place { end } else { last };
+                return if last == offset { end } else { last };
             }
             (last, end) = (end, next);
         }
         end
     }
 
-    /// The first place from `from` on, in bytes that may be no text at all, where a text may be cut: whatever is before and after it, a
-    /// word ends there and no other reading of what follows is possible. That is before a space or a line break with an ASCII letter or
-    /// digit after it, or, for scripts without spaces, before punctuation outside ASCII that follows a letter or a number.
+    /// Finds the first position at or after `from` where a text can be split safely.
+    ///
+    /// A word ends there regardless of the context, and the bytes that follow can only be split in one way.
+    /// `bytes` need not be valid UTF-8. Such a position is before a space or line break that is followed by
+    /// an ASCII letter or digit. For scripts without spaces, it is before non-ASCII punctuation that
+    /// follows a letter or number.
     pub(crate) fn cut(&self, bytes: &[u8], from: usize) -> Option<usize> {
-        let is_cut = |place: usize| match bytes[place] {
-            b' ' | b'\n' => bytes.get(place + 1).is_some_and(u8::is_ascii_alphanumeric),
+        let is_cut = |offset: usize| match bytes[offset] {
+            b' ' | b'\n' => bytes.get(offset + 1).is_some_and(u8::is_ascii_alphanumeric),
             0xc0.. => {
-                let after = character(&bytes[place..]);
-                let before = (1..=4.min(place)).find(|length| bytes[place - length] & 0xc0 != 0x80);
-                let before = before.and_then(|length| character(&bytes[place - length..place]));
+                let after = character(&bytes[offset..]);
+                let before = (1..=4.min(offset)).find(|length| bytes[offset - length] & 0xc0 != 0x80);
+                let before = before.and_then(|length| character(&bytes[offset - length..offset]));
                 after.is_some_and(|after| self.class(after) == Class::Other)
                     && before
                         .is_some_and(|before| matches!(self.class(before), Class::Letter | Class::Number))
             }
             _ => false,
         };
-        (from.max(1)..bytes.len()).find(|place| is_cut(*place))
+        (from.max(1)..bytes.len()).find(|offset| is_cut(*offset))
     }
 }
 
-/// The character that bytes begin with.
+/// Returns the first character of a byte string, if it is valid.
 fn character(bytes: &[u8]) -> Option<char> {
     let bytes = &bytes[..bytes.len().min(4)];
     let valid = match str::from_utf8(bytes) {

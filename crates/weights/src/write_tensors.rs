@@ -1,4 +1,4 @@
-//! Writing tensors that are not a checkpoint.
+//! Export of tensors that are not a checkpoint.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -16,13 +16,15 @@ use crate::replace::unwritable;
 use crate::rounding::{append, check_range, safetensors_dtype};
 use crate::{WeightsError, WrittenDType};
 
-/// What the file format of NumPy begins with, and its version.
+/// Magic bytes and version of NumPy's file format.
 const NPY_MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
-/// What the header of such a file is filled up to multiples of.
+/// Alignment of a NumPy header, in bytes.
 const NPY_ALIGNMENT: usize = 16;
 
-/// Writes tensors as a safetensors file, one after another, floating-point numbers in f32 and integers as they are, with texts in its
-/// metadata. Equal tensors and texts give equal files.
+/// Writes tensors to a safetensors file, one at a time, with string metadata.
+///
+/// Floating-point tensors become f32; integer tensors keep their dtype. Equal tensors and metadata yield
+/// identical files.
 ///
 /// ```
 /// use std::collections::{BTreeMap, HashMap};
@@ -40,8 +42,8 @@ const NPY_ALIGNMENT: usize = 16;
 /// ```
 ///
 /// # Errors
-/// When a tensor cannot be read, or the file cannot be written: no file is left then. What was there before is kept by
-/// [`replace_file`](crate::replace_file) alone.
+/// If a tensor cannot be read, or the file cannot be written; no file remains then. Use
+/// [`replace_file`](crate::replace_file) to keep a previous file in that case.
 pub fn write_tensors(
     path: &Path,
     tensors: &BTreeMap<String, Tensor>,
@@ -62,7 +64,7 @@ pub fn write_tensors(
     serialize(path, lazy, metadata)
 }
 
-/// Writes tensors as [`write_tensors`] does, with all numbers rounded to a type of floating point.
+/// Writes tensors like [`write_tensors`], with all values rounded to a floating-point dtype.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -80,7 +82,8 @@ pub fn write_tensors(
 /// ```
 ///
 /// # Errors
-/// Those of [`write_tensors`], for blocks of integers, and when a finite number is beyond the range of f16.
+/// Fails like [`write_tensors`]. Also fails for block dtypes, and if a finite value is outside the range of
+/// f16.
 pub fn write_rounded_tensors(
     path: &Path,
     tensors: &BTreeMap<String, Tensor>,
@@ -104,7 +107,9 @@ pub fn write_rounded_tensors(
     serialize(path, lazy, HashMap::new())
 }
 
-/// Tensors in f32 as the bytes of a safetensors file, with texts in its metadata. Equal ones give equal bytes.
+/// Encodes tensors in f32 as the bytes of a safetensors file with string metadata.
+///
+/// Equal tensors and metadata yield identical bytes.
 ///
 /// ```
 /// use std::collections::{BTreeMap, HashMap};
@@ -119,7 +124,7 @@ pub fn write_rounded_tensors(
 /// ```
 ///
 /// # Errors
-/// When a tensor cannot be read.
+/// If a tensor cannot be read.
 pub fn tensor_bytes(
     tensors: &BTreeMap<String, Tensor>,
     metadata: HashMap<String, String>,
@@ -145,10 +150,12 @@ pub fn tensor_bytes(
     Ok(bytes)
 }
 
-/// Bytes of the length of a header, which a file begins with.
+/// Number of bytes of the header length at the start of a file.
 const LENGTH_BYTES: usize = 8;
 
-/// Sorts the entries of a header. The library writes those of the metadata in an order that differs from run to run.
+/// Sorts the entries of a header.
+///
+/// The library writes the metadata in an order that differs from run to run.
 fn sort_header(header: &mut [u8]) {
     let Ok(entries) = serde_json::from_slice::<BTreeMap<String, BTreeMap<String, serde_json::Value>>>(header)
     else {
@@ -156,13 +163,13 @@ fn sort_header(header: &mut [u8]) {
     };
     let Ok(mut sorted) = serde_json::to_vec(&entries) else { return };
     if sorted.len() <= header.len() {
-        // What is left of it is spaces, as it was.
+        // The rest is padded with spaces, like the original.
         sorted.resize(header.len(), b' ');
         header.copy_from_slice(&sorted);
     }
 }
 
-/// The same in a file.
+/// Sorts the header of a file; see [`sort_header`].
 fn sort_header_of(path: &Path) -> io::Result<()> {
     let mut file = File::options().read(true).write(true).open(path)?;
     let mut length = [0; LENGTH_BYTES];
@@ -174,7 +181,7 @@ fn sort_header_of(path: &Path) -> io::Result<()> {
     file.write_all(&header)
 }
 
-/// Writes tensors in f32 as NumPy's archive, one after another: `numpy.load` reads it.
+/// Writes tensors in f32 as a NumPy archive for `numpy.load`, one at a time.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -191,7 +198,7 @@ fn sort_header_of(path: &Path) -> io::Result<()> {
 /// ```
 ///
 /// # Errors
-/// When a tensor cannot be read, or the file cannot be written.
+/// If a tensor cannot be read, or the file cannot be written.
 pub fn write_npz(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), WeightsError> {
     let failed = |error: io::Error| unwritable(path, &error);
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
@@ -199,7 +206,7 @@ pub fn write_npz(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), 
     file.flush().map_err(failed)
 }
 
-/// Writes the archive that `path` is to hold.
+/// Writes the archive for the file at `path`.
 fn write_archive(
     to: impl Write + Seek,
     path: &Path,
@@ -213,7 +220,7 @@ fn write_archive(
                 break;
             }
             let bytes = f32_bytes(path, name, tensor)?;
-            // The archive has to know beforehand of what needs more than 32 bits for its length.
+            // Entries whose size needs more than 32 bits must be declared in advance.
             let is_large = bytes.len() > u32::MAX as usize / 2;
             let options = SimpleFileOptions::default()
                 .compression_method(CompressionMethod::Stored)
@@ -232,30 +239,31 @@ fn write_archive(
     }
 }
 
-/// The header of a file of NumPy's with f32 in rows.
+/// Builds the header of a NumPy file with f32 values in row-major order.
 fn npy_header(shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size},")).collect();
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}), }}");
-    // The length takes two bytes, and a line break ends the header.
+    // The length takes two bytes, and a newline ends the header.
     let length = (NPY_MAGIC.len() + 2 + text.len() + 1).next_multiple_of(NPY_ALIGNMENT);
     let padded = length - NPY_MAGIC.len() - 2 - 1;
     text = format!("{text:padded$}\n");
-    // A tensor has a handful of axes.
+    // Tensors have few dimensions, so the header is short.
     let text_length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     [NPY_MAGIC, &text_length.to_le_bytes(), text.as_bytes()].concat()
 }
 
-/// A writer that keeps its first error and takes in everything after it: the zip library prints what it cannot finish when
-/// it is dropped.
+/// Writer that records its first error and discards all later output.
+///
+/// Otherwise the zip library would print the errors of an unfinished archive when it is dropped.
 struct UntilFailure<'a, W> {
     to: W,
-    /// Where the next byte would go.
+    /// Position of the next byte.
     position: u64,
     failure: &'a RefCell<Option<io::Error>>,
 }
 
 impl<W> UntilFailure<'_, W> {
-    /// Does something, unless it failed before or fails now.
+    /// Runs an operation unless an earlier one failed, and records its error.
     fn attempt<T>(&mut self, operation: impl FnOnce(&mut W) -> io::Result<T>) -> io::Result<Option<T>> {
         if self.failure.borrow().is_some() {
             return Ok(None);
@@ -284,9 +292,9 @@ impl<W: Write> Write for UntilFailure<'_, W> {
 }
 
 impl<W: Seek> Seek for UntilFailure<'_, W> {
-    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
-        let sought = self.attempt(|to| to.seek(place))?;
-        self.position = sought.unwrap_or(match place {
+    fn seek(&mut self, target: SeekFrom) -> io::Result<u64> {
+        let sought = self.attempt(|to| to.seek(target))?;
+        self.position = sought.unwrap_or(match target {
             SeekFrom::Start(position) => position,
             SeekFrom::Current(distance) => self.position.saturating_add_signed(distance),
             SeekFrom::End(_) => self.position,
@@ -295,7 +303,7 @@ impl<W: Seek> Seek for UntilFailure<'_, W> {
     }
 }
 
-/// The values of a tensor in f32, as bytes.
+/// Returns the values of a tensor in f32, as bytes.
 fn f32_bytes(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
     Ok(f32_values(path, name, tensor)?.into_iter().flat_map(f32::to_le_bytes).collect())
 }
@@ -305,7 +313,7 @@ fn f32_values(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<f32>, Weig
     values.map_err(|error| unreadable(path, name, &error))
 }
 
-/// The values of a tensor as [`write_tensors`] writes them: integers as they are, and others in f32.
+/// Returns the values of a tensor as bytes: integers unchanged, everything else in f32.
 fn bytes_of(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
     fn bytes<T: WithDType, const N: usize>(
         tensor: &Tensor,
@@ -329,14 +337,14 @@ fn unreadable(path: &Path, name: &str, error: &candle_core::Error) -> WeightsErr
     WeightsError::Unwritable { path: path.to_owned(), what }
 }
 
-/// A tensor whose bytes are read when its turn comes to be written.
+/// Tensor whose bytes are read just before they are written.
 pub(crate) struct LazyTensor<R> {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
     pub(crate) read: R,
 }
 
-/// Writes a safetensors file. Nothing is read or made any more once a tensor could not be read.
+/// Writes a safetensors file. After the first tensor that cannot be read, no further tensors are read.
 pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, LazyTensor<R>)>,
@@ -344,8 +352,9 @@ pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
 ) -> Result<(), WeightsError> {
     let failed = |error: io::Error| unwritable(path, &error);
     let failure = RefCell::new(None);
-    // The library makes files that only their owner may read; this one gets the rights of an ordinary file.
-    let rights = File::create(path).and_then(|file| file.metadata()).map_err(failed)?.permissions();
+    // The library creates files that only their owner can read, so the permissions of an ordinary file are
+    // restored afterwards.
+    let permissions = File::create(path).and_then(|file| file.metadata()).map_err(failed)?.permissions();
     let views = tensors.into_iter().map(|(name, tensor)| (name, LazyView { tensor, failure: &failure }));
     let is_unsorted = metadata.len() > 1;
     let written = safetensors::serialize_to_file(views, Some(metadata), path);
@@ -361,13 +370,13 @@ pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
         let _ = fs::remove_file(path);
         return written;
     }
-    fs::set_permissions(path, rights).map_err(failed)
+    fs::set_permissions(path, permissions).map_err(failed)
 }
 
-/// What the library writes.
+/// Tensor as the library sees it.
 struct LazyView<'a, R> {
     tensor: LazyTensor<R>,
-    /// The first error, since [`View`] has no way to return one.
+    /// First error, because [`View`] cannot return one.
     failure: &'a RefCell<Option<WeightsError>>,
 }
 
@@ -381,7 +390,7 @@ impl<R: Fn() -> Result<Vec<u8>, WeightsError>> View for LazyView<'_, R> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        // The file is thrown away once something failed, so nothing more is read for it.
+        // The file is discarded after an error, so no more data is read.
         if self.failure.borrow().is_some() {
             return Cow::Borrowed(&[]);
         }
@@ -405,10 +414,13 @@ mod tests {
     use candle_gpt2_testing::{pattern, temporary_folder};
 
     use super::*;
+    use crate::replace_file;
 
-    /// A hash map has another order in each; the library writes texts in that order.
+    /// Writes maps with different iteration orders.
+    ///
+    /// The library would write the metadata in the order of each hash map.
     #[test]
-    fn equal_tensors_and_texts_give_equal_files() {
+    fn output_is_deterministic() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tensors.safetensors");
         let texts =
@@ -430,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_stay_integers() {
+    fn integer_dtypes_are_preserved() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tensors.safetensors");
         let device = &Device::Cpu;
@@ -454,9 +466,8 @@ mod tests {
         assert_eq!(read["u32"].to_vec1::<u32>().unwrap(), [1, u32::MAX]);
         assert_eq!(read["i64"].to_vec1::<i64>().unwrap(), [i64::MIN, i64::MAX]);
     }
-    use crate::replace_file;
 
-    /// A tensor of a type that nothing can convert, beside a sound one.
+    /// Returns a valid tensor and one whose dtype cannot be converted.
     fn unreadable() -> BTreeMap<String, Tensor> {
         let file = TensorView::new(Dtype::F4, vec![2, 4], &[7; 4]).unwrap();
         let bytes = safetensors::serialize([("scores", file)], None).unwrap();
@@ -466,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_cannot_be_read_is_an_error_and_no_file() {
+    fn unreadable_tensor_is_an_error_and_leaves_no_file() {
         let folder = temporary_folder();
         let path = folder.path().join("cache");
         for write in [
@@ -474,9 +485,9 @@ mod tests {
             &|path: &Path| write_npz(path, &unreadable()),
         ] as [&dyn Fn(&Path) -> Result<(), WeightsError>; 2]
         {
-            let told = replace_file(&path, |partial| Ok(write(partial)?)).unwrap_err().to_string();
+            let message = replace_file(&path, |partial| Ok(write(partial)?)).unwrap_err().to_string();
             let expected = format!("{}: tensor `scores` cannot be read: ", path.display());
-            assert!(told.starts_with(&expected), "{told}");
+            assert!(message.starts_with(&expected), "{message}");
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
         }
         write_tensors(&path, &unreadable(), HashMap::new()).unwrap_err();
@@ -489,18 +500,20 @@ mod tests {
         shapes.into_iter().map(|(name, shape)| (name.to_owned(), pattern(shape, 1.0, 9))).collect()
     }
 
-    /// candle's writer, which loses errors of the archive's end, gives the same bytes.
+    /// Compares the output with candle's writer.
+    ///
+    /// Both write the same bytes, but candle loses errors at the end of the archive.
     #[test]
-    fn an_archive_is_that_of_candle() {
+    fn npz_matches_candles_writer() {
         let folder = temporary_folder();
         let [own, theirs] = ["own.npz", "theirs.npz"].map(|name| folder.path().join(name));
         write_npz(&own, &tensors()).unwrap();
-        let of_candle: Vec<(String, Tensor)> = tensors().into_iter().collect();
-        Tensor::write_npz(&of_candle, &theirs).unwrap();
+        let named: Vec<(String, Tensor)> = tensors().into_iter().collect();
+        Tensor::write_npz(&named, &theirs).unwrap();
         assert!(fs::read(own).unwrap() == fs::read(theirs).unwrap());
     }
 
-    /// A disk with room for so many bytes.
+    /// Disk with a limited capacity in bytes.
     struct Disk(Cursor<Vec<u8>>, u64);
 
     impl Write for Disk {
@@ -517,23 +530,23 @@ mod tests {
     }
 
     impl Seek for Disk {
-        fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
-            self.0.seek(place)
+        fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+            self.0.seek(position)
         }
     }
 
     #[test]
-    fn an_archive_that_finds_no_room_says_so_wherever_it_ends() {
+    fn full_disk_is_reported_at_every_offset() {
         let mut whole = Disk(Cursor::new(Vec::new()), u64::MAX);
         write_archive(&mut whole, Path::new("cache.npz"), &tensors()).unwrap();
         let bytes = whole.0.into_inner().len() as u64;
-        for room in 0..bytes {
-            let mut disk = Disk(Cursor::new(Vec::new()), room);
-            let told = write_archive(&mut disk, Path::new("cache.npz"), &tensors()).unwrap_err();
+        for capacity in 0..bytes {
+            let mut disk = Disk(Cursor::new(Vec::new()), capacity);
+            let error = write_archive(&mut disk, Path::new("cache.npz"), &tensors()).unwrap_err();
             assert_eq!(
-                told.to_string(),
+                error.to_string(),
                 "cache.npz: cannot be written: the disk is full",
-                "{room} of {bytes}"
+                "{capacity} of {bytes}"
             );
         }
     }

@@ -1,14 +1,14 @@
-//! What the book's chapter on the architecture says of the crates: which needs which, and what none of them does.
+//! Checks the architecture chapter's statements about the crates: dependencies and forbidden names.
 //!
-//! The drawing `docs/src/pictures/crates.svg` is made from their manifests. Where each crate stands is chosen by hand here; the arrows
-//! are the manifests'. An arrow that follows from others is left out. The test fails when the file is another one than the manifests
-//! give; `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite` writes it anew.
+//! The diagram `docs/src/pictures/crates.svg` is generated. Positions are set by hand here, and arrows come
+//! from the manifests, without those that others imply. The test fails if the diagram is stale.
+//! `WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite` rewrites it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Each crate: its name, column and row of the middle of its box, and what it is.
+/// Crates with the column and row of their boxes' centers, and a short description.
 const PLACES: [(&str, f64, f64, &str); 23] = [
     ("cli", 1.0, 0.0, "the program"),
     ("python", 2.0, 0.0, "the package"),
@@ -35,22 +35,22 @@ const PLACES: [(&str, f64, f64, &str); 23] = [
     ("arithmetic", 2.2, 9.0, "loops on slices"),
 ];
 /// Crates that only tests use.
-const OF_TESTS: [&str; 2] = ["testing", "book"];
+const TEST_ONLY: [&str; 2] = ["testing", "book"];
 
-/// Pixels from one column or row to the next, and the size of a box.
+/// Distance between two columns in pixels; `ROW` is the distance between rows, `BOX` the box size.
 const COLUMN: f64 = 158.0;
 const ROW: f64 = 78.0;
 const BOX: (f64, f64) = (136.0, 44.0);
 const MARGIN: f64 = 16.0;
 
-/// A crate and those that it needs, by the names of their folders.
+/// Direct dependencies of each crate, by folder names.
 type Needs = BTreeMap<String, BTreeSet<String>>;
 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The workspace's crates that each manifest lists under `[dependencies]`.
+/// Returns the workspace's crates that each manifest lists under `[dependencies]`.
 fn needs() -> Needs {
     let folder_of = |package: &str| match package.strip_prefix("candle-gpt2") {
         Some("") => Some("gpt2".to_owned()),
@@ -62,8 +62,8 @@ fn needs() -> Needs {
     for folder in crates.chain(["models/stories", "web"].map(|folder| root().join(folder))) {
         let Ok(manifest) = std::fs::read_to_string(folder.join("Cargo.toml")) else { continue };
         let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
-        // The fuzz targets are a workspace of their own.
-        if manifest.contains("[workspace]") || OF_TESTS.contains(&&*name) {
+        // The fuzz targets form their own workspace.
+        if manifest.contains("[workspace]") || TEST_ONLY.contains(&&*name) {
             continue;
         }
         let mut is_wanted = false;
@@ -79,28 +79,31 @@ fn needs() -> Needs {
     needs
 }
 
-/// Everything that a crate needs, directly or through others.
-fn reached(needs: &Needs, name: &str) -> BTreeSet<String> {
+/// Returns the direct and indirect dependencies of a crate.
+fn all_dependencies(needs: &Needs, name: &str) -> BTreeSet<String> {
     let direct = &needs[name];
-    direct.iter().flat_map(|other| reached(needs, other).into_iter().chain([other.clone()])).collect()
+    direct
+        .iter()
+        .flat_map(|other| all_dependencies(needs, other).into_iter().chain([other.clone()]))
+        .collect()
 }
 
-/// The arrows that follow from no others.
+/// Returns the arrows that no other arrows imply.
 fn arrows(needs: &Needs) -> Vec<(String, String)> {
     let mut arrows = Vec::new();
     for (name, direct) in needs {
         for other in direct {
-            let follows = direct.iter().any(|between| reached(needs, between).contains(other));
-            arrows.extend((!follows).then(|| (name.clone(), other.clone())));
+            let is_implied = direct.iter().any(|between| all_dependencies(needs, between).contains(other));
+            arrows.extend((!is_implied).then(|| (name.clone(), other.clone())));
         }
     }
     arrows
 }
 
-fn drawing(needs: &Needs) -> String {
+fn diagram(needs: &Needs) -> String {
     let middle =
         |column: f64, row: f64| (MARGIN + BOX.0 / 2.0 + column * COLUMN, MARGIN + BOX.1 / 2.0 + row * ROW);
-    let place = |name: &str| {
+    let center = |name: &str| {
         let found = PLACES.iter().find(|(known, ..)| *known == name);
         found.map(|(_, column, row, _)| middle(*column, *row)).unwrap()
     };
@@ -113,10 +116,10 @@ fn drawing(needs: &Needs) -> String {
          <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#fff\"/>\n"
     );
     for (from, to) in arrows(needs) {
-        let ((x, y), (to_x, to_y)) = (place(&from), place(&to));
-        assert!(y < to_y, "{from} needs {to}, and stands below it: move one of them in PLACES");
+        let ((x, y), (to_x, to_y)) = (center(&from), center(&to));
+        assert!(y < to_y, "{from} needs {to} but is not above it: move one of them in PLACES");
         let (start, end) = (y + BOX.1 / 2.0, to_y - BOX.1 / 2.0);
-        // Arrows from afar meet at the middle of a box's upper edge.
+        // Arrows that span several rows also end at the center of a box's upper edge.
         writeln!(
             svg,
             "<path d=\"M{x:.0} {start:.0}L{to_x:.0} {end:.0}\" stroke=\"#667\" fill=\"none\" marker-end=\"url(#tip)\"><title>{from} \
@@ -143,37 +146,37 @@ fn drawing(needs: &Needs) -> String {
 }
 
 #[test]
-fn the_drawing_of_the_crates_is_that_of_their_manifests() {
+fn crate_diagram_matches_the_manifests() {
     let needs = needs();
     let placed: BTreeSet<&str> = PLACES.iter().map(|(name, ..)| *name).collect();
-    let there: BTreeSet<&str> = needs.keys().map(String::as_str).collect();
-    assert_eq!(placed, there, "PLACES has each crate once");
+    let existing: BTreeSet<&str> = needs.keys().map(String::as_str).collect();
+    assert_eq!(placed, existing, "PLACES lists each crate once");
 
     let path = root().join("docs/src/pictures/crates.svg");
-    let drawing = drawing(&needs);
+    let diagram = diagram(&needs);
     if std::env::var_os("WRITE_PICTURES").is_some() {
-        std::fs::write(&path, &drawing).unwrap();
+        std::fs::write(&path, &diagram).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    let how = "WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite";
+    let command = "WRITE_PICTURES=1 cargo test -p candle-gpt2-book --test suite";
     assert!(
-        found == drawing,
-        "docs/src/pictures/crates.svg is not what the manifests say; write it anew: {how}"
+        found == diagram,
+        "docs/src/pictures/crates.svg does not match the manifests; rewrite it with {command}"
     );
 }
 
-/// What a crate's code does not name, and why.
+/// Names that a crate's code must not contain, and the reason.
 const NEVER: [(&[&str], &[&str], &str); 5] = [
     (
         &["training"],
         &["candle_gpt2_engine", "candle_gpt2_generation", "candle_gpt2_pictures", "plotters"],
-        "it knows no names of models, no texts and no pictures",
+        "it must not use model names, texts or pictures",
     ),
-    (&["arithmetic", "pictures"], &["candle_core", "candle_nn"], "it knows no tensor"),
+    (&["arithmetic", "pictures"], &["candle_core", "candle_nn"], "it must not use tensors"),
     (
         &["attention", "gpt2", "generation", "interpret", "pictures", "grammar", "api", "compression"],
         &["std::fs", "File::open"],
-        "it opens no file",
+        "it must not open files",
     ),
     (
         &[
@@ -189,17 +192,17 @@ const NEVER: [(&[&str], &[&str], &str); 5] = [
             "compression",
         ],
         &["Instant::now", "SystemTime::now"],
-        "it reads no clock",
+        "it must not read the clock",
     ),
     (
         &["grammar", "api", "compression", "engine", "look"],
         &["std::net", "tokio", "hyper"],
-        "it has no connections",
+        "it must not open connections",
     ),
 ];
 
 #[test]
-fn each_crate_keeps_to_its_part() {
+fn crates_avoid_forbidden_names() {
     for (crates, words, why) in NEVER {
         for name in crates {
             let mut folders = vec![root().join("crates").join(name).join("src")];
@@ -210,24 +213,24 @@ fn each_crate_keeps_to_its_part() {
                         folders.push(path);
                         continue;
                     }
-                    // It counts the `max_time` of a checkpoint's files where a caller gives no clock.
+                    // This file measures a checkpoint's `max_time` if the caller passes no clock.
                     if path.ends_with("engine/src/clock.rs") {
                         continue;
                     }
-                    // They give up on a Hub that is silent.
+                    // These files time out if the Hub does not respond.
                     if path.ends_with("engine/src/hub/client.rs") || path.ends_with("engine/src/hub/http.rs")
                     {
                         continue;
                     }
-                    // It bounds the fraction of the time that slow grammars take.
+                    // This file bounds the fraction of time that slow grammars take.
                     if path.ends_with("grammar/src/process.rs") {
                         continue;
                     }
-                    // A module of tests alone, which writes the description when asked to.
+                    // This file contains only tests, which write the API description on request.
                     if path.ends_with("api/src/description.rs") {
                         continue;
                     }
-                    // Pictures and pages stand beside the code.
+                    // Pictures and pages are next to the code.
                     if path.extension().is_none_or(|ending| ending != "rs") {
                         continue;
                     }

@@ -1,5 +1,7 @@
-//! What is written from the structs that hold the options of models, looks, evaluation and training, as clap describes their fields: the
-//! signatures and stubs of Python's looks, `evaluate` and `tokenize`, and a page of the book. The test fails if a file is stale, see `options.rs`.
+//! Generates files from the option structs of models, views, evaluation and training.
+//!
+//! clap describes the fields. The generated parts are the signatures and stubs of Python's views, `evaluate`
+//! and `tokenize`, and a page of the book. The test fails if a file is stale; see `options.rs`.
 
 use std::any::TypeId;
 use std::fmt::Write;
@@ -7,31 +9,33 @@ use std::path::PathBuf;
 
 use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
-use candle_gpt2_jobs::{ActivationsOptions, ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
+use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
     Ablate, Activations, Attention, Attribute, CircuitSearch, EdgeAmount, Estimate, FeatureSetting, Features,
-    Graph, HeadKinds, Heads, Instead, Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData,
-    TokenChoice,
+    Graph, HeadKinds, Heads, Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Replacement, Saliency,
+    TaskData, TokenChoice,
 };
 use clap::{Arg, ArgAction, Args, Command};
 
-use super::options::{expect_file, with_between};
+use super::options::{expect_file, generation_sections, with_between};
 
-/// The lines of the stub between which the looks are.
-const STUB: [&str; 2] = ["    # From the options of looks.\n", "    # Other methods.\n"];
-/// Options of an evaluation that Python has in another place, and of a base that Python has as a model.
-const NOT_OF_EVALUATE: [&str; 4] = ["protocols", "data", "base", "base_dtype"];
-/// Names that Python keeps for itself.
+/// Lines of the stub before and after the views.
+const STUB: [&str; 2] = ["    # Generated from the options of the analyses.\n", "    # Other methods.\n"];
+/// Evaluation options that Python replaces by other parameters; its base is a model.
+const EXCLUDED_FROM_EVALUATE: [&str; 4] = ["protocols", "data", "base", "base_dtype"];
+/// Reserved words of Python.
 const RESERVED: [&str; 3] = ["as", "from", "with"];
 
 fn command<T: Args>() -> Command {
     T::augment_args(Command::new("options"))
 }
 
-/// A method of Python's `Model`: its options, what it names itself with a type, and what is no keyword of it.
+/// Method of Python's `Model`.
+///
+/// `named` lists the parameters with types given here, and `without` the options that are not keywords.
 struct Method {
     name: &'static str,
-    /// Type of its picture's details.
+    /// Type of the details in its picture.
     details: &'static str,
     options: Command,
     named: &'static [(&'static str, &'static str)],
@@ -75,7 +79,7 @@ fn methods() -> Vec<Method> {
     ]
 }
 
-/// The option as every front end but the command line calls it.
+/// Returns the name of an option in every front end except the command line.
 fn name(option: &Arg) -> String {
     option.get_long().unwrap_or(option.get_id().as_str()).replace('-', "_")
 }
@@ -85,7 +89,7 @@ fn keyword(option: &Arg) -> String {
     if RESERVED.contains(&name.as_str()) { name + "_" } else { name }
 }
 
-/// The type that Python takes.
+/// Returns the Python type of an option.
 fn python_type(option: &Arg) -> String {
     if matches!(option.get_action(), ArgAction::SetTrue) {
         return "bool".into();
@@ -109,21 +113,21 @@ fn python_type(option: &Arg) -> String {
         (TypeId::of::<Ranges>(), "_Numbers"),
         (TypeId::of::<Neuron>(), "str | tuple[int, int]"),
         (TypeId::of::<TokenChoice>(), "_Token"),
-        (TypeId::of::<Instead>(), "_Instead"),
+        (TypeId::of::<Replacement>(), "_Instead"),
         (TypeId::of::<FeatureSetting>(), "str"),
         (TypeId::of::<EdgeAmount>(), "str | int"),
     ];
     let known = types.iter().find(|(id, _)| option.get_value_parser().type_id() == *id);
-    let (_, known) = known.unwrap_or_else(|| panic!("{}: how does Python write its type?", option.get_id()));
+    let (_, known) = known.unwrap_or_else(|| panic!("{}: no Python type", option.get_id()));
     match option.get_action() {
-        // Files are many or one.
+        // One file or several.
         ArgAction::Append if *known == "_Path" => "_Path | Sequence[_Path]".into(),
         ArgAction::Append => format!("Sequence[{known}]"),
         _ => (*known).to_owned(),
     }
 }
 
-/// The default as Python writes it.
+/// Returns the default value in Python syntax.
 fn python_default(option: &Arg) -> String {
     if matches!(option.get_action(), ArgAction::SetTrue) {
         return "False".into();
@@ -139,14 +143,14 @@ fn options<'a>(command: &'a Command, without: &'a [&str]) -> impl Iterator<Item 
     command.get_arguments().filter(move |option| !without.contains(&name(option).as_str()))
 }
 
-/// The keywords as a signature has them.
+/// Returns the keywords in the form of a signature.
 fn signature(named: &str, command: &Command, without: &[&str], last: &str) -> String {
     let keywords = options(command, without)
         .map(|option| format!("{}={}, ", keyword(option), python_default(option).replace('"', "'")));
     format!("({named}, *, {}{last})", keywords.collect::<String>()).replace(", )", ")")
 }
 
-/// Each option as a line of the stub of a method.
+/// Returns the stub lines of a method's options, one line each.
 fn stub(command: &Command, without: &[&str]) -> String {
     let line = |option: &Arg| {
         let (name, kind, default) = (keyword(option), python_type(option), python_default(option));
@@ -157,12 +161,12 @@ fn stub(command: &Command, without: &[&str]) -> String {
 }
 
 #[test]
-fn signatures_of_looks_have_their_options() {
+fn python_signatures_match_the_options() {
     expect_file("crates/python/src/look.rs", |found| {
         methods().iter().fold(found.to_owned(), |text, Method { name, options, named, without, .. }| {
             let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
             let without = [&names[..], without].concat();
-            // Those that stand alone, with a text that may be missing, and the rows of all others.
+            // Methods with an optional text are written separately. All others are rows of a macro.
             let own = match *name {
                 "heads" => Some(("(text = None, **options)", "text=None")),
                 "features" => Some(("(text, sae = None, **options)", "text, sae='built-in'")),
@@ -194,7 +198,7 @@ fn signatures_of_looks_have_their_options() {
             "    fn evaluate",
             "$self, protocol, data=None",
             command::<EvaluationOptions>(),
-            &NOT_OF_EVALUATE,
+            &EXCLUDED_FROM_EVALUATE,
             "base=None",
         ),
         (
@@ -215,7 +219,7 @@ fn signatures_of_looks_have_their_options() {
 }
 
 #[test]
-fn stubs_of_looks_have_their_options() {
+fn python_stubs_match_the_options() {
     let mut lines = String::from(
         "    def run_with_cache(\n        self,\n        text: _Text,\n        names: str | Sequence[str] | None = None,\n        \
          hooks: _Hooks | None = None,\n        prepend_bos: bool = False,\n        *,\n",
@@ -241,7 +245,7 @@ fn stubs_of_looks_have_their_options() {
         stub(&data, &["task"])
     )
     .unwrap();
-    let options = stub(&command::<EvaluationOptions>(), &NOT_OF_EVALUATE);
+    let options = stub(&command::<EvaluationOptions>(), &EXCLUDED_FROM_EVALUATE);
     for (protocol, report) in [("str", "_Evaluation"), ("list[str] | tuple[str, ...]", "list[_Evaluation]")] {
         write!(
             lines,
@@ -254,22 +258,22 @@ fn stubs_of_looks_have_their_options() {
 }
 
 #[test]
-fn the_stub_of_tokenize_has_its_options() {
+fn tokenize_stub_matches_its_options() {
     let ends =
         ["def tokenize(\n    data: _Path | Sequence[_Path],\n    out: _Path,\n    *,\n", "    model: _Path"];
     let options = stub(&command::<TokenizeOptions>(), &[]).replace("        ", "    ");
     expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, ends, &options));
 }
 
-/// Its types are written by hand: clap does not list what a text may be.
+/// Checks only the names: types are written by hand, because clap does not list the values of a string.
 #[test]
-fn the_stub_of_training_names_its_options() {
+fn training_stub_lists_its_options() {
     expect_file("python/candle_gpt2/_native.pyi", |found| {
         let (_, rest) = found.split_once("class _TrainOptions(TypedDict, total=False):\n").unwrap();
         let lines = rest.lines().take_while(|line| !line.is_empty());
         let mut names: Vec<_> = lines.map(|line| line.trim().split(':').next().unwrap()).collect();
         let command = command::<TrainOptions>();
-        // A keyword of the method, and an option that the program has of every checkpoint.
+        // `resume` is a keyword of the method, and `n_head` is an option of every checkpoint.
         let mut expected: Vec<_> =
             options(&command, &["resume"]).map(name).chain(["n_head".into()]).collect();
         names.sort_unstable();
@@ -279,7 +283,7 @@ fn the_stub_of_training_names_its_options() {
     });
 }
 
-/// A title and a table.
+/// Returns a title and a table of options.
 fn section(title: &str, command: &Command) -> String {
     let mut text = format!("\n## {title}\n\n| option | default | |\n|---|---|---|\n");
     for option in command.get_arguments() {
@@ -295,32 +299,27 @@ fn section(title: &str, command: &Command) -> String {
 }
 
 #[test]
-fn the_page_of_options_has_those_of_every_struct() {
+fn options_page_is_up_to_date() {
     let mut page = String::from(
-        "# Options of models, looks, evaluation and training\n\nOptions have the same names in every front end: flags of the program \
-         (`--kv-dtype`) and keywords of Python (`kv_dtype`; `as_`, `from_` and\n`with_` end in an underscore there). Each table is \
-         written from the struct that holds the options, which also checks them.\n",
+        "# Options\n\n\
+         The command line, Python, the server and the page share these options and their names: flags are `--kv-dtype`, keywords of Python\n\
+         `kv_dtype` (`as_`, `from_` and `with_` end in an underscore there). The tables are generated from the code that checks the options. The\n\
+         options of each view are in `gpt2 look VIEW --help`, `gpt2 cache --help`, and the signatures of Python's methods.\n\n\
+         ## Defaults of generation\n\n\
+         Generation options come from the checkpoint's `generation_config.json`, whose keys they are, else from the tables, with `do_sample` on:\n\
+         without that file, at most 100 tokens are sampled at temperature 1 from the 50 most probable ones. Setting a sampling option turns\n\
+         `do_sample` on, and a temperature of 0 turns it off.\n\n\
+         Options with a range under \"HTTP\" are fields of requests. For the others, requests use OpenAI's names, which\n\
+         [Serve over HTTP](../guides/serve.md#request-fields) lists. The server takes `max_new_tokens` and the groups Sampling and Logits\n\
+         processors from the file, except `seed` and `num_return_sequences`, which each request sets: without a seed it uses a new one. It has no\n\
+         beam or contrastive search, and a chat completion ends at the end of the context. `gpt2 serve --generation-config none` ignores the file.\n",
     );
+    page += &generation_sections();
     for (title, command) in [
-        ("Models (`ModelOptions`)", command::<ModelOptions>()),
-        ("Evaluation (`EvaluationOptions`)", command::<EvaluationOptions>()),
-        ("Training (`TrainOptions`)", command::<TrainOptions>()),
-        ("Token files (`TokenizeOptions`)", command::<TokenizeOptions>()),
-        ("`gpt2 cache` (`Activations`)", command::<Activations>()),
-        ("`gpt2 cache --prompts-file` (`ActivationsOptions`)", command::<ActivationsOptions>()),
-        ("`gpt2 look attention` (`Attention`)", command::<Attention>()),
-        ("`gpt2 look lens` (`Lens`)", command::<Lens>()),
-        ("`gpt2 look attribute` (`Attribute`)", command::<Attribute>()),
-        ("`gpt2 look heads` (`HeadKinds`)", command::<HeadKinds>()),
-        ("`gpt2 look ablate` (`Ablate`)", command::<Ablate>()),
-        ("`gpt2 look patch`, `estimate` (`Patch`, `Estimate`)", command::<Patch>()),
-        ("`gpt2 look path` (`PathPatching`)", command::<PathPatching>()),
-        ("`gpt2 look circuit` (`CircuitSearch`)", command::<CircuitSearch>()),
-        ("`gpt2 look data` (`TaskData`)", command::<TaskData>()),
-        ("`gpt2 look saliency` (`Saliency`)", command::<Saliency>()),
-        ("`gpt2 look neurons` (`Neurons`)", command::<Neurons>()),
-        ("`gpt2 look features` (`Features`)", command::<Features>()),
-        ("`gpt2 look graph` (`Graph`)", command::<Graph>()),
+        ("Models", command::<ModelOptions>()),
+        ("Evaluation", command::<EvaluationOptions>()),
+        ("Training", command::<TrainOptions>()),
+        ("Token files", command::<TokenizeOptions>()),
     ] {
         page += &section(title, &command);
     }

@@ -1,9 +1,9 @@
-//! What the book says of the repository, beside the repository: the crates and the files.
+//! Checks the book's statements about the repository: its crates, files and options.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-mod circles;
 mod crates;
+mod cycles;
 mod keywords;
 mod options;
 mod paths;

@@ -1,6 +1,8 @@
-//! What is written from the table of options (`crates/generation/src/config/table.rs`): the types and the docstring of the Python package,
-//! and a page of the book. The test fails if a file is stale; `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite` writes
-//! them anew.
+//! Generates files from the table of generation options (`crates/generation/src/config/table.rs`).
+//!
+//! The generated parts are the types and the docstring of the Python package, and tables of the book. The
+//! test fails if a file is stale. `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite` rewrites the
+//! files.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -8,13 +10,13 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_gpt2_generation::{OPTIONS, OptionRow};
 
-/// The lines of the stub between which the options are.
-const STUB: [&str; 2] = ["    # From the table of options.\n", "\nclass _GenerationConfig("];
+/// Lines of the stub before and after the options.
+const STUB: [&str; 2] = ["    # Generated from the table of options.\n", "\nclass _GenerationConfig("];
 
-/// The text around the names in the docstring of the package.
+/// Text before and after the option names in the package's docstring.
 const DOCSTRING: [&str; 2] = ["``GenerationConfig``:\n\n", "\n- of this package: "];
 
-/// The type that Python takes for one of Rust.
+/// Returns the Python type for the Rust type of an option.
 fn python_type(option: &OptionRow) -> &'static str {
     match (option.name, option.kind) {
         ("seed", _) => "int | Iterable[int]",
@@ -26,11 +28,11 @@ fn python_type(option: &OptionRow) -> &'static str {
         (_, "Vec<Vec<u32>>") => "Sequence[Sequence[int]]",
         (_, "Vec<(Vec<u32>, f64)>") => "_Biases",
         (_, "EarlyStopping") => "bool | Literal[\"never\"]",
-        (name, kind) => panic!("{name}: how does Python write {kind}?"),
+        (name, kind) => panic!("{name}: no Python type for {kind}"),
     }
 }
 
-/// The default as a reader sees it.
+/// Returns the default value as readers see it.
 fn default_of(option: &OptionRow) -> String {
     match option.default {
         "MAX_NEW_TOKENS" => candle_gpt2_generation::MAX_NEW_TOKENS.to_string(),
@@ -40,7 +42,7 @@ fn default_of(option: &OptionRow) -> String {
     }
 }
 
-/// Several tests have a part of the same file.
+/// Lock for the files, because several tests own parts of the same file.
 static FILES: Mutex<()> = Mutex::new(());
 
 pub(crate) fn expect_file(path: &str, change: impl Fn(&str) -> String) {
@@ -51,12 +53,12 @@ pub(crate) fn expect_file(path: &str, change: impl Fn(&str) -> String) {
     if std::env::var_os("WRITE_OPTIONS").is_some() {
         std::fs::write(&path, &expected).unwrap();
     } else {
-        let how = "WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite";
-        assert!(found == expected, "{} is stale; write it anew: {how}", path.display());
+        let command = "WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite";
+        assert!(found == expected, "{} is stale; rewrite it with {command}", path.display());
     }
 }
 
-/// The text with something else between these two pieces of it.
+/// Replaces the text between two markers.
 pub(crate) fn with_between(text: &str, [first, last]: [&str; 2], between: &str) -> String {
     let (before, rest) = text.split_once(first).unwrap();
     let (_, after) = rest.split_once(last).unwrap();
@@ -64,19 +66,19 @@ pub(crate) fn with_between(text: &str, [first, last]: [&str; 2], between: &str) 
 }
 
 #[test]
-fn the_stub_has_the_options_of_the_table() {
+fn stub_lists_the_generation_options() {
     let lines: String = OPTIONS
         .iter()
-        // The overloads of `generate` tell one completion from several.
+        // The overloads of `generate` distinguish between one completion and several.
         .filter(|option| option.name != "num_return_sequences")
         .map(|option| format!("    {}: {} | None\n", option.name, python_type(option)))
         .collect();
     expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, STUB, &lines));
 }
 
-/// The docstring of the package lists the names, group by group.
+/// Checks that the package's docstring lists the option names by group.
 #[test]
-fn the_docstring_names_the_options_of_the_table() {
+fn docstring_lists_the_generation_options() {
     const WIDTH: usize = 116;
     let (mut lines, mut group): (Vec<String>, &str) = (Vec::new(), "");
     for option in OPTIONS {
@@ -98,24 +100,9 @@ fn the_docstring_names_the_options_of_the_table() {
     expect_file("python/candle_gpt2/__init__.py", |found| with_between(found, DOCSTRING, &names));
 }
 
-#[test]
-fn the_page_of_options_is_the_table() {
-    let mut page = String::from(
-        "# Options of generation\n\n\
-         Every front end has these options under these names: `gpt2 generate` as flags (`--top-k`), Python as keywords, a checkpoint's\n\
-         `generation_config.json` as keys. Those with a range under \"HTTP\" are fields of requests too; for others requests use OpenAI's names, which\n\
-         [Serve over HTTP](../guides/serve.md#what-a-request-may-say) lists. This page is written from\n\
-         [`table.rs`](../../../crates/generation/src/config/table.rs).\n\n\
-         ## Defaults\n\n\
-         The command line, the server, the page and Python have the same defaults: those of the checkpoint's `generation_config.json`, else the\n\
-         ones in the tables, with `do_sample` on. So without that file tokens are sampled at temperature 1 from the 50 most probable ones, and\n\
-         at most 100 are generated. An option for sampling turns `do_sample` on, whatever the file says, and a temperature of 0 turns it off.\n\n\
-         The server takes `max_new_tokens` and the groups Sampling and Logits processors from the file, except `seed` and\n\
-         `num_return_sequences`, which each request sets: without a seed it takes a new one. It has no beam or contrastive search, and a chat\n\
-         completion ends at the end of the context. `gpt2 serve --generation-config none` leaves the file out. `/props` shows the defaults, and the\n\
-         page takes them from there.\n",
-    );
-    let mut group = "";
+/// Returns the page's sections of generation options, one table for each group.
+pub(crate) fn generation_sections() -> String {
+    let (mut page, mut group) = (String::new(), "");
     for option in OPTIONS {
         if option.group != group {
             group = option.group;
@@ -125,5 +112,5 @@ fn the_page_of_options_is_the_table() {
         let range = option.request.map(|field| field.to_string()).unwrap_or_default();
         writeln!(page, "| `{}` | {} | {range} | {doc} |", option.name, default_of(option)).unwrap();
     }
-    expect_file("docs/src/reference/generation-options.md", |_| page.clone());
+    page
 }

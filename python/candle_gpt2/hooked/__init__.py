@@ -1,7 +1,7 @@
-"""TransformerLens' names for GPT-2, on numpy: ``import candle_gpt2.hooked as transformer_lens``.
+"""TransformerLens' API for GPT-2 on numpy: ``import candle_gpt2.hooked as transformer_lens``.
 
-:class:`HookedTransformer` runs a model with every hook point of TransformerLens 2.x and gives the numbers of 4.3.0 in its
-compatibility mode. torch is not needed; where it is imported, values are tensors.
+:class:`HookedTransformer` has every hook point of TransformerLens 2.x and produces the values of TransformerLens 4.3.0 in
+compatibility mode. torch is optional; if it is imported, values are tensors.
 """
 
 import sys as _sys
@@ -16,12 +16,12 @@ from .splice import SAE
 from .svd_interpreter import SVDInterpreter
 from .transformer import HookedTransformer
 
-#: TransformerLens 4's name of the module.
+#: Name of the module in TransformerLens 4.
 utilities = utils
-#: SAELens' name: every model takes autoencoders.
+#: Name in SAELens. Every model accepts autoencoders.
 HookedSAETransformer = HookedTransformer
 
-# TransformerLens' modules under both packages, so that old imports need nothing but the other name of the package.
+# TransformerLens' modules under both packages, so that old imports only need a different package name.
 _MODULES = {
     "ActivationCache": cache,
     "FactoredMatrix": factored_matrix,

@@ -1,6 +1,7 @@
-"""numpy inside; at the edge, tensors of torch for a caller that has torch.
+"""Conversions between numpy arrays and torch tensors.
 
-Nothing here imports torch: a tensor can only come from a caller that has imported it already.
+The package computes with numpy and returns tensors to callers that use torch. Nothing here imports torch, because tensors come
+only from callers that have imported it.
 """
 
 import sys
@@ -12,28 +13,31 @@ import numpy as np
 
 
 def torch_module() -> Any:
-    """The module `torch` if the caller has imported it, else None."""
+    """Returns the module `torch` if the caller has imported it, otherwise None."""
     return sys.modules.get("torch")
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of torch."""
+    """Whether a value is a torch tensor."""
     torch = torch_module()
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
 def has_tensor(values: Any) -> bool:
-    """Whether it is a tensor, or a list or tuple that holds one."""
+    """Whether a value is a tensor, or a list or tuple that contains one."""
     return is_tensor(values) or (isinstance(values, (list, tuple)) and any(map(is_tensor, values)))
 
 
 def is_live(value: Any) -> bool:
-    """Whether torch's autograd follows a value: a tensor that requires a gradient, where gradients are enabled."""
+    """Whether torch's autograd tracks a value: it requires a gradient, and gradients are enabled."""
     return not isinstance(value, np.ndarray) and is_tensor(value) and value.requires_grad and torch_module().is_grad_enabled()
 
 
 def array(value: Any) -> np.ndarray:
-    """A tensor, an array or nested lists as an array. Arrays and tensors on the CPU share memory: no copy is made."""
+    """Converts a tensor, an array or nested lists to an array.
+
+    Arrays and CPU tensors share memory with the result.
+    """
     if isinstance(value, np.ndarray):
         return value
     if is_tensor(value):
@@ -45,7 +49,7 @@ def array(value: Any) -> np.ndarray:
 
 
 def tensor(value: Any) -> Any:
-    """An array as a tensor of torch that shares its memory; anything else as it is."""
+    """Converts an array to a torch tensor that shares its memory, and returns other values unchanged."""
     if not isinstance(value, (np.ndarray, np.generic)):
         return value
     value = np.asarray(value)
@@ -53,72 +57,72 @@ def tensor(value: Any) -> Any:
 
 
 def live(value: Any) -> Any:
-    """A live tensor itself; anything else as an array."""
+    """Returns a live tensor unchanged, and converts other values to arrays."""
     return value if is_live(value) else array(value)
 
 
 def together(*values: Any) -> tuple[Any, ...]:
-    """Arrays as they are, or all as tensors if one of them is live."""
+    """Returns arrays unchanged, or all as tensors if one of them is live."""
     return tuple(map(tensor, values)) if any(map(is_live, values)) else values
 
 
 def library(value: Any) -> Any:
-    """The module whose functions take a value: torch or numpy."""
+    """Returns the module whose functions accept a value: torch or numpy."""
     return torch_module() if is_tensor(value) else np
 
 
 def added(left: Any, right: Any) -> Any:
-    """The sum of arrays or live tensors."""
+    """Adds arrays or live tensors."""
     left, right = together(left, right)
     return left + right
 
 
 @contextmanager
 def no_gradients() -> Iterator[None]:
-    """Turns autograd off, if torch is imported."""
+    """Disables autograd if torch is imported."""
     torch = torch_module()
     with torch.no_grad() if torch else nullcontext():
         yield
 
 
 def like(example: Any, value: Any) -> Any:
-    """An array, as a tensor if `example` is or holds one."""
+    """Returns an array, as a tensor if `example` is or contains one."""
     return tensor(value) if has_tensor(example) else value
 
 
 def matching(example: Any, value: Any) -> Any:
-    """A value as an array, or as a tensor if `example` is one."""
+    """Converts a value to an array, or to a tensor if `example` is one."""
     return value if is_tensor(value) == is_tensor(example) else like(example, array(value))
 
 
 def read_only(value: np.ndarray) -> np.ndarray:
-    """A view that cannot be written to; as a tensor it becomes a copy."""
+    """Returns a read-only view, which becomes a copy when it is converted to a tensor."""
     view = value.view()
     view.flags.writeable = False
     return view
 
 
 class Kind:
-    """Type of the outputs of a model: numpy arrays or torch tensors."""
+    """Output type of a model: numpy arrays or torch tensors."""
 
     def __init__(self, is_torch: bool) -> None:
         self.is_torch = is_torch
 
     @classmethod
     def chosen(cls, tensors: str | None) -> "Kind":
-        """The kind of this name; by default torch if it is imported."""
+        """Returns the output type by name, by default torch if it is imported."""
         has_torch = torch_module() is not None
         if tensors not in (None, "numpy", "torch") or (tensors == "torch" and not has_torch):
             raise ValueError(f"tensors: expected 'numpy', or 'torch' after `import torch`, found {tensors!r}")
         return cls(has_torch if tensors is None else tensors == "torch")
 
     def out(self, value: Any) -> Any:
-        """An array as the caller wants it."""
+        """Converts an array to the output type."""
         return tensor(value) if self.is_torch else value
 
     @contextmanager
     def of(self, value: Any) -> Iterator[None]:
-        """Tensors for as long as this lasts, if the caller gave one."""
+        """Context manager that outputs tensors if the caller passed one."""
         before, self.is_torch = self.is_torch, self.is_torch or has_tensor(value)
         try:
             yield

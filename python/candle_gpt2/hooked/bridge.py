@@ -1,4 +1,4 @@
-"""`TransformerBridge`: the names by which TransformerLens 4 opens a model."""
+"""`TransformerBridge`: the API with which TransformerLens 4 opens models."""
 
 from collections.abc import Iterator
 from os import PathLike
@@ -9,13 +9,13 @@ from .transformer import HookedTransformer
 
 
 class TransformerBridge(HookedTransformer):
-    """A HookedTransformer that is opened with its weights as they are stored, and processes them in compatibility mode.
+    """HookedTransformer that opens with unprocessed weights, and processes them in compatibility mode.
 
     >>> from candle_gpt2 import TransformerBridge
     >>> model = TransformerBridge.boot_transformers("gpt2")
     >>> model.enable_compatibility_mode()
 
-    The last line makes it what `HookedTransformer.from_pretrained("gpt2")` gives.
+    After the last line it is equivalent to `HookedTransformer.from_pretrained("gpt2")`.
     """
 
     @classmethod
@@ -33,7 +33,7 @@ class TransformerBridge(HookedTransformer):
         fold_value_biases: bool = True,
         refactor_factored_attn_matrices: bool = False,
     ) -> None:
-        """Processes the weights, unless no_processing says that they stay; there are no warnings to disable."""
+        """Processes the weights unless no_processing is set. disable_warnings has no effect."""
         if no_processing:
             return
         self.process_weights_(
@@ -45,9 +45,9 @@ class TransformerBridge(HookedTransformer):
         )
 
     def tl_named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """`named_parameters`: here weights have TransformerLens' names alone."""
+        """Alias of `named_parameters`, whose names are TransformerLens'."""
         return self.named_parameters()
 
     def tl_parameters(self) -> dict[str, Any]:
-        """`state_dict`."""
+        """Alias of `state_dict`."""
         return self.state_dict()

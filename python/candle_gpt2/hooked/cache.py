@@ -1,4 +1,4 @@
-"""`ActivationCache`: what was at the hook points of a run, and what is made of it."""
+"""`ActivationCache`: the activations of a run, and analyses of them."""
 
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any, Literal, Protocol
@@ -9,12 +9,12 @@ from . import utils
 from .arrays import array, like
 from .components import LayerNorm, TransformerBlock
 from .config import HookedTransformerConfig
-from .hook_points import HookPoint, own_name, unknown
+from .hook_points import HookPoint, version_2_name, unknown_hook_point
 from .slices import Slice
 
 
 class CachedModel(Protocol):
-    """What a cache asks of the model that filled it."""
+    """Methods and attributes of the model that a cache uses."""
 
     cfg: HookedTransformerConfig
     blocks: list[TransformerBlock]
@@ -28,10 +28,13 @@ class CachedModel(Protocol):
 
 
 class ActivationCache:
-    """Values by hook point: ``cache["blocks.3.attn.hook_z"]``, ``cache["z", 3]``, ``cache["z", -1]``, ``cache["scale", 0, "ln1"]``.
+    """Activations by hook point.
 
-    A stack has a first axis of components; then batch, position, and the residual width C. In a cache without a batch axis, and after
-    a pos_slice of one position, the axis is missing. `apply_ln` divides by the scale that the norm had in this run.
+    Examples: ``cache["blocks.3.attn.hook_z"]``, ``cache["z", 3]``, ``cache["z", -1]``, ``cache["scale", 0, "ln1"]``.
+
+    The first axis of a stack is the component, followed by batch, position and residual width C. The batch axis is missing in a
+    cache without one, and the position axis after a pos_slice with a single position. `apply_ln` divides by the norm's scale in
+    this run.
     """
 
     def __init__(self, cache_dict: dict[str, Any], model: CachedModel, has_batch_dim: bool = True) -> None:
@@ -49,11 +52,11 @@ class ActivationCache:
             if rest and rest[0] is not None and rest[0] < 0:
                 rest[0] += self.model.cfg.n_layers
             name = utils.get_act_name(name, *rest)
-        name = name if name in self.cache_dict else own_name(name)
+        name = name if name in self.cache_dict else version_2_name(name)
         if name not in self.cache_dict:
             known = name in self.model.hook_dict
-            left_out = f"{name!r} is not in this cache; names_filter left it out, or it is off"
-            raise KeyError(left_out if known else unknown(name, self.model.hook_dict))
+            excluded = f"{name!r} is not in this cache; names_filter excluded it, or it is off"
+            raise KeyError(excluded if known else unknown_hook_point(name, self.model.hook_dict))
         return self.cache_dict[name]
 
     def _array(self, *key: Any) -> np.ndarray:
@@ -80,48 +83,51 @@ class ActivationCache:
         return self.cache_dict.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Names and values."""
+        """Pairs of names and values."""
         return self.cache_dict.items()
 
     def __repr__(self) -> str:
         return f"ActivationCache with keys {list(self.cache_dict)}"
 
     def to(self, device: Any, move_model: bool = False) -> "ActivationCache":
-        """Itself, on the CPU."""
+        """Returns the cache itself, which is always on the CPU."""
         self.model.to(device)
         return self
 
     def remove_batch_dim(self) -> "ActivationCache":
-        """Itself, with values whose batch axis of length 1 is gone."""
+        """Removes the batch axis, whose length must be 1, and returns the cache itself."""
         if self.has_batch_dim:
             for name, value in self.cache_dict.items():
-                assert value.shape[0] == 1, f"{name} has a batch of {value.shape[0]}; the batch axis is removed only if it is 1"
+                assert value.shape[0] == 1, f"{name} has a batch of {value.shape[0]}; only a batch axis of length 1 can be removed"
             self.cache_dict = {name: value[0] for name, value in self.cache_dict.items()}
             self.has_batch_dim = False
         return self
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> "ActivationCache":
-        """A cache of some rows of the batch; of one row, by an int, without a batch axis."""
+        """Returns a cache with some rows of the batch.
+
+        An int selects one row and removes the batch axis.
+        """
         part = Slice.of(batch_slice)
         assert self.has_batch_dim or part.mode == "identity", "this cache has no batch axis"
         sliced = {name: part.apply(value) for name, value in self.cache_dict.items()}
         return ActivationCache(sliced, self.model, self.has_batch_dim and part.mode != "int")
 
     def _layer(self, layer: int | None) -> int:
-        """None and −1 stand for the end of the residual stream."""
+        """Resolves a layer, where None and −1 mean the end of the residual stream."""
         return self.model.cfg.n_layers if layer is None or layer == -1 else layer
 
     def _stacked(
         self, rows: list[np.ndarray], labels: list[str], return_labels: bool, layer: int | None = None, **ln: Any
     ) -> Any:
-        """Components, after the norm of `layer` if `ln` says how, with or without their labels."""
+        """Stacks components and their labels, and applies the norm of `layer` if `ln` has arguments for it."""
         stack = np.stack(rows) if rows else np.zeros((0, *self._array("hook_embed").shape), np.float32)
         if ln:
             stack = self._normalized(stack, layer, **ln)
         return (self._out(stack), labels) if return_labels else self._out(stack)
 
     def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str | None = None) -> Any:
-        """What was at one hook point of every block before `layer`, (L, …)."""
+        """Stacks the activations at one hook point of every block before `layer`, (L, …)."""
         return self._out(np.stack([self._array(activation_name, i, sublayer_type) for i in range(self._layer(layer))]))
 
     def accumulated_resid(
@@ -133,8 +139,11 @@ class ActivationCache:
         mlp_input: bool = False,
         return_labels: bool = False,
     ) -> Any:
-        """The residual stream before every block up to `layer`, by default with the last block's output, for a logit lens. With apply_ln
-        at the end of the stream each row gets statistics of its own, as in TransformerLens 4; before a block, the run's scale."""
+        """Stacks the residual stream before every block up to `layer`, for a logit lens.
+
+        The default includes the output of the last block. At the end of the stream, apply_ln uses each row's own statistics, as in
+        TransformerLens 4; before a block it uses the scale of the run.
+        """
         layer, part = self._layer(layer), Slice.of(pos_slice)
         names: list[tuple[str, str, int]] = []
         for i in range(layer + 1):
@@ -161,7 +170,7 @@ class ActivationCache:
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Any:
-        """The summands of the residual stream before `layer`: embeddings, then attention and MLP of each block."""
+        """Decomposes the residual stream before `layer`: embeddings, then attention and MLP of each block."""
         layer, part = self._layer(layer), Slice.of(pos_slice)
         names: list[tuple[str, tuple[Any, ...]]] = []
         if incl_embeds:
@@ -175,7 +184,7 @@ class ActivationCache:
         return self._stacked(rows, [label for label, _ in names], return_labels, layer, **ln)
 
     def compute_head_results(self) -> None:
-        """Adds `hook_result`, what each head writes, from `hook_z`, unless the run kept it."""
+        """Adds `hook_result`, the output of each head, computed from `hook_z` unless the run stored it."""
         for i, block in enumerate(self.model.blocks):
             name = f"blocks.{i}.attn.hook_result"
             if name not in self.cache_dict:
@@ -189,7 +198,10 @@ class ActivationCache:
         pos_slice: Any = None,
         apply_ln: bool = False,
     ) -> Any:
-        """What each head before `layer` writes, (L·H, …); with incl_remainder the rest of the residual stream, biases included."""
+        """Stacks the outputs of all heads before `layer`, (L·H, …).
+
+        incl_remainder: append the rest of the residual stream, including biases.
+        """
         layer, part = self._layer(layer), Slice.of(pos_slice)
         rows, labels = self._head_results(layer, part)
         if incl_remainder:
@@ -207,8 +219,10 @@ class ActivationCache:
     def get_neuron_results(
         self, layer: int, neuron_slice: Any = None, pos_slice: Any = None, project_output_onto: Any = None
     ) -> Any:
-        """What each neuron of a block writes, (…, M, C); with project_output_onto, (C) or (C, n), how much of it lies there, (…, M) or
-        (…, M, n)."""
+        """Computes the contribution of each neuron of a block, (…, M, C).
+
+        project_output_onto: directions (C) or (C, n) to project the contributions onto; the result is (…, M) or (…, M, n).
+        """
         found = self._neurons(layer, Slice.of(neuron_slice), Slice.of(pos_slice), project_output_onto)
         return self._out(found)
 
@@ -231,13 +245,16 @@ class ActivationCache:
         project_output_onto: Any = None,
         mlp_input: bool = False,
     ) -> Any:
-        """What each neuron before `layer` writes, (L·M, …), in L·M·p·C numbers; with project_output_onto in C times fewer."""
+        """Stacks the contributions of all neurons before `layer`, (L·M, …).
+
+        The result has L·M·p·C numbers, and C times fewer with project_output_onto.
+        """
         layer, part, neurons = self._layer(layer), Slice.of(pos_slice), Slice.unwrap(neuron_slice)
         onto = None if project_output_onto is None else array(project_output_onto)
-        # A projection that comes after the norm is taken of each neuron's vector, centred, and divided by the scale.
-        centred = onto if onto is None or not apply_ln else onto - onto.mean(0)
+        # For a projection after the norm, project each neuron's centered vector and divide by the scale.
+        centered = onto if onto is None or not apply_ln else onto - onto.mean(0)
         axis = -1 if onto is not None and onto.ndim == 1 else -2
-        stack = [np.moveaxis(self._neurons(i, neurons, part, centred), axis, 0) for i in range(layer)]
+        stack = [np.moveaxis(self._neurons(i, neurons, part, centered), axis, 0) for i in range(layer)]
         labels = [f"L{i}N{n}" for i in range(layer) for n in neurons.apply(np.arange(self.model.cfg.d_mlp or 0))]
         divides = apply_ln and onto is not None
         if divides:
@@ -264,7 +281,10 @@ class ActivationCache:
         return_labels: bool = False,
         project_output_onto: Any = None,
     ) -> Any:
-        """Every summand of the residual stream before `layer`: heads, neurons (or MLPs), embeddings, and all biases as one."""
+        """Decomposes the residual stream before `layer` into all components.
+
+        These are heads, neurons (or MLPs), embeddings, and the sum of all biases.
+        """
         layer, part = self._layer(layer), Slice.of(pos_slice)
         onto = None if project_output_onto is None else array(project_output_onto)
         ln: dict[str, Any] = dict(pos_slice=part, mlp_input=mlp_input)
@@ -299,9 +319,11 @@ class ActivationCache:
         has_batch_dim: bool = True,
         recompute_ln: bool = False,
     ) -> Any:
-        """Components as the norm before `layer` makes them: less their mean, divided by the scale that it had in this run. None and −1
-        are the norm before the logits; pos_slice picks positions of the scale, of which the stack has only those. recompute_ln: at
-        the end of the stream, each row's own statistics."""
+        """Applies the norm before `layer` to components, with the scale of this run.
+
+        layer: None and −1 mean the norm before the logits. pos_slice: positions of the scale; the stack must contain only these.
+        recompute_ln: at the end of the stream, use each row's own statistics.
+        """
         if recompute_ln and self._layer(layer) == self.model.cfg.n_layers:
             return like(residual_stack, np.stack([array(self.model.ln_final.compute(row)) for row in array(residual_stack)]))
         found = self._normalized(array(residual_stack), layer, pos_slice, mlp_input, batch_slice, has_batch_dim)
@@ -337,9 +359,11 @@ class ActivationCache:
         batch_slice: Any = None,
         has_batch_dim: bool = True,
     ) -> Any:
-        """What each component adds to the logit of a token, or to the difference of two, through the norm's scale of this run: (…)
-        without C. tokens: a text that is one token, an id, one for each row of the batch (b), or for each position (b, p). b_U is
-        in no component."""
+        """Direct logit attribution: contributions of components to a token's logit, or to a logit difference.
+
+        Uses the norm's scale of this run. The result has no axis C. tokens: a single-token text, an id, or ids per row of the batch
+        (b) or per position (b, p). No component includes b_U.
+        """
 
         def ids(one: Any) -> np.ndarray:
             return np.asarray(self.model.to_single_token(one)) if isinstance(one, str) else array(one)
@@ -348,11 +372,11 @@ class ActivationCache:
         if incorrect_tokens is not None:
             if ids(tokens).shape != ids(incorrect_tokens).shape:
                 shapes = f"{ids(tokens).shape} and {ids(incorrect_tokens).shape}"
-                raise ValueError(f"tokens and incorrect_tokens must have one shape, found {shapes}")
+                raise ValueError(f"tokens and incorrect_tokens must have the same shape, found {shapes}")
             directions = directions - array(self.model.tokens_to_residual_directions(ids(incorrect_tokens)))
         rows = Slice.of(batch_slice)
         stack = self._normalized(array(residual_stack), -1, pos_slice, batch_slice=rows, has_batch_dim=has_batch_dim)
-        of_rows = has_batch_dim and rows.mode != "int" and stack.ndim == 4
-        if of_rows and directions.ndim == 2 and len(directions) == stack.shape[1]:
+        has_rows = has_batch_dim and rows.mode != "int" and stack.ndim == 4
+        if has_rows and directions.ndim == 2 and len(directions) == stack.shape[1]:
             directions = directions[:, None]
         return like(residual_stack, (stack * directions).sum(-1))

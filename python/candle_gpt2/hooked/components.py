@@ -1,9 +1,10 @@
-"""The parts of a GPT-2, in numpy over whatever weights they are given. Each can be called by itself.
+"""Components of a GPT-2 in numpy. Each can be called on its own.
 
-b batch, p positions, H heads of width D, C residual width, M inner width, V tokens.
+b batch, p positions, H heads of width D, C residual width, M MLP width, V tokens.
 """
 
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,13 @@ from .hook_points import HookPoint, Module
 from .weights import Weights
 
 _erf = np.frompyfunc(math.erf, 1, 1)
+QUICK_GELU_FACTOR = 1.702
 
 
 def gelu_new(x: np.ndarray) -> np.ndarray:
     """``0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))``."""
     root = np.float32(math.sqrt(2 / math.pi))
-    # In one buffer: the steps are many, and memory is what they wait for.
+    # Use a single buffer, because these steps are memory-bound.
     y = x * x
     y *= np.float32(0.044715) * root
     y += root
@@ -54,7 +56,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _gated(factor: float) -> "Activation":
-    """x sigmoid(factor x)."""
+    """Returns ``x sigmoid(factor x)`` and its derivative."""
     steep = np.float32(factor)
 
     def slope(x: np.ndarray) -> np.ndarray:
@@ -64,7 +66,7 @@ def _gated(factor: float) -> "Activation":
     return lambda x: x * _sigmoid(steep * x), slope
 
 
-# A function and its derivative.
+# Function and derivative.
 Activation = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
 ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": (gelu_new, _gelu_new_slope),
@@ -75,11 +77,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": _gated(1),
     "swish": _gated(1),
     "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
-    "quick_gelu": _gated(1.702),
+    "quick_gelu": _gated(QUICK_GELU_FACTOR),
 }
 
 
-# Activations of live tensors.
+# Activations for live tensors.
 LIVE_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu_new": lambda x: torch_module().nn.functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: torch_module().nn.functional.gelu(x, approximate="tanh"),
@@ -89,12 +91,12 @@ LIVE_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "silu": lambda x: x * x.sigmoid(),
     "swish": lambda x: x * x.sigmoid(),
     "tanh": lambda x: x.tanh(),
-    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+    "quick_gelu": lambda x: x * (QUICK_GELU_FACTOR * x).sigmoid(),
 }
 
 
 def softmax(x: Any) -> Any:
-    """Along the last axis. A row of -inf, of a padded position, becomes zeros."""
+    """Softmax along the last axis. Rows of -inf, which padded positions have, become zeros."""
     if is_live(x):
         is_hidden = x.isneginf().all(-1, keepdim=True)
         return x.masked_fill(is_hidden, 0).softmax(-1).masked_fill(is_hidden, 0)
@@ -106,22 +108,25 @@ def softmax(x: Any) -> Any:
 
 
 def by_head(x: Any, weights: Any) -> Any:
-    """x (…, H, a) times the matrix of each head, weights (H, a, b): (…, H, b)."""
+    """Multiplies x (…, H, a) by the matrix of each head, weights (H, a, b). Returns (…, H, b)."""
     rows = x.reshape(-1, *x.shape[-2:]).swapaxes(0, 1)
     return (rows @ weights).swapaxes(0, 1).reshape(*x.shape[:-1], weights.shape[-1])
 
 
 class Weighted(Module):
-    """A module whose weights are read and set under the names of `weights`."""
+    """Module whose weights are attributes with the names in `weights`."""
 
     def __init__(self, kind: Kind, **weights: np.ndarray) -> None:
         self.kind = kind
         self._weights = weights
         # Tensors that share memory with the weights, and keep their gradients.
         self._tensors: dict[str, Any] = {}
+        # Checksum of the weights before the first access, after which callers may change them.
+        self._checksum: int | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name in type(self).weights:
+        if name in self.weights:
+            self._record()
             if not self.kind.is_torch:
                 return self._weights[name]
             if name not in self._tensors:
@@ -130,37 +135,67 @@ class Weighted(Module):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in type(self).weights:
-            given, own = array(value), self._weights[name]
-            if given.shape != own.shape:
-                raise ValueError(f"{self.name or type(self).__name__}.{name}: expected shape {own.shape}, found {given.shape}")
-            own[...] = given
+        if name in self.weights:
+            self._record()
+            new, own = array(value), self._weights[name]
+            if new.shape != own.shape:
+                raise ValueError(f"{self.name or type(self).__name__}.{name}: expected shape {own.shape}, found {new.shape}")
+            own[...] = new
         else:
             super().__setattr__(name, value)
 
+    def _record(self) -> None:
+        if self._checksum is None:
+            self._checksum = self.checksum()
+
+    def checksum(self) -> int:
+        """Computes a checksum of the weights."""
+        found = 0
+        for name in self._weights:
+            found = zlib.crc32(np.ascontiguousarray(array(self._weight(name))).data, found)
+        return found
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the weights have changed since `accept_changes`."""
+        return self._checksum is not None and self._checksum != self.checksum()
+
+    def accept_changes(self) -> None:
+        """Makes the current weights the reference of `is_changed`."""
+        if self._checksum is not None:
+            self._checksum = self.checksum()
+
     def _weight(self, name: str) -> Any:
-        """A weight as an array, or as a tensor if it is live."""
-        found = self._tensors.get(name)
-        return self._weights[name] if found is None or not is_live(found) else found
+        """Returns a weight as an array, or as a tensor if it is live."""
+        own, found = self._weights[name], self._tensors.get(name)
+        if found is None:
+            return own
+        if found.data_ptr() != own.ctypes.data:  # after `weight.data = …`
+            own[...] = array(found)
+            found.data = tensor(own)
+        return found if is_live(found) else own
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Arrays in, an array out; a tensor if the first is one."""
+        """Computes the output, as a tensor if the first argument is one."""
         return like(args[0], self.compute(*(live(one) for one in args), **kwargs))
 
     def _product(self, x: Any, matrix: str, bias: str) -> Any:
-        """x @ matrix + bias along the last axis."""
+        """Computes ``x @ matrix + bias`` along the last axis."""
         x, weight, shift = together(x, self._weight(matrix), self._weight(bias))
         found = x.reshape(-1, x.shape[-1]) @ weight
         found += shift
         return found.reshape(*x.shape[:-1], -1)
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for arrays and live tensors: a live tensor if an input or a weight is one, else an array."""
+        """Computes the output for arrays and live tensors.
+
+        The output is a live tensor if an input or a weight is one, otherwise an array.
+        """
         raise NotImplementedError
 
 
 class Embed(Weighted):
-    """Vectors of tokens: ids (b, p) to (b, p, C)."""
+    """Token embedding: ids (b, p) to (b, p, C)."""
 
     weights = ("W_E",)
 
@@ -169,13 +204,15 @@ class Embed(Weighted):
 
 
 class PosEmbed(Weighted):
-    """Vectors of positions: ids (b, p) to (b, p, C). With a mask they are counted from the first token that is no padding, and padding
-    gets zeros."""
+    """Position embedding: ids (b, p) to (b, p, C).
+
+    With a mask, positions count from the first token that is not padding, and padding gets zeros.
+    """
 
     weights = ("W_pos",)
 
     def forward(self, tokens: Any, past_kv_pos_offset: int = 0, attention_mask: Any = None) -> Any:
-        """Those after so many positions."""
+        """Returns the vectors of positions from past_kv_pos_offset."""
         mask = None if attention_mask is None else array(attention_mask)
         return like(tokens, self.compute(array(tokens), past_kv_pos_offset, mask))
 
@@ -185,12 +222,12 @@ class PosEmbed(Weighted):
         if mask is None:
             return table[np.arange(offset, offset + count)[None].repeat(batch, 0)]
         ids = np.maximum(mask.cumsum(1) - 1, 0)[:, offset:]
-        vectors, is_seen = together(table[ids], mask[:, offset : offset + count, None] != 0)
-        return vectors * is_seen
+        vectors, is_token = together(table[ids], mask[:, offset : offset + count, None] != 0)
+        return vectors * is_token
 
 
 class LayerNorm(Weighted):
-    """(x − mean) / scale, then weight and bias unless they are folded into what follows."""
+    """Layer norm: ``(x − mean) / scale``, then weight and bias unless these are folded."""
 
     weights = ("w", "b")
 
@@ -213,7 +250,7 @@ class LayerNorm(Weighted):
 
 
 class Attention(Weighted):
-    """Causal self-attention. Its inputs are normalized: (b, p, C), or (b, p, H, C) with one for each head."""
+    """Causal self-attention. Inputs are normalized, (b, p, C), or (b, p, H, C) with one per head."""
 
     weights = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
@@ -252,7 +289,10 @@ class Attention(Weighted):
         past_kv_cache_entry: "KeyValues | None" = None,
         attention_mask: np.ndarray | None = None,
     ) -> Any:
-        """What is added to the residual stream, (b, p, C). Keys and values have the input of the queries if they have none."""
+        """Computes the output, which is added to the residual stream, (b, p, C).
+
+        Without their own inputs, keys and values use the input of the queries.
+        """
         q, k, v = self._projected(query_input, key_input, value_input)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         if past_kv_cache_entry is not None:
@@ -261,13 +301,13 @@ class Attention(Weighted):
         scores = q.swapaxes(1, 2) @ k.swapaxes(1, 2).swapaxes(2, 3)  # (b, H, p, keys)
         scores /= np.float32(self.attn_scale)
         queries, keys = scores.shape[-2:]
-        is_seen = np.tri(queries, keys, keys - queries, dtype=bool)
+        is_visible = np.tri(queries, keys, keys - queries, dtype=bool)
         if attention_mask is not None:
-            is_seen = is_seen & (attention_mask[:, None, None] != 0)
+            is_visible = is_visible & (attention_mask[:, None, None] != 0)
         if is_live(scores):
-            scores = scores.masked_fill(tensor(~is_seen), -np.inf)
+            scores = scores.masked_fill(tensor(~is_visible), -np.inf)
         else:
-            np.copyto(scores, -np.inf, where=~is_seen)
+            np.copyto(scores, -np.inf, where=~is_visible)
         pattern, v = together(self.hook_pattern(softmax(self.hook_attn_scores(scores))), v)
         z = self.hook_z((pattern @ v.swapaxes(1, 2)).swapaxes(1, 2))  # (b, p, H, D)
         z, weight, bias = together(z, self._weight("W_O"), self._weight("b_O"))
@@ -277,19 +317,19 @@ class Attention(Weighted):
         return (z.reshape(-1, len(weight)) @ weight + bias).reshape(*z.shape[:2], -1)
 
     def results(self, z: np.ndarray) -> np.ndarray:
-        """What each head writes, (…, H, C), for z (…, H, D); b_O is in none of them."""
+        """Computes the output of each head, (…, H, C), from z (…, H, D), without b_O."""
         return by_head(z, self._weights["W_O"])
 
     def _projected(self, x: Any, key_input: Any, value_input: Any) -> list[Any]:
-        """Queries, keys and values, each (b, p, H, D)."""
+        """Computes queries, keys and values, each (b, p, H, D)."""
         is_one = (key_input is None or key_input is x) and (value_input is None or value_input is x)
         weights = [(self._weight(f"W_{part}"), self._weight(f"b_{part}")) for part in "QKV"]
         if is_one and x.ndim == 3 and not any(is_live(one) for pair in weights for one in pair):
             x, matrix, bias = together(x, *self._fused)
-            both = x.reshape(-1, len(matrix)) @ matrix
-            both += bias
-            both = both.reshape(*x.shape[:2], 3, self.cfg.n_heads, self.cfg.d_head)
-            return [both[:, :, i] for i in range(3)]
+            qkv = x.reshape(-1, len(matrix)) @ matrix
+            qkv += bias
+            qkv = qkv.reshape(*x.shape[:2], 3, self.cfg.n_heads, self.cfg.d_head)
+            return [qkv[:, :, i] for i in range(3)]
         inputs = (x, x if key_input is None else key_input, x if value_input is None else value_input)
         found = []
         for one, (weight, bias) in zip(inputs, weights, strict=True):
@@ -303,7 +343,7 @@ class Attention(Weighted):
 
 
 class MLP(Weighted):
-    """Two products with an activation between them, (b, p, C) to (b, p, C)."""
+    """Two linear layers with an activation function between them, (b, p, C) to (b, p, C)."""
 
     weights = ("W_in", "b_in", "W_out", "b_out")
 
@@ -323,7 +363,7 @@ class MLP(Weighted):
 
 
 class Unembed(Weighted):
-    """Logits: (b, p, C) to (b, p, V)."""
+    """Unembedding: (b, p, C) to logits (b, p, V)."""
 
     weights = ("W_U", "b_U")
 
@@ -332,7 +372,7 @@ class Unembed(Weighted):
 
 
 class TransformerBlock(Module):
-    """Attention and MLP, each after a norm and added to the residual stream (b, p, C)."""
+    """Pre-norm attention and MLP, both added to the residual stream (b, p, C)."""
 
     def __init__(self, cfg: HookedTransformerConfig, kind: Kind, layer: int, weights: Weights) -> None:
         self.cfg = cfg
@@ -352,7 +392,7 @@ class TransformerBlock(Module):
         self.hook_resid_post = HookPoint(kind)
 
     def forward(self, resid_pre: Any, **options: Any) -> Any:
-        """The residual stream after the block."""
+        """Computes the residual stream after the block."""
         return like(resid_pre, self.compute(live(resid_pre), **options))
 
     def compute(self, resid_pre: Any, **options: Any) -> Any:
@@ -368,7 +408,7 @@ class TransformerBlock(Module):
         return self.hook_resid_post(added(resid_mid, mlp_out))
 
     def _attention_inputs(self, resid_pre: Any) -> list[Any]:
-        """One for queries, keys and values, or three."""
+        """Returns one input for queries, keys and values, or three."""
 
         def repeated() -> Any:
             one = resid_pre[:, :, None]
@@ -384,14 +424,14 @@ class TransformerBlock(Module):
 
 
 class KeyValues:
-    """Keys and values of one block, (b, positions, H, D) each."""
+    """Cached keys and values of one block, (b, positions, H, D) each."""
 
     def __init__(self) -> None:
         self.past_keys: Any = None
         self.past_values: Any = None
 
     def append(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """All of them, with new ones behind."""
+        """Appends keys and values, and returns all of them."""
         if self.past_keys is not None:
             keys, values = (
                 library(new).concatenate([before, new], 1)

@@ -1,17 +1,17 @@
-"""The configuration under TransformerLens' names."""
+"""Model configuration with TransformerLens' names."""
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-# TransformerLens' settings that matter only beside others, or not at all, by the beginnings of their names.
+# Prefixes of TransformerLens settings that have no effect on their own.
 _IGNORED = ("rotary_", "yarn_", "NTK_", "checkpoint_", "n_params", "tokenizer_prepends_bos", "tie_word_embeddings", "trust_remote_code")
 
 
 @dataclass
 class HookedTransformerConfig:
-    """Sizes of a GPT-2, what was done to its weights, and which of the costly hook points are on."""
+    """Sizes of a GPT-2, processing of its weights, and switches of expensive hook points."""
 
     n_layers: int
     d_model: int
@@ -26,21 +26,21 @@ class HookedTransformerConfig:
     model_name: str = "custom"
     tokenizer_name: str | None = None
     use_attn_scale: bool = True
-    # -1 is the root of d_head.
+    # -1 means sqrt(d_head).
     attn_scale: float = -1.0
     scale_attn_by_inverse_layer_idx: bool = False
-    # "LNPre" once the weights of the norms are folded into what follows them.
+    # "LNPre" after the weights of the norms are folded into the next layers.
     normalization_type: str | None = "LN"
     default_prepend_bos: bool = True
     use_attn_result: bool = False
     use_attn_in: bool = False
     use_split_qkv_input: bool = False
     use_hook_mlp_in: bool = False
-    # Of untrained weights; -1 is 0.8 / sqrt(d_model).
+    # For untrained weights; -1 means 0.8 / sqrt(d_model).
     init_mode: str = "gpt2"
     initializer_range: float = -1.0
     init_weights: bool = True
-    # The same for every GPT-2.
+    # Fixed for every GPT-2.
     positional_embedding_type: str = "standard"
     attention_dir: str = "causal"
     original_architecture: str = "GPT2LMHeadModel"
@@ -70,7 +70,7 @@ class HookedTransformerConfig:
         return self.n_layers * self.d_model * (4 * self.d_head * self.n_heads + 2 * (self.d_mlp or 0))
 
     def check(self) -> None:
-        """Raises a ValueError that names the first setting that is not one of a GPT-2 in float32 on the CPU."""
+        """Raises a ValueError for the first setting that a GPT-2 in float32 on the CPU cannot have."""
         expected = {
             "positional_embedding_type": ("standard",),
             "attention_dir": ("causal",),
@@ -90,20 +90,23 @@ class HookedTransformerConfig:
         if str(self.dtype).removeprefix("torch.") not in ("float32", "f32"):
             raise ValueError(f"dtype={self.dtype!r}: this model computes in float32")
         if self.act_fn is None:
-            raise ValueError("act_fn: give the activation function of the MLPs, such as 'gelu_new'")
+            raise ValueError("act_fn: missing; pass the activation function of the MLPs, such as 'gelu_new'")
         if self.d_vocab < 1:
-            raise ValueError("d_vocab: give the size of the vocabulary")
+            raise ValueError("d_vocab: missing; pass the size of the vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as a dict."""
+        """Returns all settings as a dict."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "HookedTransformerConfig":
-        """Reads a dict, also one of TransformerLens. A ValueError names a key that is unknown or not of GPT-2."""
+        """Reads a dict, which may come from TransformerLens.
+
+        Raises a ValueError for a key that is unknown or does not apply to GPT-2.
+        """
         own = {field.name for field in fields(cls)}
         for name, value in values.items():
-            # Of other architectures, and switched off.
+            # Settings of other architectures are ignored if they are off.
             is_off = value is None or value is False or value == -1.0 or name.startswith(_IGNORED)
             if name not in own and not is_off:
                 nearest = difflib.get_close_matches(name, own, n=1)
@@ -113,16 +116,16 @@ class HookedTransformerConfig:
 
     @classmethod
     def unwrap(cls, config: Any) -> "HookedTransformerConfig":
-        """A configuration of its own from another one, TransformerLens' too, or from a dict."""
+        """Returns a copy of a configuration, which may be TransformerLens' or a dict."""
         if isinstance(config, cls):
             return replace(config)
         return cls.from_dict(dict(config) if isinstance(config, dict) else config.to_dict())
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any], name: str) -> "HookedTransformerConfig":
-        """The configuration of a model with this config.json."""
+        """Creates the configuration of a model from its config.json."""
         if config.get("add_cross_attention"):
-            raise ValueError(f"{name}: a GPT-2 with cross-attention has no TransformerLens form; use Model.run_with_cache")
+            raise ValueError(f"{name}: TransformerLens does not support cross-attention; use Model.run_with_cache")
         width, heads = config["n_embd"], config["n_head"]
         is_scaled = config.get("scale_attn_weights", True)
         return cls(

@@ -1,4 +1,4 @@
-"""A product of two matrices that is never multiplied out."""
+"""`FactoredMatrix`: a product of two matrices that is never materialized."""
 
 from functools import cached_property
 from typing import Any
@@ -8,18 +8,21 @@ import numpy as np
 from .arrays import array, has_tensor, is_tensor, tensor
 
 
-def _turned(value: np.ndarray) -> np.ndarray:
+def _transposed(value: np.ndarray) -> np.ndarray:
     return value.swapaxes(-1, -2)
 
 
 class FactoredMatrix:
-    """``A @ B`` with a small inner dimension: A (…, ldim, mdim), B (…, mdim, rdim). Leading dimensions broadcast."""
+    """Product ``A @ B`` with a small inner dimension.
+
+    A is (…, ldim, mdim) and B is (…, mdim, rdim). Leading dimensions broadcast.
+    """
 
     def __init__(self, A: Any, B: Any) -> None:
         self._is_torch = has_tensor([A, B])
         a, b = array(A), array(B)
         if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-            raise AssertionError(f"A's last axis must be as long as B's last but one, found shapes {a.shape} and {b.shape}")
+            raise AssertionError(f"the last axis of A must match the second-to-last axis of B, found shapes {a.shape} and {b.shape}")
         leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         self._a = np.broadcast_to(a, leading + a.shape[-2:])
         self._b = np.broadcast_to(b, leading + b.shape[-2:])
@@ -30,17 +33,17 @@ class FactoredMatrix:
     def _out(self, value: np.ndarray) -> Any:
         return tensor(value) if self._is_torch else value
 
-    def _made(self, a: np.ndarray, b: np.ndarray) -> "FactoredMatrix":
+    def _new(self, a: np.ndarray, b: np.ndarray) -> "FactoredMatrix":
         return FactoredMatrix(self._out(a), self._out(b))
 
     @property
     def A(self) -> Any:
-        """The left factor."""
+        """Left factor."""
         return self._out(self._a)
 
     @property
     def B(self) -> Any:
-        """The right factor."""
+        """Right factor."""
         return self._out(self._b)
 
     @property
@@ -50,20 +53,20 @@ class FactoredMatrix:
 
     @property
     def AB(self) -> Any:
-        """The product, (…, ldim, rdim)."""
+        """Product, (…, ldim, rdim)."""
         return self._out(self._a @ self._b)
 
     @property
     def BA(self) -> Any:
-        """The product the other way round, (…, mdim, mdim)."""
+        """Product in reverse order, ``B @ A``, (…, mdim, mdim)."""
         if self.ldim != self.rdim:
             raise AssertionError(f"BA needs a square matrix, found shape {self.shape}")
         return self._out(self._b @ self._a)
 
     @property
     def T(self) -> "FactoredMatrix":
-        """The transpose."""
-        return self._made(_turned(self._b), _turned(self._a))
+        """Transpose."""
+        return self._new(_transposed(self._b), _transposed(self._a))
 
     @property
     def ndim(self) -> int:
@@ -78,9 +81,9 @@ class FactoredMatrix:
             return self._out((self._a @ (self._b @ right[:, None]))[..., 0])
         if right.shape[-2] != self.rdim:
             raise AssertionError(f"{self.shape} @ {right.shape}: inner dimensions differ")
-        return self._made(self._a, self._b @ right) if self.rdim > self.mdim else self._made(self._a @ self._b, right)
+        return self._new(self._a, self._b @ right) if self.rdim > self.mdim else self._new(self._a @ self._b, right)
 
-    # For numpy: an array on the left leaves the product to __rmatmul__.
+    # Makes an array on the left defer to __rmatmul__.
     __array_ufunc__ = None
 
     def __rmatmul__(self, other: Any) -> Any:
@@ -89,28 +92,30 @@ class FactoredMatrix:
             raise AssertionError(f"{left.shape} @ {self.shape}: inner dimensions differ")
         if left.ndim < 2:
             return self._out((left[None] @ self._a @ self._b)[..., 0, :])
-        return self._made(left @ self._a, self._b) if self.ldim > self.mdim else self._made(left, self._a @ self._b)
+        return self._new(left @ self._a, self._b) if self.ldim > self.mdim else self._new(left, self._a @ self._b)
 
     def __mul__(self, scalar: Any) -> "FactoredMatrix":
         factor = array(scalar)
         if factor.size != 1:
             raise AssertionError(f"* takes one number, found shape {factor.shape}; use @ for products of matrices")
-        # In the type of A: a number of Python has none of its own.
-        return self._made(self._a * self._a.dtype.type(factor.item()), self._b)
+        # Use the dtype of A, because a Python number has none.
+        return self._new(self._a * self._a.dtype.type(factor.item()), self._b)
 
     __rmul__ = __mul__
 
     @cached_property
     def _svd(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # Of the small core between two orthonormal bases.
+        # SVD of the small core between two orthonormal bases.
         left, left_core = np.linalg.qr(self._a)
-        right, right_core = np.linalg.qr(_turned(self._b))
-        u, s, v = np.linalg.svd(left_core @ _turned(right_core), full_matrices=False)
-        return left @ u, s, right @ _turned(v)
+        right, right_core = np.linalg.qr(_transposed(self._b))
+        u, s, v = np.linalg.svd(left_core @ _transposed(right_core), full_matrices=False)
+        return left @ u, s, right @ _transposed(v)
 
     def svd(self) -> tuple[Any, Any, Any]:
-        """U (…, ldim, k), S (…, k) falling, and V (…, rdim, k), not its transpose: ``U * S @ V.T`` is the product. k is mdim, or less
-        if a factor has fewer rows or columns."""
+        """Computes the SVD: U (…, ldim, k), S (…, k) in descending order, and V (…, rdim, k).
+
+        The product is ``U * S @ V.T``. k is mdim, or less if a factor has fewer rows or columns.
+        """
         u, s, v = self._svd
         return self._out(u), self._out(s), self._out(v)
 
@@ -131,61 +136,64 @@ class FactoredMatrix:
 
     @property
     def Vh(self) -> Any:
-        """The same as V, which TransformerLens 2.x calls so."""
+        """Name of V in TransformerLens 2.x."""
         return self.V
 
     @property
     def eigenvalues(self) -> Any:
-        """Eigenvalues of the product that are not zero by its rank: those of BA, complex."""
+        """Eigenvalues of BA, complex. The product's other eigenvalues are zero."""
         product = array(self.BA)
         return self._out(np.linalg.eigvals(product).astype(np.result_type(product, np.complex64)))
 
     def norm(self) -> Any:
-        """The Frobenius norm of each product."""
+        """Computes the Frobenius norm of each product."""
         return self._out(np.sqrt((self._svd[1] ** 2).sum(-1)))
 
     def make_even(self) -> "FactoredMatrix":
-        """The same product with the singular values in equal parts on both sides."""
+        """Returns the same product with the singular values split evenly between both factors."""
         u, s, v = self._svd
         root = np.sqrt(s)
-        return self._made(u * root[..., None, :], root[..., :, None] * _turned(v))
+        return self._new(u * root[..., None, :], root[..., :, None] * _transposed(v))
 
     def collapse_l(self) -> Any:
-        """S V.T, (…, k, rdim): as far from each other as the rows of the product."""
+        """Returns ``S V.T``, (…, k, rdim): the product without the orthogonal factor U."""
         _, s, v = self._svd
-        return self._out(s[..., :, None] * _turned(v))
+        return self._out(s[..., :, None] * _transposed(v))
 
     def collapse_r(self) -> Any:
-        """U S, (…, ldim, k): as far from each other as the columns of the product."""
+        """Returns ``U S``, (…, ldim, k): the product without the orthogonal factor V."""
         u, s, _ = self._svd
         return self._out(u * s[..., None, :])
 
     def get_corner(self, k: int = 3) -> Any:
-        """The first k rows and columns of the product."""
+        """Returns the first k rows and columns of the product."""
         return self._out(self._a[..., :k, :] @ self._b[..., :, :k])
 
     def unsqueeze(self, k: int) -> "FactoredMatrix":
-        """The same with one more leading dimension."""
-        return self._made(np.expand_dims(self._a, k), np.expand_dims(self._b, k))
+        """Inserts a leading dimension at index k."""
+        return self._new(np.expand_dims(self._a, k), np.expand_dims(self._b, k))
 
     def __getitem__(self, index: Any) -> "FactoredMatrix":
-        """Leading dimensions as of an array. One row or column stays a matrix: an int is a range of one."""
+        """Indexes leading dimensions like an array.
+
+        An int as index of rows or columns keeps its dimension, as a range of length 1.
+        """
         index = [array(one) if is_tensor(one) else one for one in (index if isinstance(index, tuple) else (index,))]
-        given = sum(one is not None and one is not Ellipsis for one in index)
-        if given > self.ndim:
-            raise ValueError(f"{given} indices are too many for shape {self.shape}")
+        count = sum(one is not None and one is not Ellipsis for one in index)
+        if count > self.ndim:
+            raise ValueError(f"{count} indices are too many for shape {self.shape}")
         if any(one is Ellipsis for one in index):
-            place = next(i for i, one in enumerate(index) if one is Ellipsis)
-            index[place : place + 1] = [slice(None)] * (self.ndim - given)
+            at = next(i for i, one in enumerate(index) if one is Ellipsis)
+            index[at : at + 1] = [slice(None)] * (self.ndim - count)
         leading: list[Any] = []
-        # None adds an axis and takes none.
+        # None adds an axis and does not consume one.
         while index and sum(one is not None for one in leading) < self.ndim - 2:
             leading.append(index.pop(0))
         if not index:
-            return self._made(self._a[tuple(leading)], self._b[tuple(leading)])
+            return self._new(self._a[tuple(leading)], self._b[tuple(leading)])
         inside = [slice(one, one + 1 or None) if isinstance(one, (int, np.integer)) else one for one in index]
         rows, columns = [*inside, slice(None)][:2]
-        return self._made(self._a[(*leading, rows)], self._b[(*leading, slice(None), columns)])
+        return self._new(self._a[(*leading, rows)], self._b[(*leading, slice(None), columns)])
 
     def __repr__(self) -> str:
         return f"FactoredMatrix: Shape({self.shape}), Hidden Dim({self.mdim})"

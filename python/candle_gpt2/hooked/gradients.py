@@ -1,6 +1,7 @@
-"""The backward pass without torch: gradients at every hook point from the gradient at the logits.
+"""Backward pass without torch, from the logits to every hook point.
 
-Each step is the transpose of one in `components`. Norms, patterns and activations are differentiated, and no weight gets a gradient.
+Each step is the transpose of a step in `components`. The pass differentiates norms, attention patterns and activations, but
+computes no gradients of weights.
 """
 
 from collections.abc import Iterator
@@ -13,12 +14,12 @@ from .arrays import array
 from .components import LayerNorm, TransformerBlock, by_head
 from .hook_points import HookPoint
 
-# What a block's way back is computed from.
-_KEPT = ("hook_resid_pre", "hook_resid_mid", "hook_mlp_in", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_pattern", "mlp.hook_pre")
+# Activations that the backward pass of a block needs.
+_RECORDED = ("hook_resid_pre", "hook_resid_mid", "hook_mlp_in", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_pattern", "mlp.hook_pre")
 
 
 class Tape:
-    """What a run left behind."""
+    """Recorded activations of a run."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -26,11 +27,11 @@ class Tape:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keeps the values of a run, whose forward hooks may look and may not edit."""
+        """Records a run, whose forward hooks may read activations but not edit them."""
         model, before = self.model, {}
         if model.acts_to_saes:
-            names = ", ".join(model.acts_to_saes)
-            raise NotImplementedError(f"{names}: arrays have no gradients through SAEs; use tensors='torch', or reset_saes")
+            saes = ", ".join(model.acts_to_saes)
+            raise NotImplementedError(f"{saes}: arrays have no gradients through SAEs; use tensors='torch', or reset_saes")
 
         def note(value: Any, hook: HookPoint) -> None:
             before[hook.name] = array(value).copy()
@@ -44,38 +45,41 @@ class Tape:
         def keep(value: Any, hook: HookPoint) -> None:
             self.values[hook.name or ""] = array(value)
 
-        kept = {f"blocks.{layer}.{name}" for layer in range(model.cfg.n_layers) for name in _KEPT}
-        kept.add(f"blocks.{model.cfg.n_layers - 1}.hook_resid_post")
+        names = {f"blocks.{layer}.{name}" for layer in range(model.cfg.n_layers) for name in _RECORDED}
+        names.add(f"blocks.{model.cfg.n_layers - 1}.hook_resid_post")
         watched = [point for point in model.hook_points() if point.fwd_hooks]
-        hooks = [(point.name, compare) for point in watched] + [(name, keep) for name in kept]
+        hooks = [(point.name, compare) for point in watched] + [(name, keep) for name in names]
         with model.hooks(fwd_hooks=[(name, hook) for name, hook in hooks if model.switch(name) is None]):
             for point in watched:
                 point.add_hook(note, level=model.context_level, prepend=True)
             yield
 
     def back(self, gradient: np.ndarray) -> None:
-        """Runs the backward hooks with the gradients that follow from that at the logits, (b, p, V)."""
+        """Runs the backward hooks, starting from the gradient at the logits (b, p, V)."""
         model, last = self.model, self.model.cfg.n_layers - 1
         gradient = gradient.astype(np.float32, copy=False) @ model.unembed._weights["W_U"].T
-        gradient = _through_norm(model.ln_final, self.values[f"blocks.{last}.hook_resid_post"], gradient)
+        gradient = _norm_backward(model.ln_final, self.values[f"blocks.{last}.hook_resid_post"], gradient)
         for layer in range(last, -1, -1):
-            of = {name: self.values.get(f"blocks.{layer}.{name}") for name in _KEPT}
-            gradient = _through_block(model.blocks[layer], of, gradient)
+            values = {name: self.values.get(f"blocks.{layer}.{name}") for name in _RECORDED}
+            gradient = _block_backward(model.blocks[layer], values, gradient)
         for point in (model.hook_embed, model.hook_pos_embed):
             point.backward(gradient)
 
 
 def loss_gradient(logits: np.ndarray, tokens: np.ndarray, mask: np.ndarray | None, gradient: np.ndarray) -> np.ndarray:
-    """The gradient at logits (b, p, V) of what utils.lm_cross_entropy_loss gives, from that at the loss: one number, or (b, p − 1)."""
+    """Computes the gradient of utils.lm_cross_entropy_loss at the logits (b, p, V).
+
+    gradient: the gradient at the loss, a number or (b, p − 1).
+    """
     shifted = np.exp(logits[:, :-1] - logits[:, :-1].max(-1, keepdims=True))
     found = shifted / shifted.sum(-1, keepdims=True)
     np.put_along_axis(found, tokens[:, 1:, None], np.take_along_axis(found, tokens[:, 1:, None], -1) - 1, -1)
     is_counted = np.ones(found.shape[:2]) if mask is None else (mask[:, :-1] != 0) & (mask[:, 1:] != 0)
-    share = is_counted / is_counted.sum() if gradient.ndim == 0 else is_counted
-    return np.pad(found * (gradient * share)[..., None], ((0, 0), (0, 1), (0, 0)))
+    weights = is_counted / is_counted.sum() if gradient.ndim == 0 else is_counted
+    return np.pad(found * (gradient * weights)[..., None], ((0, 0), (0, 1), (0, 0)))
 
 
-def _through_norm(norm: LayerNorm, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+def _norm_backward(norm: LayerNorm, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     if norm.cfg.normalization_type != "LNPre":
         gradient = gradient * norm._weights["w"]
     x = x - x.mean(-1, keepdims=True)
@@ -86,24 +90,24 @@ def _through_norm(norm: LayerNorm, x: np.ndarray, gradient: np.ndarray) -> np.nd
     return at_x - at_x.mean(-1, keepdims=True)
 
 
-def _through_block(block: TransformerBlock, of: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
+def _block_backward(block: TransformerBlock, values: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
     gradient = block.hook_resid_post.backward(gradient)
-    mlp, resid_mid = block.mlp, of["hook_resid_mid"]
+    mlp, resid_mid = block.mlp, values["hook_resid_mid"]
     at_post = mlp.hook_post.backward(block.hook_mlp_out.backward(gradient) @ mlp._weights["W_out"].T)
-    at_pre = mlp.hook_pre.backward(at_post * mlp.slope(of["mlp.hook_pre"]))
-    at_mlp_in = _through_norm(block.ln2, resid_mid, at_pre @ mlp._weights["W_in"].T)
+    at_pre = mlp.hook_pre.backward(at_post * mlp.slope(values["mlp.hook_pre"]))
+    at_mlp_in = _norm_backward(block.ln2, resid_mid, at_pre @ mlp._weights["W_in"].T)
     if block.cfg.use_hook_mlp_in:
         at_mlp_in = block.hook_mlp_in.backward(at_mlp_in)
     gradient = block.hook_resid_mid.backward(gradient + at_mlp_in)
-    at_attention = _through_attention(block, of, block.hook_attn_out.backward(gradient))
+    at_attention = _attention_backward(block, values, block.hook_attn_out.backward(gradient))
     return block.hook_resid_pre.backward(gradient + at_attention)
 
 
-def _through_attention(block: TransformerBlock, of: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
-    """From what attention adds to the residual stream before it."""
-    attn, x = block.attn, of["hook_resid_pre"]
-    q, k, v = (of[f"attn.hook_{part}"].transpose(0, 2, 1, 3) for part in "qkv")  # (b, H, p, D)
-    pattern = of["attn.hook_pattern"]
+def _attention_backward(block: TransformerBlock, values: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
+    """Propagates the gradient at the output of attention to the residual stream before it."""
+    attn, x = block.attn, values["hook_resid_pre"]
+    q, k, v = (values[f"attn.hook_{part}"].transpose(0, 2, 1, 3) for part in "qkv")  # (b, H, p, D)
+    pattern = values["attn.hook_pattern"]
     by_heads = np.repeat(gradient[:, :, None], block.cfg.n_heads, axis=2)  # (b, p, H, C)
     if block.cfg.use_attn_result:
         by_heads = attn.hook_result.backward(by_heads)
@@ -118,8 +122,8 @@ def _through_attention(block: TransformerBlock, of: dict[str, Any], gradient: np
         inputs.append(by_head(at_part, attn._weights[f"W_{part.upper()}"].swapaxes(1, 2)))
     if block.cfg.use_split_qkv_input:
         points = (block.hook_q_input, block.hook_k_input, block.hook_v_input)
-        parts = [point.backward(_through_norm(block.ln1, x[:, :, None], one)) for point, one in zip(points, inputs, strict=True)]
+        parts = [point.backward(_norm_backward(block.ln1, x[:, :, None], one)) for point, one in zip(points, inputs, strict=True)]
         return np.add.reduce(parts).sum(2)
     if block.cfg.use_attn_in:
-        return block.hook_attn_in.backward(_through_norm(block.ln1, x[:, :, None], np.add.reduce(inputs))).sum(2)
-    return _through_norm(block.ln1, x, np.add.reduce(inputs).sum(2))
+        return block.hook_attn_in.backward(_norm_backward(block.ln1, x[:, :, None], np.add.reduce(inputs))).sum(2)
+    return _norm_backward(block.ln1, x, np.add.reduce(inputs).sum(2))

@@ -1,4 +1,4 @@
-"""How like a head's attention is to that of a previous-token, duplicate-token or induction head."""
+"""Detection of previous-token, duplicate-token and induction heads."""
 
 from typing import Any
 
@@ -22,11 +22,13 @@ def detect_head(
     exclude_current_token: bool = False,
     error_measure: str = "mul",
 ) -> Any:
-    """A score for each head, (layer, head); −1 for heads that are not asked for. Of several texts with a named pattern, the mean.
+    """Scores how closely each head's attention matches a pattern, (layer, head).
 
-    detection_pattern: a name of HEAD_NAMES, or a lower triangular matrix (p, p). error_measure: "mul" is the share of attention that
-    lies on the pattern, "abs" 1 − the mean difference times p. exclude_bos, exclude_current_token: the first column, the diagonal,
-    count nothing.
+    Heads that are not selected get −1. A list of texts, which needs a named pattern, returns the mean.
+
+    detection_pattern: a name in HEAD_NAMES, or a lower triangular matrix (p, p). error_measure: "mul" is the fraction of attention
+    on the pattern, "abs" is 1 − p times the mean absolute difference. exclude_bos, exclude_current_token: ignore the first column,
+    or the diagonal.
     """
     if error_measure not in ("mul", "abs"):
         raise AssertionError(f"error_measure: expected 'mul' or 'abs', found {error_measure!r}")
@@ -39,7 +41,7 @@ def detect_head(
             raise AssertionError(f"detection_pattern: expected a matrix or one of {HEAD_NAMES}, found {detection_pattern!r}")
         if isinstance(seq, list):
             if cache is not None:
-                raise ValueError("cache: a cache is of one text, found a list of texts")
+                raise ValueError("cache: a cache covers one text, found a list of texts")
             scores = [array(detect_head(model, one, detection_pattern, heads, **options)) for one in seq]
             return model.kind.out(np.mean(scores, 0))
         detection_pattern = _PATTERNS[detection_pattern](tokens)
@@ -54,27 +56,27 @@ def detect_head(
     if heads is None:
         heads = [(layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)]
     elif isinstance(heads, dict):
-        heads = [(layer, head) for layer, of_layer in heads.items() for head in of_layer]
+        heads = [(layer, head) for layer, in_layer in heads.items() for head in in_layer]
     found = np.full((model.cfg.n_layers, model.cfg.n_heads), -1, np.float32)
     for layer, head in heads:
-        seen = array(cache["pattern", layer])[head]
-        found[layer, head] = compute_head_attention_similarity_score(seen, pattern, **options)
+        attention = array(cache["pattern", layer])[head]
+        found[layer, head] = compute_head_attention_similarity_score(attention, pattern, **options)
     return model.kind.out(found)
 
 
 def get_previous_token_head_detection_pattern(tokens: Any) -> Any:
-    """1 from every token to the one before it."""
+    """Attention from every token to the previous token."""
     return np.eye(tokens.shape[-1], k=-1, dtype=np.float32)
 
 
 def get_duplicate_token_head_detection_pattern(tokens: Any) -> Any:
-    """1 from every token to the same ones before it."""
+    """Attention from every token to earlier occurrences of the same token."""
     ids = array(tokens).reshape(-1)
     return np.tril(ids[:, None] == ids, -1).astype(np.float32)
 
 
 def get_induction_head_detection_pattern(tokens: Any) -> Any:
-    """1 from every token to those that came after the same ones before it."""
+    """Attention from every token to the successors of its earlier occurrences."""
     duplicate = get_duplicate_token_head_detection_pattern(tokens)
     return np.tril(np.pad(duplicate[:, :-1], ((0, 0), (1, 0))))
 
@@ -87,7 +89,7 @@ _PATTERNS = {
 
 
 def get_supported_heads() -> None:
-    """Prints the names of patterns."""
+    """Prints the names of the supported patterns."""
     print(f"Supported heads: {HEAD_NAMES}")
 
 
@@ -99,14 +101,14 @@ def compute_head_attention_similarity_score(
     exclude_current_token: bool = False,
     error_measure: str = "mul",
 ) -> float:
-    """The score of one head's pattern (p, p), see detect_head."""
-    seen, pattern = array(attention_pattern), array(detection_pattern)
-    assert is_square(seen), f"attention_pattern: expected a square matrix, found shape {seen.shape}"
-    kept = np.ones_like(seen)
+    """Scores the attention pattern (p, p) of one head; see detect_head."""
+    attention, pattern = array(attention_pattern), array(detection_pattern)
+    assert is_square(attention), f"attention_pattern: expected a square matrix, found shape {attention.shape}"
+    mask = np.ones_like(attention)
     if exclude_bos:
-        kept[:, 0] = 0
+        mask[:, 0] = 0
     if exclude_current_token:
-        np.fill_diagonal(kept, 0)
+        np.fill_diagonal(mask, 0)
     if error_measure == "mul":
-        return float((seen * pattern * kept).sum() / (seen * kept).sum())
-    return 1 - round(float((np.abs(seen - pattern) * kept).mean() * len(seen)), 3)
+        return float((attention * pattern * mask).sum() / (attention * mask).sum())
+    return 1 - round(float((np.abs(attention - pattern) * mask).mean() * len(attention)), 3)

@@ -1,4 +1,4 @@
-"""Hook points, and the tree of modules that holds them: names, hooks in order, contexts."""
+"""Hook points, and the module tree that contains them."""
 
 import difflib
 import re
@@ -18,14 +18,14 @@ from .warned import warn
 Name = str | Callable[[str], bool]
 NamesFilter = None | str | Sequence[str] | Callable[[str], bool]
 Hook = Callable[..., Any]
-#: Result of `load_state_dict`, as torch returns it.
+#: Result of `load_state_dict`, as in torch.
 Keys = namedtuple("Keys", ["missing_keys", "unexpected_keys"])
 
-# Hook points whose values have an axis of heads between that of positions and the last.
+# Hook points with a head axis between the position axis and the last axis.
 WITH_HEADS = tuple(f"hook_{name}" for name in ("q", "k", "v", "z", "result", "q_input", "k_input", "v_input", "attn_in"))
 
-# Hook points that TransformerLens 4 calls by the input or the output of a module.
-_OF_MODULES = {
+# Hook points that TransformerLens 4 names after the input or output of a module.
+_VERSION_4_NAMES = {
     "embed.hook_out": "hook_embed",
     "pos_embed.hook_out": "hook_pos_embed",
     "hook_in": "hook_resid_pre",
@@ -41,30 +41,32 @@ _OF_MODULES = {
 }
 
 
-def own_name(name: str) -> str:
-    """The name of TransformerLens 2.x, which hook points have here, for one of version 4: `blocks.3.hook_in` is
-    `blocks.3.hook_resid_pre`."""
-    block, place = re.fullmatch(r"(blocks\.\d+\.)?(.*)", name, re.DOTALL).groups("")  # type: ignore[union-attr]
-    return block + _OF_MODULES.get(place, place)
+def version_2_name(name: str) -> str:
+    """Translates a hook point name of TransformerLens 4 to version 2.x, whose names this package uses.
+
+    For example, `blocks.3.hook_in` is `blocks.3.hook_resid_pre`.
+    """
+    block, point = re.fullmatch(r"(blocks\.\d+\.)?(.*)", name, re.DOTALL).groups("")  # type: ignore[union-attr]
+    return block + _VERSION_4_NAMES.get(point, point)
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """Why this name is no hook point, and what to write instead."""
+def unknown_hook_point(name: str, known: Iterable[str]) -> str:
+    """Returns the error message for an unknown hook point, with a suggestion."""
     names = list(known)
     short = name.removeprefix("hook_")
-    in_norms = short in ("scale", "normalized")  # which also have to say in which
-    in_sae = short.startswith("sae_")  # which get_act_name does not know
-    if "." not in name and not in_norms and not in_sae and any(place.endswith(f".hook_{short}") for place in names):
-        return f"{name!r} is no hook point: short names need a layer, utils.get_act_name({short!r}, layer)"
+    in_norms = short in ("scale", "normalized")  # ambiguous without the norm
+    in_sae = short.startswith("sae_")  # unsupported by get_act_name
+    if "." not in name and not in_norms and not in_sae and any(point.endswith(f".hook_{short}") for point in names):
+        return f"unknown hook point {name!r}: short names need a layer, utils.get_act_name({short!r}, layer)"
     layer = re.match(r"blocks\.(-?\d+)\.", name)
-    layers = 1 + max((int(place.split(".")[1]) for place in names if place.startswith("blocks.")), default=-1)
-    many = f": the model has layers 0 to {layers - 1}" if layer and layers and int(layer[1]) not in range(layers) else ""
+    layers = 1 + max((int(point.split(".")[1]) for point in names if point.startswith("blocks.")), default=-1)
+    valid = f": the model has layers 0 to {layers - 1}" if layer and layers and int(layer[1]) not in range(layers) else ""
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0)
-    return f"{name!r} is no hook point{many}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+    return f"unknown hook point {name!r}{valid}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 
 
 class Module:
-    """Something with a name in a model, other modules below it, and a `forward`."""
+    """Named part of a model, with child modules and a `forward`."""
 
     name: str | None = None
     #: Names of the weights.
@@ -77,7 +79,7 @@ class Module:
         raise NotImplementedError
 
     def named_children(self) -> Iterator[tuple[str, "Module"]]:
-        """Modules right below, in the order in which they were made."""
+        """Yields the direct children in creation order."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
@@ -85,29 +87,30 @@ class Module:
                 yield from ((f"{name}.{i}", one) for i, one in enumerate(value) if isinstance(one, Module))
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
-        """All modules, each before those below it."""
+        """Yields all modules, parents before children."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
 
     def named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """All weights by name."""
+        """Yields all weights with their names."""
         for prefix, module in self.named_modules():
             for name in module.weights:
                 yield (f"{prefix}.{name}" if prefix else name), getattr(module, name)
 
     def parameters(self) -> Iterator[Any]:
-        """All weights."""
+        """Yields all weights."""
         return (value for _, value in self.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """All weights by name."""
+        """Returns all weights by name."""
         return dict(self.named_parameters())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Keys:
-        """Copies weights from a dict by name. Returns missing_keys and unexpected_keys; strict: a RuntimeError if there are any.
+        """Copies weights from a dict by name. Returns missing_keys and unexpected_keys.
 
-        The attention masks in TransformerLens' state dicts are ignored."""
+        strict: raise a RuntimeError if there are any. The attention masks in TransformerLens' state dicts are ignored.
+        """
         owners = {
             f"{prefix}.{name}" if prefix else name: (module, name) for prefix, module in self.named_modules() for name in module.weights
         }
@@ -115,7 +118,7 @@ class Module:
         keys = Keys([name for name in owners if name not in given], [name for name in given if name not in owners])
         if strict and (keys.missing_keys or keys.unexpected_keys):
             raise RuntimeError(f"load_state_dict: missing keys {keys.missing_keys}, unexpected keys {keys.unexpected_keys}")
-        # Checked before any is copied.
+        # Check all weights before copying any.
         for name in owners.keys() & given.keys():
             module, weight = owners[name]
             expected, found = np.shape(array(getattr(module, weight))), np.shape(array(given[name]))
@@ -127,15 +130,18 @@ class Module:
         return keys
 
     def eval(self) -> Any:
-        """Itself: there is no dropout."""
+        """Returns the module itself, because there is no dropout."""
         return self
 
     def train(self, mode: bool = True) -> Any:
-        """Itself: there is no dropout."""
+        """Returns the module itself, because there is no dropout."""
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Itself, with weights that require gradients: autograd then follows every run, as in TransformerLens."""
+        """Makes all weights require gradients and returns the module itself.
+
+        Autograd then tracks every run, as in TransformerLens.
+        """
         for name, weight in self.named_parameters():
             if is_tensor(weight):
                 weight.requires_grad_(requires_grad)
@@ -144,7 +150,7 @@ class Module:
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of all weights, which from then on require gradients, see `requires_grad_`."""
+        """Clears the gradients of all weights. Also calls `requires_grad_`."""
         for weight in self.requires_grad_().parameters():
             if set_to_none or weight.grad is None:
                 weight.grad = None
@@ -154,7 +160,7 @@ class Module:
 
 @dataclass
 class LensHandle:
-    """A hook that was added."""
+    """Handle of an added hook."""
 
     hook: Hook
     is_permanent: bool = False
@@ -162,21 +168,24 @@ class LensHandle:
 
 
 class HookPoint(Module):
-    """A hook point. A hook is called as ``f(value, hook=hook_point)``; what it returns, unless None, replaces the value."""
+    """Hook point.
+
+    A hook is called as ``f(value, hook=hook_point)``. Its result replaces the value unless it is None.
+    """
 
     def __init__(self, kind: Kind | None = None) -> None:
         self.kind = kind or Kind(False)
         self.fwd_hooks: list[LensHandle] = []
         self.bwd_hooks: list[LensHandle] = []
-        #: What hooks keep from one call to the next, until the hooks are reset.
+        #: State that hooks keep between calls, until the hooks are reset.
         self.ctx: dict[Any, Any] = {}
-        # Transcoders that read the value after all hooks.
+        # Readers of the value after all hooks, such as transcoders.
         self.readers: list[Callable[[Any], None]] = []
 
     def forward(self, value: Any) -> Any:
-        """The value after all hooks, in the order in which they were added."""
+        """Runs all hooks in the order in which they were added, and returns the final value."""
         for handle in self.fwd_hooks:
-            # A copy: what is edited in its place may be needed in the backward pass.
+            # Pass a copy, because the backward pass may need the value before in-place edits.
             shown = value.clone() if is_live(value) else self.kind.out(value)
             found = handle.hook(shown, hook=self)
             if found is None:
@@ -185,7 +194,7 @@ class HookPoint(Module):
                 found = self._returned(handle.hook, found, value)
                 value = found if is_live(value) or is_live(found) else like(value, found)
         if self.bwd_hooks and self.kind.is_torch and torch_module().is_grad_enabled():
-            # A tensor of its own, whose gradient is that of this hook point alone.
+            # A separate tensor, whose gradient belongs to this hook point only.
             value = value.clone() if is_live(value) else tensor(value).requires_grad_()
             value.register_hook(self.backward)
         for read in self.readers:
@@ -193,17 +202,19 @@ class HookPoint(Module):
         return value
 
     def backward(self, gradient: Any) -> Any:
-        """The gradient at this place after all backward hooks."""
+        """Runs all backward hooks and returns the final gradient."""
         for handle in self.bwd_hooks:
             found = handle.hook(self.kind.out(gradient), hook=self)
-            if isinstance(found, tuple) and len(found) == 1:  # as TransformerLens 2 asks for it
+            if isinstance(found, tuple) and len(found) == 1:  # TransformerLens 2 requires a tuple
                 (found,) = found
             gradient = gradient if found is None else self._returned(handle.hook, found, gradient)
         return gradient
 
     def _returned(self, hook: Hook, found: Any, value: Any) -> Any:
-        """The result of a hook in place of a value: a live tensor, or an array of the value's type; a ValueError if it does not fit there.
-        The batch may grow from one text, or shrink to one."""
+        """Converts the result of a hook to a live tensor or an array with the dtype of the value.
+
+        Raises a ValueError if the shape does not match. The batch may grow from size 1 or shrink to size 1.
+        """
         before = array(value)
         try:
             given = array(found)
@@ -217,7 +228,7 @@ class HookPoint(Module):
                     return found.to("cpu", torch_module().float32)
                 given = given.astype(before.dtype, copy=False)
                 return given if is_live(value) else like(value, given)
-        function = getattr(hook, "func", hook)  # of a partial
+        function = getattr(hook, "func", hook)  # unwraps functools.partial
         name = getattr(function, "__name__", type(function).__name__)
         what = f"an array of shape {given.shape}" if is_array else f"a value of type {type(found).__name__}"
         raise ValueError(f"hook {name} at {self.name}: expected an array of shape {before.shape} or None, returned {what}")
@@ -230,20 +241,20 @@ class HookPoint(Module):
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Adds a hook behind, or with `prepend` before, those that are there."""
+        """Adds a hook after the existing hooks, or before them with `prepend`."""
         if dir not in ("fwd", "bwd"):
             raise ValueError(f"dir: expected 'fwd' or 'bwd', found {dir!r}")
         hooks = self.fwd_hooks if dir == "fwd" else self.bwd_hooks
         hooks.insert(0 if prepend else len(hooks), LensHandle(hook, is_permanent, level))
 
     def add_perma_hook(self, hook: Hook, dir: str = "fwd") -> None:
-        """Adds a hook that resets leave where it is."""
+        """Adds a permanent hook, which resets do not remove."""
         self.add_hook(hook, dir, is_permanent=True)
 
     def remove_hooks(
         self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Removes hooks: all but permanent ones, or those of one context."""
+        """Removes all hooks except permanent ones, or only those of one context."""
 
         def stays(handle: LensHandle) -> bool:
             if including_permanent:
@@ -260,10 +271,10 @@ class HookPoint(Module):
         self.ctx = {}
 
     def layer(self) -> int:
-        """The number of its block."""
+        """Returns the layer of the hook point."""
         parts = (self.name or "").split(".")
         if len(parts) < 2 or not parts[1].isdecimal():
-            raise ValueError(f"{self.name} is in no block")
+            raise ValueError(f"{self.name} is not inside a block")
         return int(parts[1])
 
     def __repr__(self) -> str:
@@ -271,7 +282,7 @@ class HookPoint(Module):
 
 
 class HookedRootModule(Module):
-    """The root of a tree of modules: finds hook points by name, and adds and removes hooks."""
+    """Root of a module tree. Finds hook points by name, and adds and removes hooks."""
 
     def __init__(self) -> None:
         self.is_caching = False
@@ -280,7 +291,7 @@ class HookedRootModule(Module):
         self.hook_dict: dict[str, HookPoint] = {}
 
     def setup(self) -> None:
-        """Gives every module its name. To be called when the tree is complete."""
+        """Sets the name of every module. Must be called when the tree is complete."""
         self.mod_dict, self.hook_dict = {}, {}
         for name, module in self.named_modules():
             if name:
@@ -290,22 +301,22 @@ class HookedRootModule(Module):
                     self.hook_dict[name] = module
 
     def hook_points(self) -> Iterable[HookPoint]:
-        """All hook points."""
+        """Returns all hook points."""
         return self.hook_dict.values()
 
     def hook_point(self, name: str) -> HookPoint:
-        """The hook point of this name; a KeyError with the nearest name if there is none."""
-        found = self.hook_dict.get(name) or self.hook_dict.get(own_name(name))
+        """Returns a hook point by name. A KeyError suggests the nearest name."""
+        found = self.hook_dict.get(name) or self.hook_dict.get(version_2_name(name))
         if found is None:
-            raise KeyError(unknown(name, self.hook_dict))
+            raise KeyError(unknown_hook_point(name, self.hook_dict))
         return found
 
     def switch(self, name: str) -> str | None:
-        """The method that turns a hook point on, if it is off."""
+        """Returns the name of the method that enables a hook point, or None if it is enabled."""
         return None
 
     def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, hook: Hook, **options: Any) -> None:
-        """Refuses a hook that would never be called."""
+        """Rejects a hook that would never be called."""
         switch = self.switch(hook_point_name)
         assert switch is None, f"{hook_point_name} is computed only after model.{switch}(True)"
 
@@ -318,16 +329,22 @@ class HookedRootModule(Module):
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Adds a hook where the name is, or where the function of names says True. It stays until reset_hooks."""
+        """Adds a hook to the hook point with a name, or to those for which a function of names returns True.
+
+        It remains until reset_hooks.
+        """
         for point in self._points_for(name, hook):
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
     def add_perma_hook(self, name: Name, hook: Hook, dir: str = "fwd") -> None:
-        """Adds a hook that resets leave where it is."""
+        """Adds a permanent hook, which resets do not remove."""
         self.add_hook(name, hook, dir, is_permanent=True)
 
     def _points_for(self, name: Name, hook: Hook) -> list[HookPoint]:
-        """The points where this hook is to be. One that is off is refused by name, and told if a function picks no others."""
+        """Returns the hook points for a hook.
+
+        A disabled hook point raises an error if it is named, and a warning if a function selects no other.
+        """
         if isinstance(name, str):
             point = self.hook_point(name)
             self.check_hooks_to_add(point, point.name or "", hook)
@@ -342,16 +359,16 @@ class HookedRootModule(Module):
         return [point for known, point in self.hook_dict.items() if name(known)]
 
     def _warn_if_off(self, names: Sequence[str]) -> None:
-        """Warns if a function picked nothing but hook points that are off."""
+        """Warns if a function selected only disabled hook points."""
         switches = [switch for name in names if (switch := self.switch(name)) is not None]
         if names and len(switches) == len(names):
             turned_on = " and ".join(f"model.{switch}(True)" for switch in dict.fromkeys(switches))
-            warn(f"the function of names picks only hook points that are off, such as {names[0]}; they are computed after {turned_on}")
+            warn(f"the name filter selects only hook points that are off, such as {names[0]}; they are computed after {turned_on}")
 
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Removes hooks everywhere."""
+        """Removes hooks at all hook points."""
         for point in self.hook_points():
             point.remove_hooks(direction, including_permanent, level)
 
@@ -367,14 +384,14 @@ class HookedRootModule(Module):
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:
-        """Removes hooks, permanent ones only if told to, and empties contexts."""
+        """Removes hooks and empties contexts. including_permanent: also remove permanent hooks."""
         if clear_contexts:
             self.clear_contexts()
         self.remove_all_hook_fns(direction, including_permanent, level)
         self.is_caching = False
 
     def as_hooks(self, entry: Any) -> list[tuple[Name, Hook]]:
-        """The pairs of a name and a hook that an entry of fwd_hooks or bwd_hooks stands for."""
+        """Converts an entry of fwd_hooks or bwd_hooks to pairs of a name and a hook."""
         name, hook = entry
         return [(name, hook)]
 
@@ -386,7 +403,10 @@ class HookedRootModule(Module):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """Context manager that adds hooks and removes them at its end. Backward hooks run in `backward`, which must come before the end."""
+        """Context manager that adds hooks and removes them when it exits.
+
+        Backward hooks run in `backward`, which must be called before the exit.
+        """
         self.context_level += 1
         try:
             for dir, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
@@ -410,8 +430,9 @@ class HookedRootModule(Module):
     ) -> Any:
         """Returns the output of `forward` with these hooks, which are removed afterwards.
 
-        fwd_hooks, bwd_hooks: pairs of a hook point's name, or a function of names, and a hook; fwd_hooks also takes `Steering` and
-        `ControlVector`. bwd_hooks need reset_hooks_end=False, so that `backward` can run them."""
+        fwd_hooks, bwd_hooks: pairs of a hook point's name, or a function of names, and a hook; fwd_hooks also accepts `Steering`
+        and `ControlVector`. bwd_hooks need reset_hooks_end=False, so that `backward` can run them.
+        """
         if bwd_hooks and reset_hooks_end:
             raise ValueError("bwd_hooks: removed before they can run; pass reset_hooks_end=False, or use `with model.hooks(bwd_hooks=…)`")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
@@ -426,10 +447,12 @@ class HookedRootModule(Module):
         cache: dict[str, Any] | None = None,
         pos_slice: Any = None,
     ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
-        """A dict, and the forward and the backward hooks that fill it; gradients have `_grad` behind the name. Hook points that are off
-        have none."""
+        """Returns a dict, and the forward and backward hooks that fill it.
+
+        Gradients have the suffix `_grad`. Disabled hook points are skipped.
+        """
         kept, *hooks = self._caching_hooks(names_filter, incl_bwd, remove_batch_dim, cache, pos_slice)
-        fwd, bwd = ([(name, hook) for name, hook in of_dir if self.switch(str(name)) is None] for of_dir in hooks)
+        fwd, bwd = ([(name, hook) for name, hook in pairs if self.switch(str(name)) is None] for pairs in hooks)
         return kept, fwd, bwd
 
     def _caching_hooks(
@@ -440,7 +463,7 @@ class HookedRootModule(Module):
         cache: dict[str, Any] | None,
         pos_slice: Any = None,
     ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
-        """The same with hook points that are off, which may be turned on later."""
+        """Like `get_caching_hooks`, but includes disabled hook points, which may be enabled later."""
         kept: dict[str, Any] = {} if cache is None else cache
         positions = Slice.unwrap(pos_slice)
 
@@ -454,7 +477,7 @@ class HookedRootModule(Module):
                 value = positions.apply(value, dim=axis)
             kept[name + end] = value
 
-        names = self._wanted(names_filter)
+        names = self._selected_names(names_filter)
         return kept, [(name, keep) for name in names], [(name, partial(keep, end="_grad")) for name in names] if incl_bwd else []
 
     def add_caching_hooks(
@@ -465,7 +488,7 @@ class HookedRootModule(Module):
         remove_batch_dim: bool = False,
         cache: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A dict that later runs fill, until the hooks are reset."""
+        """Returns a dict that later runs fill until the hooks are reset."""
         kept, fwd, bwd = self._caching_hooks(names_filter, incl_bwd, remove_batch_dim, cache)
         self.is_caching = True
         for dir, hooks in (("fwd", fwd), ("bwd", bwd)):
@@ -474,16 +497,16 @@ class HookedRootModule(Module):
                     point.add_hook(hook, dir)
         return kept
 
-    def _wanted(self, names_filter: NamesFilter) -> list[str]:
-        """Names of hook points. One that is given by name must be there and on."""
+    def _selected_names(self, names_filter: NamesFilter) -> list[str]:
+        """Returns the selected names. Hook points that are selected by name must exist and be enabled."""
         if names_filter is None:
             return list(self.hook_dict)
         if callable(names_filter):
             names = [name for name in self.hook_dict if names_filter(name)]
             self._warn_if_off(names)
             return names
-        given = [names_filter] if isinstance(names_filter, str) else names_filter
-        names = [self.hook_point(name).name or "" for name in given]
+        wanted = [names_filter] if isinstance(names_filter, str) else names_filter
+        names = [self.hook_point(name).name or "" for name in wanted]
         for name in names:
             switch = self.switch(name)
             if switch is not None:
@@ -504,8 +527,9 @@ class HookedRootModule(Module):
     ) -> tuple[Any, Any]:
         """Returns the output of `forward` and a dict of the activations at the hook points.
 
-        names_filter: which hook points, by a name, a list of names or a function of names; all of them by default. incl_bwd: also the
-        gradients of the output, which must be a loss, under the names with `_grad` appended."""
+        names_filter: a name, a list of names or a function of names; by default all hook points. incl_bwd: also record the gradients
+        of the output, which must be a loss, with the suffix `_grad`.
+        """
         kept, fwd, bwd = self.get_caching_hooks(
             names_filter, incl_bwd, device, remove_batch_dim=remove_batch_dim, pos_slice=pos_slice
         )
@@ -516,6 +540,6 @@ class HookedRootModule(Module):
         return found, kept
 
     def backward(self, gradient: Any = None) -> None:
-        """Runs the backward hooks of the last run."""
+        """Runs the backward hooks for the last run."""
         raise NotImplementedError
 

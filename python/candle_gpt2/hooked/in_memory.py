@@ -1,22 +1,29 @@
-"""Models and tokenizers of transformers, taken from memory."""
+"""Conversion of in-memory models and tokenizers of transformers."""
 
+import json
+import shutil
+import struct
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .._native import Model
+from .weights import Weights
 
 
 def is_transformers(value: Any) -> bool:
-    """Whether it is a model of transformers."""
+    """Whether a value is a model of transformers."""
     return hasattr(value, "save_pretrained") and hasattr(value, "state_dict")
 
 
 def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) -> tuple[Model, str]:
-    """Opens a GPT-2 of transformers by way of a temporary folder, which the caller removes with the model.
+    """Opens a GPT-2 of transformers through a temporary folder.
 
-    name: where the tokenizer comes from without `tokenizer`, a folder or a name on the Hub; empty if there is none."""
+    The caller removes the folder together with the model. name: folder or Hub name of the tokenizer if `tokenizer` is None, or empty.
+    """
     kind = getattr(hf_model.config, "model_type", None)
     if kind != "gpt2":
         raise ValueError(f"hf_model: expected a GPT-2, model_type 'gpt2', found {type(hf_model).__name__} of model_type {kind!r}")
@@ -31,8 +38,39 @@ def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) 
     return Model.from_pretrained(folder, **options), folder
 
 
+def model_with(native: Model, weights: Weights) -> tuple[Model, str]:
+    """Opens a copy of a model with other weights through a temporary folder.
+
+    The caller removes the folder together with the model.
+    """
+    tensors, folder = weights.checkpoint(), tempfile.mkdtemp()
+    try:
+        copy = Path(folder, "model")
+        native.convert(copy)
+        config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+        (copy / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}), encoding="utf-8")
+        _write_safetensors(copy / "model.safetensors", tensors)
+        return Model.from_pretrained(copy, dtype="f32", device=native.device), folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, value in tensors.items():
+        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [end, end + value.nbytes]}
+        end += value.nbytes
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for value in tensors.values():
+            file.write(np.ascontiguousarray(value).data)
+
+
 class ForeignTokenizer:
-    """A tokenizer of transformers with the methods of `Model` that :class:`~.tokens.Tokenizer` calls."""
+    """Adapter that gives a tokenizer of transformers the methods that :class:`~.tokens.Tokenizer` calls."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +95,7 @@ class ForeignTokenizer:
 
 
 class NoTokenizer:
-    """The tokenizer of a model that has none: it refuses texts."""
+    """Placeholder for a missing tokenizer. It rejects texts."""
 
     name = ""
 
@@ -65,4 +103,4 @@ class NoTokenizer:
         self.config = {"bos_token_id": None, "eos_token_id": None, "vocab_size": vocab_size}
 
     def __getattr__(self, name: str) -> Any:
-        raise ValueError("tokenizer: this model has none; pass token ids, or HookedTransformer(cfg, tokenizer=…)")
+        raise ValueError("tokenizer: this model has no tokenizer; pass token ids, or HookedTransformer(cfg, tokenizer=…)")

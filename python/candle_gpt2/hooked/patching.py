@@ -1,4 +1,4 @@
-"""Activation patching: a corrupted run with one activation at a time as in a clean run."""
+"""Activation patching: copies one activation at a time from a clean run into a corrupted run."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -16,42 +16,42 @@ Setter = Callable[[Any, Sequence[int], Any], Any]
 
 
 def layer_pos_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
-    """One position."""
+    """Patches one position."""
     _, pos = index
     corrupted[:, pos] = clean[:, pos]
     return corrupted
 
 
 def layer_pos_head_vector_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
-    """One head at one position."""
+    """Patches one head at one position."""
     _, pos, head = index
     corrupted[:, pos, head] = clean[:, pos, head]
     return corrupted
 
 
 def layer_head_vector_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
-    """One head."""
+    """Patches one head."""
     _, head = index
     corrupted[:, :, head] = clean[:, :, head]
     return corrupted
 
 
 def layer_head_pattern_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
-    """The pattern of one head."""
+    """Patches the attention pattern of one head."""
     _, head = index
     corrupted[:, head] = clean[:, head]
     return corrupted
 
 
 def layer_head_pos_pattern_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
-    """One row of the pattern of one head."""
+    """Patches one row of a head's attention pattern."""
     _, head, dest = index
     corrupted[:, head, dest] = clean[:, head, dest]
     return corrupted
 
 
 def layer_head_dest_src_pos_pattern_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
-    """One number of the pattern of one head."""
+    """Patches one entry of a head's attention pattern."""
     _, head, dest, src = index
     corrupted[:, head, dest, src] = clean[:, head, dest, src]
     return corrupted
@@ -68,12 +68,12 @@ def generic_activation_patch(
     index_df: Any = None,
     return_index_df: bool = False,
 ) -> Any:
-    """Patches activations of the clean run into the corrupted run, one at a time, and returns the metric of each patched run.
+    """Patches the corrupted run with one clean activation at a time.
 
-    corrupted_tokens (b, p); clean_cache: of a run over as many tokens; patching_metric: from logits (b, p, V) to a number.
-    index_axis_names: axes of the result, among layer, pos, head or head_index, dest_pos, src_pos. index_df: instead, a pandas DataFrame
-    or rows of indices, whose first column is the layer; the result then has one axis. return_index_df: also return the indices, as a
-    DataFrame if pandas is installed.
+    Returns the metric of each patched run. corrupted_tokens: (b, p). clean_cache: cache of a run with the same number of tokens.
+    patching_metric: function from logits (b, p, V) to a number. index_axis_names: axes of the result, among layer, pos, head or
+    head_index, dest_pos, src_pos. index_df: alternatively, a pandas DataFrame or rows of indices, whose first column is the
+    layer; the result then has one axis. return_index_df: also return the indices, as a DataFrame if pandas is installed.
     """
     sizes = {"layer": model.cfg.n_layers, "head": model.cfg.n_heads, "head_index": model.cfg.n_heads}
     sizes |= dict.fromkeys(("pos", "src_pos", "dest_pos"), corrupted_tokens.shape[-1])
@@ -87,15 +87,15 @@ def generic_activation_patch(
         shape = (len(rows),)
     found = np.zeros(len(rows), np.float32)
     steps = progress(rows, len(rows), f"patching {activation_name}")
-    for place, logits in enumerate(_patched(model, corrupted_tokens, clean_cache, patch_setter, activation_name, steps)):
-        found[place] = array(patching_metric(logits)).item()
+    for row, logits in enumerate(_patched_logits(model, corrupted_tokens, clean_cache, patch_setter, activation_name, steps)):
+        found[row] = array(patching_metric(logits)).item()
     out = model.kind.out(found.reshape(shape))
     out = tensor(out) if has_tensor(corrupted_tokens) else out
     return (out, _table(rows, index_axis_names) if index_df is None else index_df) if return_index_df else out
 
 
 def _table(rows: list[Sequence[int]], names: Any) -> Any:
-    """Rows as a DataFrame, if pandas is installed."""
+    """Returns rows as a DataFrame if pandas is installed, otherwise unchanged."""
     try:
         from pandas import DataFrame  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -103,10 +103,13 @@ def _table(rows: list[Sequence[int]], names: Any) -> Any:
     return DataFrame(rows, columns=list(names))
 
 
-def _patched(
+def _patched_logits(
     model: Any, tokens: Any, clean_cache: ActivationCache, setter: Setter, activation_name: str, rows: Iterable[Sequence[int]]
 ) -> Iterable[Any]:
-    """Logits of each patch. Blocks before the patched one are computed once."""
+    """Yields the logits of each patched run.
+
+    Computes the blocks before the patched one once per layer.
+    """
     before: tuple[int, Any] = (-1, None)
     for index in rows:
         layer = index[0]
@@ -122,45 +125,45 @@ def _patched(
         yield model.run_with_hooks(residual, fwd_hooks=[(name, patch)], start_at_layer=layer, tokens=tokens)
 
 
-def _of(activation_name: str, setter: Setter, *axes: str) -> Callable[..., Any]:
+def _patch_function(activation_name: str, setter: Setter, *axes: str) -> Callable[..., Any]:
     def patch(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, patching_metric: Metric, **options: Any) -> Any:
         axis_names = None if options.get("index_df") is not None else axes
         return generic_activation_patch(
             model, corrupted_tokens, clean_cache, patching_metric, setter, activation_name, axis_names, **options
         )
 
-    patch.__doc__ = f"Patches `{activation_name}` by {', '.join(axes)}: the metric for each, with these axes."
+    patch.__doc__ = f"Patches `{activation_name}` by {', '.join(axes)}. The result has these axes."
     return patch
 
 
-get_act_patch_resid_pre = _of("resid_pre", layer_pos_patch_setter, "layer", "pos")
-get_act_patch_resid_mid = _of("resid_mid", layer_pos_patch_setter, "layer", "pos")
-get_act_patch_attn_out = _of("attn_out", layer_pos_patch_setter, "layer", "pos")
-get_act_patch_mlp_out = _of("mlp_out", layer_pos_patch_setter, "layer", "pos")
-get_act_patch_attn_head_out_by_pos = _of("z", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
-get_act_patch_attn_head_q_by_pos = _of("q", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
-get_act_patch_attn_head_k_by_pos = _of("k", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
-get_act_patch_attn_head_v_by_pos = _of("v", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
-get_act_patch_attn_head_pattern_by_pos = _of(
+get_act_patch_resid_pre = _patch_function("resid_pre", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_resid_mid = _patch_function("resid_mid", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_attn_out = _patch_function("attn_out", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_mlp_out = _patch_function("mlp_out", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_attn_head_out_by_pos = _patch_function("z", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_q_by_pos = _patch_function("q", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_k_by_pos = _patch_function("k", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_v_by_pos = _patch_function("v", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_pattern_by_pos = _patch_function(
     "pattern", layer_head_pos_pattern_patch_setter, "layer", "head_index", "dest_pos"
 )
-get_act_patch_attn_head_pattern_dest_src_pos = _of(
+get_act_patch_attn_head_pattern_dest_src_pos = _patch_function(
     "pattern", layer_head_dest_src_pos_pattern_patch_setter, "layer", "head_index", "dest_pos", "src_pos"
 )
-get_act_patch_attn_head_out_all_pos = _of("z", layer_head_vector_patch_setter, "layer", "head")
-get_act_patch_attn_head_q_all_pos = _of("q", layer_head_vector_patch_setter, "layer", "head")
-get_act_patch_attn_head_k_all_pos = _of("k", layer_head_vector_patch_setter, "layer", "head")
-get_act_patch_attn_head_v_all_pos = _of("v", layer_head_vector_patch_setter, "layer", "head")
-get_act_patch_attn_head_pattern_all_pos = _of("pattern", layer_head_pattern_patch_setter, "layer", "head_index")
+get_act_patch_attn_head_out_all_pos = _patch_function("z", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_q_all_pos = _patch_function("q", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_k_all_pos = _patch_function("k", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_v_all_pos = _patch_function("v", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_pattern_all_pos = _patch_function("pattern", layer_head_pattern_patch_setter, "layer", "head_index")
 
 
-def _every(model: Any, tokens: Any, found: Iterable[Any]) -> Any:
+def _stacked(model: Any, tokens: Any, found: Iterable[Any]) -> Any:
     stack = np.stack([array(one) for one in found])
     return tensor(stack) if model.kind.is_torch or has_tensor(tokens) else stack
 
 
 def get_act_patch_attn_head_all_pos_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
-    """Output, queries, keys, values and pattern of each head: (5, layer, head)."""
+    """Patches output, queries, keys, values and pattern of each head: (5, layer, head)."""
     patches = (
         get_act_patch_attn_head_out_all_pos,
         get_act_patch_attn_head_q_all_pos,
@@ -168,11 +171,11 @@ def get_act_patch_attn_head_all_pos_every(model: Any, corrupted_tokens: Any, cle
         get_act_patch_attn_head_v_all_pos,
         get_act_patch_attn_head_pattern_all_pos,
     )
-    return _every(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
+    return _stacked(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
 
 
 def get_act_patch_attn_head_by_pos_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
-    """Output, queries, keys, values and pattern of each head at each position: (5, layer, pos, head)."""
+    """Patches output, queries, keys, values and pattern by head and position: (5, layer, pos, head)."""
     patches = (
         get_act_patch_attn_head_out_by_pos,
         get_act_patch_attn_head_q_by_pos,
@@ -181,13 +184,13 @@ def get_act_patch_attn_head_by_pos_every(model: Any, corrupted_tokens: Any, clea
     )
     found = [patch(model, corrupted_tokens, clean_cache, metric) for patch in patches]
     pattern = get_act_patch_attn_head_pattern_by_pos(model, corrupted_tokens, clean_cache, metric)
-    return _every(model, corrupted_tokens, [*found, array(pattern).swapaxes(1, 2)])
+    return _stacked(model, corrupted_tokens, [*found, array(pattern).swapaxes(1, 2)])
 
 
 def get_act_patch_block_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
-    """The residual stream before each block, attention's output and the MLP's: (3, layer, pos)."""
+    """Patches residual stream, attention output and MLP output of each block: (3, layer, pos)."""
     patches = (get_act_patch_resid_pre, get_act_patch_attn_out, get_act_patch_mlp_out)
-    return _every(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
+    return _stacked(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
 
 
 def get_act_patch_direct_path(
@@ -201,9 +204,11 @@ def get_act_patch_direct_path(
     component: str = "q",
     verbose: bool = True,
 ) -> Any:
-    """Path patching: the metric when one later head's query, key or value input gets the clean output of head (src_layer, src_head).
+    """Path patching from head (src_layer, src_head) to the query, key or value input of each later head.
 
-    component: "q", "k" or "v". Returns (layer, head); 0 for layers up to src_layer."""
+    Returns the metric when that input contains the clean output of the source head, (layer, head), and 0 for layers up to
+    src_layer. component: "q", "k" or "v".
+    """
     if component not in ("q", "k", "v"):
         raise ValueError(f"component: expected 'q', 'k' or 'v', found {component!r}")
     name = get_act_name("z", src_layer)
@@ -227,4 +232,4 @@ def get_act_patch_direct_path(
     finally:
         model.set_use_attn_in(before[0])
         model.set_use_split_qkv_input(before[1])
-    return _every(model, corrupted_tokens, found)
+    return _stacked(model, corrupted_tokens, found)

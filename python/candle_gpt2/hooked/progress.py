@@ -1,4 +1,4 @@
-"""How far a long loop is, on a terminal."""
+"""Progress line for long loops on a terminal."""
 
 import sys
 import time
@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 def progress(steps: Iterable[T], total: int, what: str, is_shown: bool = True) -> Iterator[T]:
-    """The steps, with a line on standard error for loops that take more than a second; none where that is no terminal."""
+    """Yields the steps, and prints progress to standard error.
+
+    Prints nothing during the first second, or if standard error is not a terminal.
+    """
     start = shown = time.monotonic()
     is_written = False
     try:

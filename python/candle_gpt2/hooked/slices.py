@@ -1,4 +1,4 @@
-"""Part of an axis: a position, a range, a list."""
+"""Selection of part of an axis: a position, a range or a list."""
 
 from typing import Any
 
@@ -10,8 +10,11 @@ SliceInput = None | int | tuple[int, ...] | list[int] | slice | np.ndarray
 
 
 class Slice:
-    """Part of an axis. None is all of it, an int one place (the axis goes), a tuple the arguments of `slice`, a list or an array
-    places or a mask."""
+    """Selection of part of an axis.
+
+    None selects all of it. An int selects one position and removes the axis. A tuple contains the arguments of `slice`. A list or
+    array contains positions, or is a mask.
+    """
 
     def __init__(self, input_slice: Any = None) -> None:
         self.slice: Any
@@ -29,27 +32,27 @@ class Slice:
             raise ValueError(f"expected a position, a range, or a list of positions, found {input_slice!r}")
 
     def apply(self, tensor: Any, dim: int = 0) -> Any:
-        """That part of a tensor."""
-        places: list[Any] = [slice(None)] * tensor.ndim
-        places[dim] = self.slice
-        return tensor[tuple(places)]
+        """Applies the selection to a tensor."""
+        index: list[Any] = [slice(None)] * tensor.ndim
+        index[dim] = self.slice
+        return tensor[tuple(index)]
 
     def indices(self, max_ctx: int | None = None) -> np.ndarray:
-        """The places on an axis of this length."""
+        """Returns the selected positions of an axis with length max_ctx."""
         if self.mode == "int":
             return np.array([self.slice], dtype=np.int64)
         if max_ctx is None:
-            raise ValueError("max_ctx: the length of the axis is needed, unless the slice is one position")
+            raise ValueError("max_ctx: required unless the slice is a single position")
         return np.arange(max_ctx, dtype=np.int64)[self.slice]
 
     @classmethod
     def of(cls, value: Any) -> "Slice":
-        """A slice as it is, anything else as one."""
+        """Converts a value to a Slice, unless it is one."""
         return value if isinstance(value, Slice) else cls(value)
 
     @classmethod
     def unwrap(cls, slice_input: Any) -> "Slice":
-        """The same, where one position keeps its axis."""
+        """Like `of`, but a single position keeps its axis."""
         return cls.of([slice_input] if isinstance(slice_input, int) else slice_input)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Texts and tokens, with the beginning-of-text token and the padding that TransformerLens adds."""
+"""Tokenization with TransformerLens' beginning-of-text token and padding."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from .in_memory import ForeignTokenizer, NoTokenizer
 
 
 def checked_side(side: str) -> str:
-    """The side, if it is one."""
+    """Validates a padding side and returns it."""
     if side not in ("left", "right"):
         raise ValueError(f"padding_side: expected 'left' or 'right', found {side!r}")
     return side
 
 
 class Encoding(dict[str, Any]):
-    """What a tokenizer gives, by key or by attribute."""
+    """Result of a tokenizer, accessible by key or attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -27,26 +27,26 @@ class Encoding(dict[str, Any]):
 
 
 class Tokenizer:
-    """The tokenizer of a model, with the attributes of transformers' that notebooks read."""
+    """Tokenizer of a model, with the attributes of transformers' tokenizers that notebooks use."""
 
     def __init__(self, model: Model | ForeignTokenizer | NoTokenizer, padding_side: str = "right") -> None:
         self._model: Any = model
         self.padding_side = padding_side
         config = model.config
-        # None without a tokenizer.
+        # None if the model has no tokenizer.
         bos: Any = config.get("bos_token_id")
         eos: Any = config.get("eos_token_id")
         eos = eos[0] if isinstance(eos, list) else eos
         self.eos_token_id: Any = bos if eos is None else eos
         self.bos_token_id: Any = self.eos_token_id if bos is None else bos
-        # GPT-2 has no token for padding: the end-of-text token pads, and a mask tells them apart.
+        # GPT-2 has no padding token. The end-of-text token pads, and a mask distinguishes the two.
         self.pad_token_id: Any = self.eos_token_id
         self.name_or_path = model.name
         self.vocab_size: int = int(config["vocab_size"] or 0)
 
     @property
     def padding_side(self) -> str:
-        """Where rows are filled up: left or right."""
+        """Side on which rows are padded: left or right."""
         return self._padding_side
 
     @padding_side.setter
@@ -55,17 +55,17 @@ class Tokenizer:
 
     @property
     def bos_token(self) -> str:
-        """The text of the token before every text."""
+        """Beginning-of-text token as text."""
         return self.decode([self.bos_token_id])
 
     @property
     def eos_token(self) -> str:
-        """The text of the token behind every text."""
+        """End-of-text token as text."""
         return self.decode([self.eos_token_id])
 
     @property
     def pad_token(self) -> str:
-        """The text of the token that fills rows up."""
+        """Padding token as text."""
         return self.decode([self.pad_token_id])
 
     def __call__(
@@ -78,8 +78,10 @@ class Tokenizer:
         padding_side: str | None = None,
         add_special_tokens: bool = True,
     ) -> "Encoding":
-        """`input_ids` and `attention_mask` of a text or of texts, as lists, or with return_tensors="np" or "pt" as arrays or tensors
-        (b, p)."""
+        """Tokenizes a text or several texts. Returns `input_ids` and `attention_mask`.
+
+        These are lists, or with return_tensors="np" or "pt" arrays or tensors (b, p).
+        """
         rows = [self.encode(one) for one in ([text] if isinstance(text, str) else text)]
         rows = [row[:max_length] for row in rows] if truncation else rows
         masks = [[1] * len(row) for row in rows]
@@ -96,28 +98,28 @@ class Tokenizer:
         return Encoding(input_ids=rows, attention_mask=masks)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without a BOS token."""
+        """Encodes a text into token ids, without a BOS token."""
         return list(self._model.encode(text))
 
     def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        """The text of token ids."""
+        """Decodes token ids."""
         return str(self._model.decode(array(tokens).reshape(-1), skip_special_tokens))
 
     def str_tokens(self, tokens: Any) -> list[str]:
-        """The text of each token id."""
+        """Returns the text of each token id."""
         return list(self._model.str_tokens(array(tokens)))
 
     def batch_decode(self, rows: Iterable[Any], skip_special_tokens: bool = False, **_: Any) -> list[str]:
-        """The text of each row."""
+        """Decodes each row of token ids."""
         return [self.decode(row, skip_special_tokens) for row in rows]
 
     @property
     def vocab(self) -> dict[str, int]:
-        """`get_vocab()`."""
+        """Same as `get_vocab()`."""
         return self.get_vocab()
 
     def get_vocab(self) -> dict[str, int]:
-        """The ids of all tokens by what the tokenizer calls them, a space `Ġ`."""
+        """Returns a dict from token strings to ids. A space is `Ġ`."""
         return dict(self._model.vocab())
 
     def __len__(self) -> int:
@@ -125,7 +127,7 @@ class Tokenizer:
 
 
 def padded(rows: list[list[int]], pad: int, side: str) -> np.ndarray:
-    """Rows of ids filled up to the longest, (b, p)."""
+    """Pads rows of ids to the longest, (b, p)."""
     is_left = checked_side(side) == "left"
     length = max(map(len, rows), default=0)
     fills = [[pad] * (length - len(row)) for row in rows]
@@ -134,15 +136,18 @@ def padded(rows: list[list[int]], pad: int, side: str) -> np.ndarray:
 
 
 def attention_mask(tokenizer: Tokenizer, tokens: np.ndarray, prepend_bos: bool, padding_side: str | None = None) -> np.ndarray:
-    """1 for tokens, 0 for padding, (b, p). If the padding token is also BOS, the last one of the left padding counts as BOS."""
+    """Computes the attention mask, (b, p): 1 for tokens, 0 for padding.
+
+    If the padding token is also BOS, the last token of the left padding counts as BOS.
+    """
     if tokenizer.pad_token_id is None:
         return np.ones_like(tokens, np.int64)
     is_token = tokens != tokenizer.pad_token_id
     if (padding_side or tokenizer.padding_side) == "right":
-        is_seen = np.logical_or.accumulate(is_token[:, ::-1], 1)[:, ::-1]
+        is_visible = np.logical_or.accumulate(is_token[:, ::-1], 1)[:, ::-1]
     else:
-        is_seen = np.logical_or.accumulate(is_token, 1)
+        is_visible = np.logical_or.accumulate(is_token, 1)
         if prepend_bos and tokenizer.bos_token_id == tokenizer.pad_token_id:
-            begin = (~is_seen).sum(1) - 1
-            is_seen[np.arange(len(tokens)), begin] = True
-    return is_seen.astype(np.int64)
+            begin = (~is_visible).sum(1) - 1
+            is_visible[np.arange(len(tokens)), begin] = True
+    return is_visible.astype(np.int64)

@@ -1,4 +1,4 @@
-"""`HookedTransformer`: GPT-2 under the names and with the numbers of TransformerLens, on numpy."""
+"""`HookedTransformer`: GPT-2 on numpy with TransformerLens' API and values."""
 
 import difflib
 import inspect
@@ -18,26 +18,25 @@ import numpy as np
 
 from .._native import ControlVector, Model, Steering
 from . import utils
-from .arrays import Kind, added, array, is_live, matching, no_gradients, read_only, tensor, torch_module
+from .arrays import Kind, added, array, is_live, library, matching, no_gradients, read_only, tensor, together, torch_module
 from .cache import ActivationCache
-from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock, Unembed
+from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock, Unembed, Weighted
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .gradients import Tape, loss_gradient
 from .hook_points import Hook, HookedRootModule, HookPoint, Keys, Name
-from .in_memory import ForeignTokenizer, NoTokenizer, is_transformers, model_of
+from .in_memory import ForeignTokenizer, NoTokenizer, is_transformers, model_of, model_with
 from .progress import progress
-from .splice import WithSAEs
+from .splice import SAE, WithSAEs
 from .tokens import Tokenizer, attention_mask, checked_side, padded
-from .warned import warn
 from .weights import Weights
 
-#: What ``return_type="both"`` gives.
+#: Result of ``return_type="both"``.
 Output = namedtuple("Output", ["logits", "loss"])
 
-# Names of TransformerLens for models that are called otherwise on the Hub.
+# TransformerLens names of models that have other names on the Hub.
 ALIASES = {"gpt2-small": "gpt2", "distillgpt2": "distilgpt2", "distill-gpt2": "distilgpt2", "distil-gpt2": "distilgpt2"}
-# Hook points that take time or memory, and what turns them on.
+# Expensive hook points, and the options that enable them.
 SWITCHES = {
     "attn.hook_result": "use_attn_result",
     "hook_q_input": "use_split_qkv_input",
@@ -54,9 +53,10 @@ def _check_return_type(return_type: str | None) -> None:
 
 
 class HookedTransformer(WithSAEs, HookedRootModule):
-    """A GPT-2 with TransformerLens' names: prepends BOS to texts by default, and `generate` returns prompt and continuation.
+    """GPT-2 with TransformerLens' API.
 
-    `native` is the engine's `Model`, which does neither; `prepend_bos` is a keyword of both.
+    It prepends BOS to texts by default, and `generate` returns prompt and completion. `native` is the engine's `Model`, which does
+    neither; both accept `prepend_bos`.
 
     >>> from candle_gpt2 import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("gpt2")
@@ -64,11 +64,12 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     >>> cache["pattern", 3].shape
     (1, 12, 9, 9)
 
-    Values are numpy arrays, or torch tensors if torch was imported before the model was opened; `tensors=` chooses. A method that gets a
-    tensor returns tensors, whenever torch was imported.
+    Values are numpy arrays, or torch tensors if torch was imported before the model was opened; `tensors=` overrides this. A method
+    that receives a tensor always returns tensors.
 
-    `HookedTransformer(cfg)` makes an untrained model of a GPT-2 configuration: a HookedTransformerConfig, TransformerLens' own, or a
-    dict. tokenizer: one of transformers, or a `Model` whose tokenizer is used; without it the model takes token ids only.
+    `HookedTransformer(cfg)` creates an untrained model from a GPT-2 configuration: a HookedTransformerConfig, TransformerLens'
+    configuration, or a dict. tokenizer: a transformers tokenizer, or a `Model` whose tokenizer is used; without one, the model
+    accepts only token ids.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         cfg.check()
         weights = Weights.untrained(cfg) if weights is None else weights
         self._native = native
-        self._is_native_stale = False
+        # Removes the temporary folder of `_native`, if it is a copy with other weights.
+        self._remove_copy: Callable[[], Any] | None = None
         self.kind = Kind.chosen(tensors)
         source = native if tokenizer is None else tokenizer
         if source is None:
@@ -96,10 +98,10 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             source = ForeignTokenizer(source)
         self.tokenizer = Tokenizer(source, default_padding_side)
         self._weights = weights
-        # Of the present run: tokens before it in the KV cache, and where each text begins.
+        # State of the current run: number of cached tokens before it, and start of each text.
         self._past, self._starts = 0, np.zeros(1, np.int64)
-        # Of the last run with backward hooks: the shape of its output, and the backward pass from the gradient there.
-        self._way_back: tuple[tuple[int, ...], Callable[[np.ndarray], None]] | None = None
+        # Last run with backward hooks: shape of its output, and backward pass from the gradient of the output.
+        self._backward_pass: tuple[tuple[int, ...], Callable[[np.ndarray], None]] | None = None
         self.embed = Embed(self.kind, W_E=weights.W_E)
         self.hook_embed = HookPoint(self.kind)
         self.pos_embed = PosEmbed(self.kind, W_pos=weights.W_pos)
@@ -130,12 +132,13 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     ) -> Self:
         """Opens a model and processes its weights as TransformerLens does.
 
-        model_name: a name on the Hugging Face Hub, a path, a `Model`, a GPT-2 of transformers in memory, or None for the built-in model.
-        fold_ln, center_writing_weights, center_unembed, fold_value_biases: processing steps, which change activations but no prediction.
-        refactor_factored_attn_matrices: also balance W_Q and W_K of each head and orthonormalize the rows of W_O. default_prepend_bos:
-        prepend <|endoftext|> to texts, True if None. tensors: "numpy" or "torch", the type of outputs; torch by default if it is
-        imported. hf_model: a GPT-2 of transformers, whose weights are used. tokenizer: one of transformers, or a path; by default that
-        of model_name. Everything is computed in float32 on the CPU. Other options are those of `Model.from_pretrained`.
+        model_name: a name on the Hugging Face Hub, a path, a `Model`, an in-memory GPT-2 of transformers, or None for the built-in
+        model. fold_ln, center_writing_weights, center_unembed, fold_value_biases: processing steps, which change activations but not
+        predictions. refactor_factored_attn_matrices: also balance W_Q and W_K of each head and orthonormalize the rows of W_O.
+        default_prepend_bos: prepend <|endoftext|> to texts, True if None. tensors: output type, "numpy" or "torch"; by default torch
+        if it is imported. hf_model: a GPT-2 of transformers that supplies the weights. tokenizer: a transformers tokenizer, or a path;
+        by default the tokenizer of model_name. All computation is in float32 on the CPU. Other options are those of
+        `Model.from_pretrained`.
         """
         if str(device or "cpu") not in ("cpu", "auto"):
             raise ValueError(f"device: this model runs on the CPU, found {device!r}; Model runs on GPUs")
@@ -149,14 +152,14 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         folder = None
         if isinstance(model_name, Model):
             if hf_model is not None:
-                raise ValueError("hf_model: give a name or a path beside it, not a Model, which has weights of its own")
+                raise ValueError("hf_model: cannot be combined with a Model, which has its own weights; pass a name or a path")
             native, name = model_name, model_name.name
         elif hf_model is not None:
             name = str(model_name or hf_model.config.name_or_path or "")
             native, folder = model_of(hf_model, name, tokenizer, options)
         else:
-            given = {} if tokenizer is None or hasattr(tokenizer, "encode") else {"tokenizer": tokenizer}
-            native = cls._opened(model_name, {**options, **given})
+            files = {} if tokenizer is None or hasattr(tokenizer, "encode") else {"tokenizer": tokenizer}
+            native = cls._open(model_name, {**options, **files})
             name = native.name
         cfg = HookedTransformerConfig.of_model(native.config, name)
         cfg.default_prepend_bos = default_prepend_bos is not False
@@ -175,13 +178,13 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return model
 
     @classmethod
-    def _opened(cls, name: str | PathLike[str] | None, options: dict[str, Any]) -> Model:
-        """The model of this name; an error lists the names that there are."""
+    def _open(cls, name: str | PathLike[str] | None, options: dict[str, Any]) -> Model:
+        """Opens a model by name. An error lists the supported names."""
         known = {**inspect.signature(cls.from_pretrained).parameters, **inspect.signature(Model.from_pretrained).parameters}
         del known["options"]
         for option in options.keys() - known.keys():
             nearest = difflib.get_close_matches(option, known, n=1, cutoff=0)[0]
-            raise TypeError(f"{cls.__name__}.from_pretrained has no option {option!r}; the nearest name is {nearest!r}")
+            raise TypeError(f"{cls.__name__}.from_pretrained: unknown option {option!r}; did you mean {nearest!r}?")
         try:
             return Model.from_pretrained(name, **options)
         except FileNotFoundError as error:
@@ -209,8 +212,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         *,
         fold_value_biases: bool = True,
     ) -> None:
-        """Processes the weights in place, see `from_pretrained`; a step that was done before changes nothing."""
-        weights = self._weights
+        """Processes the weights in place; see `from_pretrained`. Repeating a step has no effect."""
+        weights, is_changed = self._weights, self._is_changed()
         if fold_ln:
             weights.fold_ln()
             self.cfg.normalization_type = "LNPre"
@@ -222,35 +225,56 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             weights.fold_value_biases()
         if refactor_factored_attn_matrices:
             weights.refactor_factored_attn_matrices()
+        if not is_changed:
+            self._accept_changes()
 
     @property
     def native(self) -> Model:
-        """The engine's Model: no BOS token by default, and its `generate` returns the continuation only. Warns if its weights are older."""
+        """The engine's Model, which prepends no BOS token, and whose `generate` returns only the completion.
+
+        It has the weights that the model was opened with, before processing. If they have changed since, for example by training
+        or load_state_dict, it is a new Model with the current weights.
+        """
         if self._native is None:
-            raise RuntimeError("native: a model that was made from a configuration has no Model of the engine")
-        if self._is_native_stale:
-            warn("native: the engine's Model has the weights from before load_state_dict")
+            raise RuntimeError("native: a model created from a configuration has no engine Model")
+        if self._is_changed():
+            self._native, folder = model_with(self._native, self._weights)
+            if self._remove_copy is not None:
+                self._remove_copy()
+            self._remove_copy = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._accept_changes()
         return self._native
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Keys:
-        """Copies weights from a dict by TransformerLens' names. Returns missing_keys and unexpected_keys, a RuntimeError if strict.
+    def _weighted(self) -> Iterator[Weighted]:
+        """Yields the modules with the model's own weights."""
+        return (module for _, module in self.named_modules() if isinstance(module, Weighted) and not isinstance(module, SAE))
 
-        The weights are copied as they are: those of an unprocessed model belong into an unprocessed one, or into
-        `load_and_process_state_dict`."""
+    def _is_changed(self) -> bool:
+        """Whether the weights differ from those of `_native` by more than processing."""
+        return any(module.is_changed for module in self._weighted())
+
+    def _accept_changes(self) -> None:
+        for module in self._weighted():
+            module.accept_changes()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Keys:
+        """Copies weights from a dict by TransformerLens' names. Returns missing_keys and unexpected_keys.
+
+        strict: raise a RuntimeError if there are any. The weights are not processed: load those of an unprocessed model into an
+        unprocessed model, or use `load_and_process_state_dict`.
+        """
         if self.cfg.normalization_type == "LNPre":
             norms = {name: value for name, value in state_dict.items() if re.search(r"(^|\.)ln(1|2|_final)\.[wb]$", name)}
             for name, value in norms.items():
                 if (array(value) != (1 if name.endswith("w") else 0)).any():
                     raise ValueError(
                         f"{name}: the norms of this model are folded into its weights; load this state with load_and_process_state_dict into a "
-                        "model of from_pretrained_no_processing"
+                        "model from from_pretrained_no_processing"
                     )
-            # TransformerLens has none in such a model.
+            # In TransformerLens, a folded model has no norm weights.
             own = {name: value for name, value in self.state_dict().items() if re.search(r"(^|\.)ln(1|2|_final)\.[wb]$", name)}
             state_dict = {**own, **state_dict}
-        keys = super().load_state_dict(state_dict, strict)
-        self._is_native_stale = self._native is not None
-        return keys
+        return super().load_state_dict(state_dict, strict)
 
     def load_and_process_state_dict(
         self,
@@ -261,14 +285,17 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         fold_value_biases: bool = True,
         refactor_factored_attn_matrices: bool = False,
     ) -> None:
-        """Copies the weights of an unprocessed model and processes them, see `from_pretrained`."""
+        """Copies the weights of an unprocessed model and processes them; see `from_pretrained`."""
         self.load_state_dict(state_dict)
         self.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases=fold_value_biases
         )
 
     def as_hooks(self, entry: Any) -> list[tuple[Name, Hook]]:
-        """The pairs of a name and a hook that an entry of fwd_hooks stands for; a Steering and a ControlVector of `native` are entries."""
+        """Converts an entry of fwd_hooks to pairs of a name and a hook.
+
+        An entry may be a Steering or a ControlVector of `native`.
+        """
         if isinstance(entry, ControlVector):
             directions = entry.directions.items()
             return [(f"blocks.{layer}.hook_resid_post", partial(self._steer, vectors=one[None], everywhere=True)) for layer, one in directions]
@@ -285,15 +312,15 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             return None
         added = np.zeros(value.shape, np.float32)
         for row, start in enumerate(np.broadcast_to(self._starts, len(added))):
-            there = added[row, start : start + len(vectors)]
-            there += vectors[: len(there)]
+            target = added[row, start : start + len(vectors)]
+            target += vectors[: len(target)]
         return value + matching(value, added)
 
     def __repr__(self) -> str:
-        of = self.cfg
-        return f"{type(self).__name__}({of.model_name!r}, n_layers={of.n_layers}, n_heads={of.n_heads}, d_model={of.d_model})"
+        cfg = self.cfg
+        return f"{type(self).__name__}({cfg.model_name!r}, n_layers={cfg.n_layers}, n_heads={cfg.n_heads}, d_model={cfg.d_model})"
 
-    # Text.
+    # Tokenization.
 
     def to_tokens(
         self,
@@ -303,13 +330,13 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Any:
-        """Token ids (b, p) of one text or several, padded to the longest and cut at n_ctx."""
+        """Tokenizes one text or several into ids (b, p), padded to the longest and truncated at n_ctx."""
         return self.kind.out(self._tokens(input, prepend_bos, padding_side, truncate))
 
     def _tokens(
         self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None, truncate: bool = True
     ) -> np.ndarray:
-        """Ids (b, p) of texts, or of ids."""
+        """Returns the ids (b, p) of texts, or validates ids."""
         if not self._is_text(input):
             ids = array(input)
             ids = ids[None] if ids.ndim == 1 else ids
@@ -319,8 +346,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
                 raise ValueError(f"token ids: expected 0 to {self.cfg.d_vocab - 1}, found {ids.min()} to {ids.max()}")
             return ids
         texts = [input] if isinstance(input, str) else list(input)
-        begin = [self.tokenizer.bos_token_id] if self._prepends(prepend_bos) else []
-        rows = [begin + self.tokenizer.encode(text) for text in texts]
+        bos = [self.tokenizer.bos_token_id] if self._prepends(prepend_bos) else []
+        rows = [bos + self.tokenizer.encode(text) for text in texts]
         rows = [row[: self.cfg.n_ctx] for row in rows] if truncate else rows
         return padded(rows, self.tokenizer.pad_token_id, padding_side or self.tokenizer.padding_side)
 
@@ -334,15 +361,17 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         )
 
     def to_string(self, tokens: Any) -> str | list[str]:
-        """The text of ids; a list of them for (b, p)."""
+        """Decodes ids (p) to a text, or ids (b, p) to a list of texts."""
         ids = array(tokens)
         if ids.ndim > 2:
             raise ValueError(f"expected token ids of one or two dimensions, found shape {ids.shape}")
         return self.tokenizer.batch_decode(ids) if ids.ndim == 2 else self.tokenizer.decode(ids)
 
     def to_str_tokens(self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None) -> Any:
-        """The text of each token of a text or of ids (p) or (1, p), where prepend_bos counts for texts alone; of a list, a list of
-        lists."""
+        """Returns the text of each token of a text or of ids (p) or (1, p).
+
+        A list returns a list of lists. prepend_bos applies only to texts.
+        """
         if isinstance(input, list):
             return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
         if isinstance(input, str):
@@ -354,13 +383,13 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return self.tokenizer.str_tokens(ids)
 
     def to_single_token(self, string: str) -> int:
-        """The id of a text that is one token; an AssertionError if it is none or more."""
+        """Returns the id of a single-token text. Raises an AssertionError if it is not a single token."""
         ids = self.tokenizer.encode(string)
         assert len(ids) == 1, f"{string!r} is {len(ids)} tokens, not one"
         return int(ids[0])
 
     def to_single_str_token(self, int_token: int) -> str:
-        """The text of an id."""
+        """Returns the text of a token id."""
         return self.tokenizer.str_tokens([int(int_token)])[0]
 
     def get_token_position(
@@ -371,15 +400,15 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> int:
-        """Where a token is in a text or in ids, the first or the last time; the beginning-of-text token counts."""
+        """Finds the first or last position of a token in a text or in ids, counting the BOS token."""
         ids = self._tokens(input, prepend_bos, padding_side)
         assert len(ids) == 1, f"expected one text, found {len(ids)}"
         token = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
-        places = np.flatnonzero(ids[0] == token)
-        assert len(places) > 0, f"{single_token!r} is not in the text"
+        positions = np.flatnonzero(ids[0] == token)
+        assert len(positions) > 0, f"{single_token!r} is not in the text"
         if mode not in ("first", "last"):
             raise ValueError(f"mode: expected 'first' or 'last', found {mode!r}")
-        return int(places[0 if mode == "first" else -1])
+        return int(positions[0 if mode == "first" else -1])
 
     # Running.
 
@@ -399,10 +428,10 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         """Runs the model and returns its output; BOS is prepended to texts by default.
 
         input: a text, a list of texts, or token ids (p) or (b, p); with start_at_layer the residual stream (b, p, C) before that block.
-        return_type: "logits" (b, p, V), "loss", the mean cross-entropy of the next tokens, "both", or None. loss_per_token: the loss of
-        each token, (b, p − 1). stop_at_layer: return the residual stream before that block; negative counts from the end. Backward hooks
-        run in the output's `backward()`, or without torch in `model.backward()`. Autograd follows the run from the first value or weight
-        that requires a gradient, see `requires_grad_`.
+        return_type: "logits" (b, p, V), "loss" (the mean cross-entropy of the next tokens), "both", or None. loss_per_token: return
+        the loss of each token, (b, p − 1). stop_at_layer: return the residual stream before that block; negative values count from
+        the end. Backward hooks run in the output's `backward()`, or without torch in `model.backward()`. Autograd tracks the run from
+        the first value or weight that requires a gradient; see `requires_grad_`.
         """
         is_whole = start_at_layer is None and stop_at_layer is None and past_kv_cache is None and return_type is not None
         if return_type not in ("logits", "loss", "both", None):
@@ -411,12 +440,12 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             ids: np.ndarray | None
             if start_at_layer is None:
                 ids = self._tokens(input, prepend_bos, padding_side)
-                residual, mask = self._embedded(ids, prepend_bos, padding_side, attention_mask, past_kv_cache)
+                residual, mask = self._embed(ids, prepend_bos, padding_side, attention_mask, past_kv_cache)
             else:
                 ids = None if tokens is None else array(tokens)
                 residual = self._residual(input, start_at_layer, ids)
                 mask = self._mask(ids, prepend_bos, padding_side, attention_mask)
-                self._begin(0, mask)
+                self._set_positions(0, mask)
             layers = range(self.cfg.n_layers)[start_at_layer or 0 : stop_at_layer]
             for layer in layers:
                 entry = None if past_kv_cache is None else past_kv_cache[layer]
@@ -427,18 +456,18 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             if return_type is None:
                 return None
             logits = self.unembed.compute(residual)
-            of_logits = self._given(tape, logits, lambda gradient: gradient)
+            output = self._output(tape, logits, lambda gradient: gradient)
             if return_type == "logits":
-                return of_logits
+                return output
             if ids is None:
-                raise ValueError("tokens: the loss needs the ids (b, p) that the residual stream belongs to")
+                raise ValueError("tokens: the loss needs the ids (b, p) of the residual stream")
             found = utils.lm_cross_entropy_loss(logits, ids, mask, loss_per_token)
-            loss = self._given(tape, found, lambda gradient: loss_gradient(logits, ids, mask, gradient))
-            return loss if return_type == "loss" else Output(of_logits, loss)
+            loss = self._output(tape, found, lambda gradient: loss_gradient(logits, ids, mask, gradient))
+            return loss if return_type == "loss" else Output(output, loss)
 
     @contextmanager
     def _recording(self, is_whole: bool) -> Iterator[Tape | None]:
-        """What backward hooks need during a run: torch's autograd, or without torch a tape."""
+        """Records what backward hooks need: with torch's autograd, or without torch on a tape."""
         if not any(point.bwd_hooks for point in self.hook_points()):
             yield None
         elif self.kind.is_torch:
@@ -450,11 +479,11 @@ class HookedTransformer(WithSAEs, HookedRootModule):
                 yield tape
         else:
             raise ValueError(
-                "backward hooks need a whole run without torch: no start_at_layer, stop_at_layer, past_kv_cache or return_type=None"
+                "without torch, backward hooks need a complete run: no start_at_layer, stop_at_layer, past_kv_cache or return_type=None"
             )
 
     def _residual(self, input: Any, layer: int, ids: np.ndarray | None) -> Any:
-        """The residual stream (b, p, C) that a run begins with at a block."""
+        """Validates the residual stream (b, p, C) with which a run begins at a block."""
         residual = array(input)
         if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model or residual.dtype.kind != "f":
             raise ValueError(
@@ -466,28 +495,33 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             raise ValueError(f"tokens: expected ids of the positions of the residual stream, shape {expected}, found {ids.shape}")
         return input.to("cpu", torch_module().float32) if is_live(input) else residual
 
-    def _given(self, tape: Tape | None, value: Any, at_logits: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """What a run gives, from which backward hooks are reached; at_logits: the gradient at the logits from that at the value."""
+    def _output(self, tape: Tape | None, value: Any, at_logits: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """Returns the output of a run, and stores the backward pass for its backward hooks.
+
+        at_logits: function from the gradient at the value to the gradient at the logits.
+        """
         if tape is not None:
-            self._way_back = np.shape(value), lambda gradient: tape.back(at_logits(gradient))
+            self._backward_pass = np.shape(value), lambda gradient: tape.back(at_logits(gradient))
         elif is_live(value) and any(point.bwd_hooks for point in self.hook_points()):
-            self._way_back = tuple(value.shape), lambda gradient: value.backward(tensor(gradient.astype(np.float32)))
+            self._backward_pass = tuple(value.shape), lambda gradient: value.backward(tensor(gradient.astype(np.float32)))
         return self.kind.out(value)
 
     def backward(self, gradient: Any = None) -> None:
-        """Runs the backward hooks of the last run: what `backward()` of a tensor does, without torch. gradient: of one's metric, in the
-        shape of what the run gave; 1 for a loss if None."""
-        if self._way_back is None:
-            raise RuntimeError("backward: expected a run with backward hooks before it, found none")
-        (shape, back), self._way_back = self._way_back, None
-        given = array(1.0 if gradient is None and not shape else gradient)
-        if given.shape != shape or given.dtype.kind not in "iuf":
-            found = "none; a loss, return_type=\"loss\", needs none" if gradient is None else np.shape(gradient)
-            raise ValueError(f"gradient: expected shape {shape}, that of what the run gave, found {found}")
-        with self.kind.of(gradient):
-            back(given)
+        """Runs the backward hooks for the last run, like a tensor's `backward()` but without torch.
 
-    def _embedded(
+        gradient: the gradient of a metric with respect to the output, in its shape; None means 1, for a loss.
+        """
+        if self._backward_pass is None:
+            raise RuntimeError("backward: expected a previous run with backward hooks")
+        (shape, back), self._backward_pass = self._backward_pass, None
+        start = array(1.0 if gradient is None and not shape else gradient)
+        if start.shape != shape or start.dtype.kind not in "iuf":
+            found = "None; only a loss (return_type=\"loss\") needs no gradient" if gradient is None else np.shape(gradient)
+            raise ValueError(f"gradient: expected the shape of the output, {shape}, found {found}")
+        with self.kind.of(gradient):
+            back(start)
+
+    def _embed(
         self,
         ids: np.ndarray,
         prepend_bos: bool | None = None,
@@ -495,27 +529,29 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         mask: Any = None,
         past: list[KeyValues] | None = None,
     ) -> tuple[Any, np.ndarray | None]:
-        """The residual stream before the first block, and the padding mask if it matters."""
+        """Computes the residual stream before the first block, and the padding mask if it matters."""
         before = past[0].past_keys if past else None
         offset = 0 if before is None else before.shape[1]
         mask = self._mask(ids, prepend_bos, padding_side, mask, offset)
-        self._begin(offset, mask)
+        self._set_positions(offset, mask)
         if offset + ids.shape[1] > self.cfg.n_ctx:
-            raise ValueError(f"{offset + ids.shape[1]} tokens; the context holds {self.cfg.n_ctx}")
+            raise ValueError(f"{offset + ids.shape[1]} tokens exceed the context of {self.cfg.n_ctx}")
         if ids.shape[1] == 0:
             raise ValueError("no tokens: the text is empty and prepend_bos is False")
         embed = self.hook_embed(self.embed.compute(ids))
         return added(embed, self.hook_pos_embed(self.pos_embed.compute(ids, offset, mask))), mask
 
-    def _begin(self, past: int, mask: np.ndarray | None) -> None:
-        """Notes which positions a run has."""
+    def _set_positions(self, past: int, mask: np.ndarray | None) -> None:
+        """Stores the positions of the current run."""
         self._past, self._starts = past, np.zeros(1, np.int64) if mask is None else mask.argmax(1)
 
     def _mask(
         self, ids: np.ndarray | None, prepend_bos: bool | None, padding_side: str | None, mask: Any, offset: int = 0
     ) -> np.ndarray | None:
-        """The given mask, which is also that of `offset` tokens before; else that of the padding at the left, which later tokens would
-        see."""
+        """Validates a mask, which includes `offset` earlier tokens, or computes the mask of left padding.
+
+        Only left padding needs a mask, because later tokens could attend to it.
+        """
         if mask is not None:
             mask = array(mask)
             if ids is not None and mask.shape != (len(ids), offset + ids.shape[1]):
@@ -530,14 +566,14 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def input_to_embed(
         self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None, attention_mask: Any = None
     ) -> tuple[Any, Any, None, Any]:
-        """The residual stream before the first block, the ids, None, and the mask of the padding if there is one."""
+        """Returns the residual stream before the first block, the ids, None, and the padding mask, if any."""
         with self.kind.of(input):
             ids = self._tokens(input, prepend_bos, padding_side)
-            residual, mask = self._embedded(ids, prepend_bos, padding_side, attention_mask)
+            residual, mask = self._embed(ids, prepend_bos, padding_side, attention_mask)
             return self.kind.out(residual), self.kind.out(ids), None, self.kind.out(mask)
 
     def loss_fn(self, logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
-        """The loss of logits (b, p, V), see utils.lm_cross_entropy_loss."""
+        """Computes the loss of logits (b, p, V); see utils.lm_cross_entropy_loss."""
         return utils.lm_cross_entropy_loss(logits, tokens, attention_mask, per_token)
 
     def run_with_cache(
@@ -545,7 +581,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     ) -> tuple[Any, Any]:
         """Returns the output of `forward` and an ActivationCache of the activations at the hook points.
 
-        For names_filter, pos_slice and incl_bwd see HookedRootModule.run_with_cache, for the rest `forward`."""
+        For names_filter, pos_slice and incl_bwd see HookedRootModule.run_with_cache, and for other options `forward`.
+        """
         found, kept = super().run_with_cache(*model_args, remove_batch_dim=remove_batch_dim, **options)
         if return_cache_object:
             return found, ActivationCache(kept, self, has_batch_dim=not remove_batch_dim)
@@ -568,20 +605,21 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return_type: str | None = "input",
         verbose: bool = True,
     ) -> Any:
-        """Continues texts or ids (b, p) and returns prompt and continuation; BOS is prepended to texts by default.
+        """Continues texts or ids (b, p) and returns prompt and completion.
 
-        Hooks run at every step. return_type: "str", "tokens", or "input" for the type of the input. Samples with numpy's generator
-        (`numpy.random.seed`). verbose: show progress on a terminal."""
+        BOS is prepended to texts by default. Hooks run at every step. return_type: "str", "tokens", or "input" for the type of the
+        input. Sampling uses numpy's generator (`numpy.random.seed`). verbose: show progress on a terminal.
+        """
         _check_return_type(return_type)
         sampling = (do_sample, top_k, top_p, temperature, freq_penalty)
         stops = self._stops(stop_at_eos, eos_token_id)
         ids, mask = self._prompts(input, prepend_bos, padding_side)
-        steps = self._continued(input, ids, mask, max_new_tokens, stops, use_past_kv_cache, sampling, verbose)
+        steps = self._next_tokens(input, ids, mask, max_new_tokens, stops, use_past_kv_cache, sampling, verbose)
         ids = np.concatenate([ids, *steps], 1)
         with self.kind.of(input):
             if return_type == "tokens" or not (self._is_text(input) or return_type == "str"):
                 return self.kind.out(ids)
-        return self._decoded(ids)
+        return self._decode(ids)
 
     def generate_stream(
         self,
@@ -601,16 +639,17 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return_type: str | None = "input",
         verbose: bool = True,
     ) -> Iterator[Any]:
-        """Continues a text or ids (b, p) and yields token ids (b, n) while it generates, the prompt's first.
+        """Continues a text or ids (b, p) and yields token ids (b, n), beginning with the prompt.
 
-        Yields whenever max_tokens_per_yield tokens have come together, and the rest at the end. return_type: "str" yields text. Other
-        options are those of `generate`."""
+        Yields after every max_tokens_per_yield tokens, and the rest at the end. return_type: "str" yields text. Other options are
+        those of `generate`.
+        """
         _check_return_type(return_type)
 
-        def given(pieces: list[np.ndarray]) -> Any:
+        def output(pieces: list[np.ndarray]) -> Any:
             ids = np.concatenate(pieces, 1)
             if return_type == "str":
-                return self._decoded(ids)
+                return self._decode(ids)
             with self.kind.of(input):
                 return self.kind.out(ids)
 
@@ -618,16 +657,19 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         stops = self._stops(stop_at_eos, eos_token_id)
         ids, mask = self._prompts(input, prepend_bos, padding_side)
         pieces = [ids]
-        for new in self._continued(input, ids, mask, max_new_tokens, stops, use_past_kv_cache, sampling, verbose):
+        for new in self._next_tokens(input, ids, mask, max_new_tokens, stops, use_past_kv_cache, sampling, verbose):
             pieces.append(new)
             if sum(piece.shape[1] for piece in pieces) >= max_tokens_per_yield:
-                yield given(pieces)
+                yield output(pieces)
                 pieces = []
         if pieces:
-            yield given(pieces)
+            yield output(pieces)
 
     def _prompts(self, input: Any, prepend_bos: bool | None, padding_side: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of prompts (b, p), and their padding mask. Several texts are padded on the left: the next tokens are in the last column."""
+        """Returns the ids of prompts (b, p) and their padding mask.
+
+        Several texts are padded on the left, so that their next tokens are in the same column.
+        """
         is_text = self._is_text(input)
         side = padding_side or ("left" if is_text and not isinstance(input, str) else None)
         ids = self._tokens(input, prepend_bos, side)
@@ -637,19 +679,19 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             return ids, attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side)
         return ids, np.ones_like(ids)
 
-    def _decoded(self, ids: np.ndarray) -> str | list[str]:
-        """The texts of rows of ids; of one row the text alone."""
+    def _decode(self, ids: np.ndarray) -> str | list[str]:
+        """Decodes rows of ids to a list of texts, or a single row to a text."""
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts[0] if len(texts) == 1 else texts
 
     def _stops(self, stop_at_eos: bool, eos_token_id: int | Sequence[int] | None) -> np.ndarray:
-        """The ids of tokens that end a text."""
+        """Returns the ids of the end tokens."""
         if stop_at_eos and eos_token_id is None and self.tokenizer.eos_token_id is None:
-            raise ValueError("eos_token_id: this model has no tokenizer; give the id of the token that ends texts, or stop_at_eos=False")
-        given = self.tokenizer.eos_token_id if eos_token_id is None else eos_token_id
-        return np.atleast_1d(given) if stop_at_eos else np.zeros(0, np.int64)
+            raise ValueError("eos_token_id: this model has no tokenizer; pass the id of the end token, or stop_at_eos=False")
+        ends = self.tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+        return np.atleast_1d(ends) if stop_at_eos else np.zeros(0, np.int64)
 
-    def _continued(
+    def _next_tokens(
         self,
         input: Any,
         ids: np.ndarray,
@@ -660,7 +702,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         sampling: tuple[bool, int | None, float | None, float, float],
         verbose: bool,
     ) -> Iterator[np.ndarray]:
-        """The next tokens of each text, (b, 1), until all texts have ended."""
+        """Yields the next token of each text, (b, 1), until all texts have ended."""
         do_sample, top_k, top_p, temperature, freq_penalty = sampling
         past = [KeyValues() for _ in self.blocks] if use_past_kv_cache else None
         is_finished = np.zeros(len(ids), bool)
@@ -669,13 +711,13 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             with self.kind.of(input), no_gradients():
                 logits = array(self.forward(new if past else ids, attention_mask=mask, past_kv_cache=past))[:, -1]
             if do_sample:
-                drawn = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
+                chosen = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
             else:
-                drawn = logits.argmax(-1)
+                chosen = logits.argmax(-1)
             if len(stops):
-                drawn = np.where(is_finished, stops[0], drawn)
-                is_finished |= np.isin(drawn, stops)
-            new = drawn[:, None].astype(np.int64)
+                chosen = np.where(is_finished, stops[0], chosen)
+                is_finished |= np.isin(chosen, stops)
+            new = chosen[:, None].astype(np.int64)
             yield new
             ids = np.concatenate([ids, new], 1)
             mask = np.concatenate([mask, np.ones_like(new)], 1)
@@ -685,118 +727,129 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     # Switches.
 
     def switch(self, name: str) -> str | None:
-        """The method that turns a hook point on, if it is off."""
+        """Returns the name of the method that enables a hook point, or None if it is enabled."""
         for end, option in SWITCHES.items():
             if name.endswith(end) and not getattr(self.cfg, option):
                 return f"set_{option}"
         return None
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
-        """Whether `attn.hook_result`, what each head writes, is computed."""
+        """Enables or disables `attn.hook_result`, the output of each head."""
         self.cfg.use_attn_result = use_attn_result
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Whether queries, keys and values of each head have inputs of their own, at `hook_q_input`, `hook_k_input`, `hook_v_input`."""
+        """Enables or disables separate inputs for the queries, keys and values of each head.
+
+        They are at `hook_q_input`, `hook_k_input` and `hook_v_input`.
+        """
         self.cfg.use_split_qkv_input = use_split_qkv_input
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Whether each head has an input of its own, at `hook_attn_in`."""
+        """Enables or disables a separate input for each head, at `hook_attn_in`."""
         self.cfg.use_attn_in = use_attn_in
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Whether MLPs read what is at `hook_mlp_in`."""
+        """Enables or disables `hook_mlp_in`, the input of MLPs."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
-    # Weights. Read-only views as arrays and copies as tensors: writing to them never changes the model. `blocks[l].attn.W_Q` can be
-    # written to.
+    # Weights: read-only views as arrays, and copies as tensors. Writing to them never changes the model. `blocks[l].attn.W_Q` is
+    # writable. If a weight requires gradients, these are part of the graph, as in TransformerLens.
 
-    def _shown(self, weight: np.ndarray) -> Any:
-        return self.kind.out(read_only(weight))
+    def _own(self, module: Weighted, name: str) -> Any:
+        """Returns a weight outside the blocks."""
+        weight = module._weight(name)
+        return weight if is_live(weight) else self.kind.out(read_only(weight))
+
+    def _stacked(self, path: str, name: str, values: np.ndarray) -> Any:
+        """Returns a weight of every block. `values` has the weights as one array."""
+        weights = [getattr(block, path)._weight(name) for block in self.blocks]
+        return torch_module().stack([tensor(one) for one in weights]) if any(map(is_live, weights)) else self.kind.out(read_only(values))
 
     @property
     def W_E(self) -> Any:
-        """(V, C)."""
-        return self._shown(self._weights.W_E)
+        """Token embeddings, (V, C)."""
+        return self._own(self.embed, "W_E")
 
     @property
     def W_pos(self) -> Any:
-        """(n_ctx, C)."""
-        return self._shown(self._weights.W_pos)
+        """Position embeddings, (n_ctx, C)."""
+        return self._own(self.pos_embed, "W_pos")
 
     @property
     def W_E_pos(self) -> Any:
-        """Both, (V + n_ctx, C)."""
-        return self.kind.out(np.concatenate([self._weights.W_E, self._weights.W_pos]))
+        """Token and position embeddings, (V + n_ctx, C)."""
+        parts = together(self.embed._weight("W_E"), self.pos_embed._weight("W_pos"))
+        return self.kind.out(library(parts[0]).concatenate(parts))
 
     @property
     def W_U(self) -> Any:
-        """(C, V)."""
-        return self._shown(self._weights.W_U)
+        """Unembedding weights, (C, V)."""
+        return self._own(self.unembed, "W_U")
 
     @property
     def b_U(self) -> Any:
-        """(V)."""
-        return self._shown(self._weights.b_U)
+        """Unembedding biases, (V)."""
+        return self._own(self.unembed, "b_U")
 
     @property
     def W_Q(self) -> Any:
-        """(L, H, C, D)."""
-        return self._shown(np.moveaxis(self._weights.W_QKV[:, :, 0], 1, 2))
+        """Query weights, (L, H, C, D)."""
+        return self._stacked("attn", "W_Q", np.moveaxis(self._weights.W_QKV[:, :, 0], 1, 2))
 
     @property
     def W_K(self) -> Any:
-        """(L, H, C, D)."""
-        return self._shown(np.moveaxis(self._weights.W_QKV[:, :, 1], 1, 2))
+        """Key weights, (L, H, C, D)."""
+        return self._stacked("attn", "W_K", np.moveaxis(self._weights.W_QKV[:, :, 1], 1, 2))
 
     @property
     def W_V(self) -> Any:
-        """(L, H, C, D)."""
-        return self._shown(np.moveaxis(self._weights.W_QKV[:, :, 2], 1, 2))
+        """Value weights, (L, H, C, D)."""
+        return self._stacked("attn", "W_V", np.moveaxis(self._weights.W_QKV[:, :, 2], 1, 2))
 
     @property
     def W_O(self) -> Any:
-        """(L, H, D, C)."""
-        return self._shown(self._weights.W_O)
+        """Attention output weights, (L, H, D, C)."""
+        return self._stacked("attn", "W_O", self._weights.W_O)
 
     @property
     def W_in(self) -> Any:
-        """(L, C, M)."""
-        return self._shown(self._weights.W_in)
+        """MLP input weights, (L, C, M)."""
+        return self._stacked("mlp", "W_in", self._weights.W_in)
 
     @property
     def W_out(self) -> Any:
-        """(L, M, C)."""
-        return self._shown(self._weights.W_out)
+        """MLP output weights, (L, M, C)."""
+        return self._stacked("mlp", "W_out", self._weights.W_out)
 
     @property
     def b_Q(self) -> Any:
-        """(L, H, D)."""
-        return self._shown(self._weights.b_QKV[:, 0])
+        """Query biases, (L, H, D)."""
+        return self._stacked("attn", "b_Q", self._weights.b_QKV[:, 0])
 
     @property
     def b_K(self) -> Any:
-        """(L, H, D)."""
-        return self._shown(self._weights.b_QKV[:, 1])
+        """Key biases, (L, H, D)."""
+        return self._stacked("attn", "b_K", self._weights.b_QKV[:, 1])
 
     @property
     def b_V(self) -> Any:
-        """(L, H, D)."""
-        return self._shown(self._weights.b_QKV[:, 2])
+        """Value biases, (L, H, D)."""
+        return self._stacked("attn", "b_V", self._weights.b_QKV[:, 2])
 
     @property
     def b_O(self) -> Any:
-        """(L, C)."""
-        return self._shown(self._weights.b_O)
+        """Attention output biases, (L, C)."""
+        return self._stacked("attn", "b_O", self._weights.b_O)
 
     @property
     def b_in(self) -> Any:
-        """(L, M)."""
-        return self._shown(self._weights.b_in)
+        """MLP input biases, (L, M)."""
+        return self._stacked("mlp", "b_in", self._weights.b_in)
 
     @property
     def b_out(self) -> Any:
-        """(L, C)."""
-        return self._shown(self._weights.b_out)
+        """MLP output biases, (L, C)."""
+        return self._stacked("mlp", "b_out", self._weights.b_out)
 
     @property
     def QK(self) -> FactoredMatrix:
@@ -809,9 +862,11 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return FactoredMatrix(self.W_V, self.W_O)
 
     def all_composition_scores(self, mode: str) -> Any:
-        """Composition scores (L, H, L, H) of each head (l1, h1) with the query, key or value input of each later head (l2, h2).
+        """Computes composition scores (L, H, L, H) of each head with the inputs of each later head.
 
-        mode: "Q", "K" or "V". 0 unless l1 < l2. Source: "A Mathematical Framework for Transformer Circuits"."""
+        mode: "Q", "K" or "V" for the query, key or value input. Scores are 0 unless the second head is in a later layer. Source: "A
+        Mathematical Framework for Transformer Circuits".
+        """
         if mode not in ("Q", "K", "V"):
             raise ValueError(f"mode: expected 'Q', 'K' or 'V', found {mode!r}")
         right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
@@ -821,31 +876,38 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return self.kind.out(np.where(is_later, array(scores), np.float32(0)))
 
     def all_head_labels(self) -> list[str]:
-        """L0H0, L0H1, …"""
+        """Returns the labels of all heads: L0H0, L0H1, …"""
         return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
 
     def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Any:
-        """The sum of the biases that blocks before `layer` write, (C); with mlp_input the attention's of that block too."""
+        """Sums the output biases of all blocks before `layer`, (C).
+
+        mlp_input: also include the attention output bias of that block.
+        """
         if mlp_input and layer >= self.cfg.n_layers:
-            raise AssertionError(f"mlp_input: there is no block {layer}")
+            raise AssertionError(f"mlp_input: layer {layer} is out of range")
         total = self._weights.b_O[: layer + mlp_input].sum(0)
         return self.kind.out(total + self._weights.b_out[:layer].sum(0) if include_mlp_biases else total)
 
     def tokens_to_residual_directions(self, tokens: Any) -> Any:
-        """The columns of W_U for a token, a text that is one, or ids of any shape: (…, C). One id in an array gives (C)."""
+        """Returns the columns of W_U for a token id, a single-token text, or ids of any shape: (…, C).
+
+        An array with one id returns (C).
+        """
         ids = np.asarray(self.to_single_token(tokens)) if isinstance(tokens, str) else array(tokens)
         ids = ids.reshape(()) if ids.size == 1 else ids
         with self.kind.of(tokens):
-            return self.kind.out(np.moveaxis(self._weights.W_U[:, ids], 0, -1))
+            columns = self.unembed._weight("W_U")[:, ids]
+            return self.kind.out(library(columns).moveaxis(columns, 0, -1))
 
-    # Devices: there is one.
+    # Devices.
 
     def to(self, device_or_dtype: Any, print_details: bool = True) -> "HookedTransformer":
-        """Itself; a device other than the CPU is refused."""
+        """Returns the model itself. Rejects devices other than the CPU."""
         if str(device_or_dtype) not in ("cpu", "torch.float32", "float32"):
             raise ValueError(f"this model computes in float32 on the CPU, found {device_or_dtype!r}")
         return self
 
     def cpu(self) -> "HookedTransformer":
-        """Itself."""
+        """Returns the model itself."""
         return self

@@ -1,4 +1,4 @@
-"""The helpers of `transformer_lens.utils` that notebooks use."""
+"""Helpers of `transformer_lens.utils` that notebooks use."""
 
 import re
 from collections.abc import Iterator
@@ -56,7 +56,10 @@ _IN_NORMS = ("scale", "normalized")
 
 
 def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
-    """The full name of a hook point: `get_act_name("k", 6)`, `get_act_name("scale", 4, "ln1")`, `get_act_name("pre5")`."""
+    """Returns the full name of a hook point.
+
+    Examples: `get_act_name("k", 6)`, `get_act_name("scale", 4, "ln1")`, `get_act_name("pre5")`.
+    """
     if ("." in name or name.startswith("hook_")) and layer is None and layer_type is None:
         return name
     match = re.match(r"([a-z]+)(\d+)([a-z]?.*)", name)
@@ -76,70 +79,73 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """An array of a tensor, an array, a list or a number."""
+    """Converts a tensor, an array, a list or a number to an array."""
     return array(tensor)
 
 
 def get_corner(tensor: Any, n: int = 3) -> Any:
-    """The first n values along every axis."""
+    """Returns the first n values along every axis."""
     if isinstance(tensor, FactoredMatrix):
         return tensor.get_corner(n)
     return tensor[tuple(slice(n) for _ in range(tensor.ndim))]
 
 
 def remove_batch_dim(tensor: Any) -> Any:
-    """The same without a first axis of length 1."""
+    """Removes a first axis of length 1."""
     return tensor[0] if tensor.shape[0] == 1 else tensor
 
 
 def transpose(tensor: Any) -> Any:
-    """The last two axes exchanged."""
+    """Swaps the last two axes."""
     return tensor.swapaxes(-1, -2)
 
 
 def repeat_along_head_dimension(tensor: Any, n_heads: int, clone_tensor: bool = True) -> Any:
-    """(b, p, C) as (b, p, n_heads, C)."""
+    """Repeats (b, p, C) along a new head axis to (b, p, n_heads, C)."""
     return like(tensor, np.repeat(array(tensor)[:, :, None], n_heads, axis=2))
 
 
 def gelu_new(input: Any) -> Any:
-    """GPT-2's activation."""
+    """Computes GPT-2's activation function."""
     return like(input, _gelu_new(array(input)))
 
 
 def is_square(x: Any) -> bool:
-    """Whether it is a square matrix."""
+    """Whether a value is a square matrix."""
     return bool(x.ndim == 2 and x.shape[0] == x.shape[1])
 
 
 def is_lower_triangular(x: Any) -> bool:
-    """Whether it is a square matrix with nothing above the diagonal."""
+    """Whether a value is a square matrix with zeros above the diagonal."""
     return is_square(x) and bool(np.array_equal(array(x), np.tril(array(x))))
 
 
 def get_device() -> str:
-    """Where arrays are."""
+    """Returns the device of arrays, which is always the CPU."""
     return "cpu"
 
 
 def get_attention_mask(tokenizer: Tokenizer, tokens: Any, prepend_bos: bool) -> Any:
-    """1 for tokens, 0 for padding at the tokenizer's padding_side, (b, p)."""
+    """Computes the attention mask, (b, p): 1 for tokens, 0 for padding on the tokenizer's padding_side."""
     return like(tokens, _attention_mask(tokenizer, array(tokens), prepend_bos))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Natural logarithms of the probabilities along the last axis."""
+    """Computes log-probabilities along the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 def lm_cross_entropy_loss(logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
-    """Mean cross-entropy of the next tokens; with per_token the loss of each, (b, p − 1). Padding is masked out."""
-    given, chosen = live(logits)[..., :-1, :], array(tokens)[..., 1:, None]
-    if is_live(given):
-        found = given.log_softmax(-1).gather(-1, tensor(chosen.astype(np.int64)))[..., 0]
+    """Computes the mean cross-entropy of the next tokens, without padding.
+
+    per_token: return the loss of each token, (b, p − 1).
+    """
+    predicted, chosen = live(logits)[..., :-1, :], array(tokens)[..., 1:, None]
+    if is_live(predicted):
+        found = predicted.log_softmax(-1).gather(-1, tensor(chosen.astype(np.int64)))[..., 0]
     else:
-        found = np.take_along_axis(log_softmax(given), chosen, -1)[..., 0]
+        found = np.take_along_axis(log_softmax(predicted), chosen, -1)[..., 0]
     count: Any = chosen.size
     if attention_mask is not None:
         mask = array(attention_mask)
@@ -152,7 +158,10 @@ def lm_cross_entropy_loss(logits: Any, tokens: Any, attention_mask: Any = None, 
 
 
 def lm_accuracy(logits: Any, tokens: Any, per_token: bool = False) -> Any:
-    """Fraction of next tokens that are the most probable ones; with per_token a bool for each, (b, p − 1)."""
+    """Computes the fraction of next tokens that are the most probable ones.
+
+    per_token: return a bool for each token, (b, p − 1).
+    """
     matches = array(logits).argmax(-1)[:, :-1] == array(tokens)[:, 1:]
     return like(logits, matches if per_token else np.float32(matches.mean()))
 
@@ -165,23 +174,23 @@ def sample_logits(
     freq_penalty: float = 0.0,
     tokens: Any = None,
 ) -> Any:
-    """A token for each row of logits (b, V), drawn with numpy's global generator (`numpy.random.seed`)."""
+    """Samples a token for each row of logits (b, V), with numpy's global generator (`numpy.random.seed`)."""
     logits = array(final_logits)
     if temperature == 0:
         return like(final_logits, logits.argmax(-1))
     logits = logits.astype(np.float64) / temperature
     if freq_penalty > 0:
         if tokens is None:
-            raise ValueError("freq_penalty needs tokens, (b, p): how often each was there")
+            raise ValueError("freq_penalty needs tokens, the previous token ids (b, p)")
         logits -= freq_penalty * np.stack([np.bincount(row, minlength=logits.shape[-1]) for row in array(tokens)])
     if top_k is not None:
         if top_k < 1:
-            raise ValueError(f"top_k: expected a number from 1, found {top_k}")
-        least = np.sort(logits, -1)[:, -min(top_k, logits.shape[-1]), None]
-        logits[logits < least] = -np.inf
+            raise ValueError(f"top_k: expected at least 1, found {top_k}")
+        threshold = np.sort(logits, -1)[:, -min(top_k, logits.shape[-1]), None]
+        logits[logits < threshold] = -np.inf
     elif top_p is not None:
         if not 0 < top_p <= 1:
-            raise ValueError(f"top_p: expected a number above 0 and up to 1, found {top_p}")
+            raise ValueError(f"top_p: expected a number above 0 and at most 1, found {top_p}")
         order = np.argsort(-logits, -1)
         before = np.cumsum(softmax(np.take_along_axis(logits, order, -1)), -1)
         is_out = np.roll(before > top_p, 1, -1)
@@ -202,11 +211,13 @@ def tokenize_and_concatenate(
     num_proc: int | None = 10,
     set_format: bool = True,
 ) -> "TokenRows":
-    """Joins the tokens of texts, an end-of-text token between them, and cuts them into rows of max_length tokens.
+    """Concatenates the tokens of texts and splits them into rows of max_length tokens.
 
-    dataset: texts, or dicts with a text under column_name, such as a Dataset of Hugging Face. As in TransformerLens each 1,000 texts are
-    cut by themselves, and their last, incomplete row is left out, or padded if it is the only one. add_bos_token: each row begins with
-    a BOS token. streaming and num_proc are ignored; set_format: rows are tensors if torch is imported."""
+    End-of-text tokens separate the texts. dataset: texts, or dicts with a text in column_name, such as a Hugging Face Dataset. As
+    in TransformerLens, each batch of 1,000 texts is split separately. Its last, incomplete row is dropped, or padded if it is the
+    only one. add_bos_token: begin each row with a BOS token. streaming and num_proc are ignored. set_format: return tensors if
+    torch is imported.
+    """
     length = max_length - 1 if add_bos_token else max_length
     found: list[np.ndarray] = []
     batch: list[str] = []
@@ -233,7 +244,7 @@ def tokenize_and_concatenate(
 
 
 class TokenRows:
-    """Rows of token ids: `rows[i]["tokens"]` (n), `rows[:k]["tokens"]` (k, n), `rows["tokens"]` all of them."""
+    """Rows of token ids: `rows[i]["tokens"]` (n), `rows[:k]["tokens"]` (k, n), `rows["tokens"]` for all."""
 
     def __init__(self, tokens: Any) -> None:
         self.tokens = tokens
@@ -251,25 +262,28 @@ class TokenRows:
 
 
 def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Any:
-    """``‖left @ right‖ / (‖left‖ ‖right‖)`` in Frobenius norms; with broadcast_dims of every pair, (*left's, *right's leading)."""
+    """Computes ``‖left @ right‖ / (‖left‖ ‖right‖)`` with Frobenius norms.
+
+    broadcast_dims: score every pair; the result has the leading dimensions of left, then those of right.
+    """
     if left.rdim != right.ldim:
-        raise AssertionError(f"left.rdim must be right.ldim, found shapes {left.shape} and {right.shape}")
-    # The norm of a product is that of its small core.
-    before, behind = array(left.collapse_l()), array(right.collapse_r())
-    norms = _norm(before), _norm(behind)
+        raise AssertionError(f"left.rdim must equal right.ldim, found shapes {left.shape} and {right.shape}")
+    # The norm of a product equals the norm of its small core.
+    before, after = array(left.collapse_l()), array(right.collapse_r())
+    norms = _norm(before), _norm(after)
     if not broadcast_dims:
-        return like(left.A, _norm(before @ behind) / norms[0] / norms[1])
-    rows, width, columns = before.shape[-2], before.shape[-1], behind.shape[-1]
-    # All right sides beside each other are one matrix: one product for each left side.
-    beside = np.moveaxis(behind.reshape(-1, width, columns), 0, 1).reshape(width, -1)
-    products = (one @ beside for one in before.reshape(-1, rows, width))
+        return like(left.A, _norm(before @ after) / norms[0] / norms[1])
+    rows, width, columns = before.shape[-2], before.shape[-1], after.shape[-1]
+    # Concatenate all right sides into one matrix, so that each left side needs a single product.
+    joined = np.moveaxis(after.reshape(-1, width, columns), 0, 1).reshape(width, -1)
+    products = (one @ joined for one in before.reshape(-1, rows, width))
     found = np.stack([np.sqrt((product**2).reshape(rows, -1, columns).sum((0, 2))) for product in products])
     scale = norms[0].reshape(-1, 1) * norms[1].reshape(1, -1)
     return like(left.A, (found / scale).reshape(left.shape[:-2] + right.shape[:-2]))
 
 
 def _norm(x: np.ndarray) -> np.ndarray:
-    """Frobenius norms of matrices (…, i, j)."""
+    """Computes Frobenius norms of matrices (…, i, j)."""
     return np.sqrt(np.einsum("...ij,...ij->...", x, x))
 
 
@@ -282,7 +296,10 @@ def test_prompt(
     prepend_bos: bool | None = None,
     top_k: int = 10,
 ) -> None:
-    """Prints how a model ranks an answer after a prompt, token by token; of several answers, the first token of each."""
+    """Prints the rank of an answer after a prompt, token by token.
+
+    For several answers, prints the rank of the first token of each.
+    """
     answers = [answer] if isinstance(answer, str) else answer
     if prepend_space_to_answer:
         answers = [one if one.startswith(" ") else f" {one}" for one in answers]
@@ -302,24 +319,24 @@ def test_prompt(
         print(f"Tokenized {'answers' if several else 'answer'}:", shown if several else shown[0])
     ranks = []
     for offset in range(len(ids[0])):
-        place = len(before) + offset - 1
-        of_step = []
+        position = len(before) + offset - 1
+        step_ranks = []
         for row, one in enumerate(ids):
             token = one[offset]
-            rank = int((logits[row, place] > logits[row, place, token]).sum())
-            of_step.append((text(token), rank))
+            rank = int((logits[row, position] > logits[row, position, token]).sum())
+            step_ranks.append((text(token), rank))
             if print_details:
                 if row == 0:
                     print(f"Performance on answer token{'s' if several else ''}:")
-                logit, probability = logits[row, place, token], probabilities[row, place, token]
+                logit, probability = logits[row, position, token], probabilities[row, position, token]
                 print(f"Rank: {rank: <8} Logit: {logit:5.2f} Prob: {probability:6.2%} Token: |{text(token)}|")
         if print_details:
-            for number, token in enumerate(np.argsort(-logits[0, place], kind="stable")[:top_k]):
-                logit, probability = logits[0, place, token], probabilities[0, place, token]
+            for number, token in enumerate(np.argsort(-logits[0, position], kind="stable")[:top_k]):
+                logit, probability = logits[0, position, token], probabilities[0, position, token]
                 print(f"Top {number}th token. Logit: {logit:5.2f} Prob: {probability:6.2%} Token: |{text(token)}|")
-        ranks.append(of_step if several else of_step[0])
+        ranks.append(step_ranks if several else step_ranks[0])
     print("Ranks of the answer tokens:", ranks)
 
 
-# It is no test of pytest's.
+# Not a pytest test.
 test_prompt.__test__ = False  # type: ignore[attr-defined]

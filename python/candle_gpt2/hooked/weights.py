@@ -1,8 +1,8 @@
-"""Weights in TransformerLens' shapes, and what its processing makes of them.
+"""Weights in TransformerLens' shapes, and TransformerLens' processing of them.
 
-Arrays of all blocks are stacked; `model.blocks[3].attn.W_Q` is a view of the array in use.
-Processing changes no prediction. Sources: TransformerLens 4.3.0, `weight_processing.py`; "A Mathematical Framework for Transformer
-Circuits", appendix on centring.
+The weights of all blocks are stacked; `model.blocks[3].attn.W_Q` is a view of the array in use.
+Processing does not change predictions. Sources: TransformerLens 4.3.0, `weight_processing.py`; "A Mathematical Framework for
+Transformer Circuits", appendix on centering.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from .factored_matrix import FactoredMatrix
 
 @dataclass
 class Weights:
-    """L blocks, H heads of width D, residual width C, inner width M, V tokens. Everything is for `x @ W`."""
+    """Weights of a model, for `x @ W`.
+
+    L blocks, H heads of width D, residual width C, MLP width M, V tokens.
+    """
 
     W_E: np.ndarray  # (V, C)
     W_pos: np.ndarray  # (n_ctx, C)
@@ -38,7 +41,10 @@ class Weights:
 
     @classmethod
     def untrained(cls, cfg: HookedTransformerConfig) -> "Weights":
-        """Normally distributed matrices and zero biases, as GPT-2's training begins; zeros throughout without init_weights."""
+        """Creates GPT-2's initial weights: normally distributed matrices and zero biases.
+
+        Without init_weights all values are zero.
+        """
         layers, heads, width, channels, inner = cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_model, cfg.d_mlp or 0
         deviation = cfg.initializer_range if cfg.initializer_range >= 0 else 0.8 / channels**0.5
         generator = np.random.default_rng(cfg.seed)
@@ -73,7 +79,7 @@ class Weights:
 
     @classmethod
     def of_checkpoint(cls, parameters: dict[str, np.ndarray], cfg: HookedTransformerConfig) -> "Weights":
-        """The weights of `Model.parameters()`, whose matrices are (out, in)."""
+        """Converts the result of `Model.parameters()`, whose matrices are (out, in)."""
         layers, heads, width, channels = cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_model
         inner = cfg.d_mlp or 0
 
@@ -103,13 +109,48 @@ class Weights:
             b_out=stacked("mlp.c_proj.bias", channels),
             ln_w=parameters["ln_f.weight"],
             ln_b=parameters["ln_f.bias"],
-            # A copy: a tied head may be processed without the embedding.
+            # Copy, because a tied head may be processed separately from the embedding.
             W_U=head.T.copy(),
             b_U=np.zeros(len(head), np.float32),
         )
 
+    def checkpoint(self) -> dict[str, np.ndarray]:
+        """Converts the weights to the tensors of a Hugging Face checkpoint with an untied head."""
+        layers, channels = len(self.W_O), self.W_E.shape[1]
+        norm_weight, norm_bias, head = self._final()
+        of_blocks = {
+            "ln_1.weight": self.ln1_w,
+            "ln_1.bias": self.ln1_b,
+            "attn.c_attn.weight": self.W_QKV.reshape(layers, channels, -1),
+            "attn.c_attn.bias": self.b_QKV.reshape(layers, -1),
+            "attn.c_proj.weight": self.W_O.reshape(layers, -1, channels),
+            "attn.c_proj.bias": self.b_O,
+            "ln_2.weight": self.ln2_w,
+            "ln_2.bias": self.ln2_b,
+            "mlp.c_fc.weight": self.W_in,
+            "mlp.c_fc.bias": self.b_in,
+            "mlp.c_proj.weight": self.W_out,
+            "mlp.c_proj.bias": self.b_out,
+        }
+        found = {f"transformer.h.{layer}.{name}": values[layer] for name, values in of_blocks.items() for layer in range(layers)}
+        return found | {
+            "transformer.wte.weight": self.W_E,
+            "transformer.wpe.weight": self.W_pos,
+            "transformer.ln_f.weight": norm_weight,
+            "transformer.ln_f.bias": norm_bias,
+            "lm_head.weight": head.T,
+        }
+
+    def _final(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns weight and bias of the final norm, and the output head (C, V) for a model without b_U, like GPT-2."""
+        if not self.b_U.any():
+            return self.ln_w, self.ln_b, self.W_U
+        # Normalized values sum to 0. A vector added to every row of the head thus reaches the logits only through the norm's bias.
+        head, bias = self.ln_w[:, None] * self.W_U, self.b_U + self.ln_b @ self.W_U
+        return np.ones_like(self.ln_w), np.full_like(self.ln_b, 1 / len(head)), head + bias - head.mean(0)
+
     def fold_ln(self) -> None:
-        """Moves weights and biases of the norms into what follows them, and centres what reads a norm's output."""
+        """Folds weights and biases of the norms into the next layers, and centers the weights that read them."""
         flat = self.W_QKV.reshape(*self.W_QKV.shape[:2], -1)  # (L, C, 3HD)
         self.b_QKV += (self.ln1_b[:, None] @ flat).reshape(self.b_QKV.shape)
         self.b_in += (self.ln2_b[:, None] @ self.W_in)[:, 0]
@@ -121,22 +162,25 @@ class Weights:
             weight[...], bias[...] = 1, 0
 
     def center_writing_weights(self) -> None:
-        """Makes everything that is written to the residual stream zero on average: norms subtract the mean anyway."""
+        """Centers all weights that write to the residual stream, because norms subtract the mean anyway."""
         for values in (self.W_E, self.W_pos, self.W_O, self.b_O, self.W_out, self.b_out):
             values -= values.mean(-1, keepdims=True)
 
     def center_unembed(self) -> None:
-        """Makes the logits of a position zero on average: the softmax is the same."""
+        """Centers the logits of each position, which does not change the softmax."""
         self.W_U -= self.W_U.mean(-1, keepdims=True)
         self.b_U -= self.b_U.mean()
 
     def fold_value_biases(self) -> None:
-        """Moves the biases of the values behind the pattern, whose rows sum to 1."""
+        """Folds value biases into b_O, because the rows of an attention pattern sum to 1."""
         self.b_O += np.einsum("lhd,lhdc->lc", self.b_QKV[:, 2], self.W_O)
         self.b_QKV[:, 2] = 0
 
     def refactor_factored_attn_matrices(self) -> None:
-        """Makes W_Q and W_K of each head even, and W_O's rows orthonormal. OV and QK, their biases included, stay the same."""
+        """Balances W_Q and W_K of each head, and orthonormalizes the rows of W_O.
+
+        OV and QK, including their biases, do not change.
+        """
         self.fold_value_biases()
         query, key, value = (np.moveaxis(self.W_QKV[:, :, i], 1, 2) for i in range(3))  # (L, H, C, D), views
         with_bias = [np.concatenate([w, self.b_QKV[:, i, :, None]], -2) for i, w in enumerate((query, key))]

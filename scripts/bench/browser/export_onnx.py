@@ -1,9 +1,9 @@
-"""Writes a GPT-2 checkpoint as transformers.js reads it: ONNX in f32, and with weights of 8 bits.
+"""Exports a GPT-2 checkpoint for transformers.js: ONNX in f32 and with 8-bit weights.
 
-usage: python scripts/bench/browser/export_onnx.py CHECKPOINT FOLDER     (in the environment that peers_web.sh makes)
+usage: python scripts/bench/browser/export_onnx.py CHECKPOINT FOLDER     (in the environment that peers_web.sh creates)
 
-The exporter is optimum's, with keys and values as inputs; the 8 bits are onnxruntime's `quantize_dynamic` with the settings of
-transformers.js's own conversion.
+Exports with optimum, with the KV cache as an input. Quantizes with onnxruntime's `quantize_dynamic` and the
+settings of transformers.js's own conversion.
 """
 
 import pathlib

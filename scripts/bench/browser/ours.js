@@ -9,13 +9,13 @@ export async function open(dtype) {
   const model = new Checkpoint(files).load(dtype);
   return (prompt, max_tokens, onToken) => {
     const request = { prompt, max_tokens, temperature: 0, ignore_eos: true, stream: true, logprobs: 0 };
-    const writing = model.start("v1/completions", JSON.stringify(request));
+    const completion = model.start("v1/completions", JSON.stringify(request));
     let text = "";
-    for (let chunks = writing.next(); chunks !== undefined; chunks = writing.next()) {
+    for (let chunks = completion.next(); chunks !== undefined; chunks = completion.next()) {
       for (const chunk of chunks) {
         const [choice] = JSON.parse(chunk).choices;
         text += choice?.text ?? "";
-        // A token may be half a character, whose text comes with the next one.
+        // A token may be an incomplete character, whose text arrives with the next token.
         for (const _ of choice?.logprobs?.tokens ?? []) onToken();
       }
     }

@@ -2,7 +2,8 @@ import { LoggerWithoutDebug, Wllama } from "/peers/node_modules/@wllama/wllama/e
 
 const FILES = { f32: "gpt2-f32.gguf", f16: "gpt2-f16.gguf", q8: "gpt2-q8_0.gguf", q4: "gpt2-q4_0.gguf" };
 
-// Rounded, the random weights may write bytes that are no text, at which wllama fails: then every token is made this one, the letter a.
+// With quantized weights, the random model may generate invalid UTF-8, which makes wllama fail. Then a bias
+// makes every token the letter a.
 const LETTER = 64;
 
 export async function open(dtype) {

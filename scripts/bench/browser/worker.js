@@ -1,12 +1,12 @@
-// Measures one engine. Each is a module with
-//   open(dtype) -> generate(prompt, newTokens, onToken) -> the text that was written, greedily, without an end
-// where `onToken` is called after each new token.
+// Measures one engine. Each engine is a module with
+//   open(dtype) -> generate(prompt, newTokens, onToken) -> the generated text, greedy, without end of text
+// `generate` calls `onToken` after each new token.
 const { engine, dtype, prefill, decode } = Object.fromEntries(new URLSearchParams(location.search));
 const promptTokens = Number(prefill);
 const newTokens = Number(decode);
 
-// The checkpoint's tokenizer knows bytes and pairs of bytes, none of which begins with a space: two tokens a word. After these
-// letters its random weights write text; wllama fails at a byte that is none.
+// The checkpoint's tokenizer has bytes and byte pairs, but no pair with a leading space, so each word has two
+// tokens. After these letters its random weights generate text; wllama fails at invalid UTF-8.
 const WARM_UP = "u";
 const MEASURED = "k";
 const promptOf = (letter) => ` ${letter}`.repeat(promptTokens / 2);

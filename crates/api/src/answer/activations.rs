@@ -1,4 +1,4 @@
-//! Activations in answers: `activations` and `activations_info` of a text.
+//! Activations in answers: `activations` and `activations_info` of a sequence.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,9 +13,9 @@ use super::write::{List, Usage, json};
 use crate::ApiError;
 use crate::encoding::{Encoding, Numbers};
 use crate::pieces::{Pieces, name};
-use crate::seen::{Seen, SeenAt, ShownSites};
+use crate::recorded::{SequenceActivations, ShownSites, SiteActivations};
 
-impl Seen {
+impl SequenceActivations {
     /// Adds both entries to a choice.
     pub(super) fn write<M: SerializeMap>(
         &self,
@@ -25,21 +25,21 @@ impl Seen {
         pieces: &Pieces,
     ) -> Result<(), M::Error> {
         let encoding = shown.encoding;
-        let entries = || self.values.iter().map(|seen| Entry { seen, positions: &self.positions, encoding });
+        let entries = || self.values.iter().map(|site| Entry { site, positions: &self.positions, encoding });
         map.serialize_entry("activations", &List(entries))?;
         map.serialize_entry("activations_info", &Info::of(shown, prompt, text, pieces))
     }
 }
 
 struct Entry<'a> {
-    seen: &'a SeenAt,
+    site: &'a SiteActivations,
     positions: &'a [usize],
     encoding: Encoding,
 }
 
 impl Serialize for Entry<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let SeenAt { site, shape, numbers } = self.seen;
+        let SiteActivations { site, shape, numbers } = self.site;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("site", &site.to_string())?;
         map.serialize_entry("shape", shape)?;
@@ -50,12 +50,12 @@ impl Serialize for Entry<'_> {
     }
 }
 
-/// What the numbers are of.
+/// Metadata of the activations.
 #[derive(Serialize)]
 struct Info {
-    /// Whether the text begins with the BOS token.
+    /// Whether the sequence begins with the BOS token.
     bos: bool,
-    /// What was done to the weights first: nothing.
+    /// Preprocessing of the weights, always `none`.
     processing: &'static str,
     tokens: Vec<String>,
     token_ids: Vec<u32>,
@@ -74,34 +74,34 @@ impl Info {
     }
 }
 
-/// The answer of `/v1/activations` for one prompt.
-struct Told<'a> {
+/// Response of `/v1/activations` for one prompt.
+struct PromptActivations<'a> {
     index: usize,
     answer: &'a Answer,
     prompt: &'a PromptAnswer,
     text: &'a TextAnswer,
 }
 
-impl Serialize for Told<'_> {
+impl Serialize for PromptActivations<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("object", "activations")?;
         map.serialize_entry("index", &self.index)?;
-        if let (Some(seen), Some(shown)) = (&self.text.seen, &self.answer.wants.shown) {
-            seen.write(&mut map, shown, (self.prompt, self.text), &self.answer.pieces)?;
+        if let (Some(activations), Some(shown)) = (&self.text.activations, &self.answer.options.shown) {
+            activations.write(&mut map, shown, (self.prompt, self.text), &self.answer.pieces)?;
         }
         map.end()
     }
 }
 
 impl Answer {
-    fn told_activations(&self) -> impl Iterator<Item = Told<'_>> {
+    fn prompt_activations(&self) -> impl Iterator<Item = PromptActivations<'_>> {
         self.prompts.iter().enumerate().filter_map(|(index, prompt)| {
-            prompt.texts.first().map(|text| Told { index, answer: self, prompt, text })
+            prompt.texts.first().map(|text| PromptActivations { index, answer: self, prompt, text })
         })
     }
 
-    /// The answer of `/v1/activations`.
+    /// Response of `/v1/activations`.
     pub(super) fn activations(&self) -> String {
         #[derive(Serialize)]
         struct Response<'a, D> {
@@ -110,27 +110,33 @@ impl Answer {
             model: &'a str,
             usage: Usage,
         }
-        let data = List(|| self.told_activations());
+        let data = List(|| self.prompt_activations());
         json(&Response { object: "list", data, model: &self.head.model, usage: self.usage() })
     }
 
-    /// The answer of `/v1/activations` as a safetensors file. Of a single prompt tensors have the names of their sites, of several with
-    /// the prompt's number and a dot in front; the metadata has `positions` and `activations_info` of each as JSON, named likewise, and the
-    /// `warnings`, if there are any.
+    /// Response of `/v1/activations` as a safetensors file.
+    ///
+    /// The tensors are named after their hook points. With several prompts, the prompt's index and a dot
+    /// precede each name. The metadata contains `positions` and `activations_info` of each prompt as JSON,
+    /// with the same prefix, and any `warnings`.
     ///
     /// # Errors
-    /// When there is no memory left for it.
+    /// If memory runs out.
     pub fn into_safetensors(mut self) -> Result<Vec<u8>, ApiError> {
         let (mut tensors, mut metadata) = (BTreeMap::new(), HashMap::new());
-        let Some(shown) = &self.wants.shown else { return Err(ApiError::failed("activations of nothing")) };
+        let Some(shown) = &self.options.shown else {
+            return Err(ApiError::failed("no activations were requested"));
+        };
         let is_single = self.prompts.len() == 1;
         for (index, prompt) in self.prompts.iter_mut().enumerate() {
-            let seen = prompt.texts.first_mut().and_then(|text| text.seen.take());
-            let (Some(Seen { positions, values }), Some(text)) = (seen, prompt.texts.first()) else {
+            let activations = prompt.texts.first_mut().and_then(|text| text.activations.take());
+            let (Some(SequenceActivations { positions, values }), Some(text)) =
+                (activations, prompt.texts.first())
+            else {
                 continue;
             };
             let before = if is_single { String::new() } else { format!("{index}.") };
-            for SeenAt { site, shape, numbers } in values {
+            for SiteActivations { site, shape, numbers } in values {
                 tensors.insert(format!("{before}{site}"), Tensor::from_vec(numbers, shape, &Device::Cpu)?);
             }
             metadata.insert(format!("{before}positions"), json(&positions));

@@ -1,23 +1,23 @@
-//! Log-probabilities of tokens in answers: their names and numbers.
+//! Log-probabilities of tokens in answers.
 
 use candle_gpt2_generation::TokenLogprobs;
 
+use super::options::ResponseOptions;
 use super::text::{PromptAnswer, TextAnswer};
-use super::wants::Wants;
 use crate::pieces::{Pieces, name};
 
-/// Written for the logarithm of zero, which JSON cannot hold.
+/// Substitute for the logarithm of zero, which JSON cannot represent.
 const LOGPROB_OF_ZERO: f64 = -9999.0;
 
-/// A token with its log-probability and those of others in its place.
+/// Token with its log-probability and alternatives.
 pub(super) struct Entry {
     pub(super) id: u32,
     pub(super) name: String,
-    /// `None` for a token with nothing before it.
+    /// `None` for the first token.
     pub(super) logprob: Option<f64>,
-    /// The most probable tokens in its place, most probable first, under different names.
+    /// Most probable tokens at this position in descending order, with unique names.
     pub(super) alternatives: Vec<Alternative>,
-    /// Its place in prompt and text, in characters.
+    /// Character offset in prompt and completion.
     pub(super) offset: usize,
 }
 
@@ -27,54 +27,59 @@ pub(super) struct Alternative {
     pub(super) logprob: f64,
 }
 
-/// Whether a token is written with its name, or as what it shows.
+/// Origin of a token, which decides whether special tokens appear by name.
 #[derive(Clone, Copy)]
-enum Of {
+enum TokenOrigin {
     Prompt,
     Text,
 }
 
-/// Those of a prompt's tokens.
-pub(super) fn of_prompt(prompt: &PromptAnswer, wants: &Wants, pieces: &Pieces) -> Vec<Entry> {
-    let scores = prompt.scores.iter().skip(prompt.told_from);
-    let told = prompt.told().iter().zip(&prompt.offsets).zip(scores);
-    told.map(|((id, offset), score)| entry(Of::Prompt, *id, *offset, score.as_ref(), wants, pieces)).collect()
+/// Entries of a prompt's tokens.
+pub(super) fn of_prompt(prompt: &PromptAnswer, options: &ResponseOptions, pieces: &Pieces) -> Vec<Entry> {
+    let scores = prompt.scores.iter().skip(prompt.echo_start);
+    let tokens = prompt.reported_ids().iter().zip(&prompt.offsets).zip(scores);
+    tokens
+        .map(|((id, offset), score)| {
+            entry(TokenOrigin::Prompt, *id, *offset, score.as_ref(), options, pieces)
+        })
+        .collect()
 }
 
-/// Those of a text's tokens from number `sent` on.
+/// Entries of a completion's tokens from index `sent`.
 pub(super) fn of_text(
     text: &TextAnswer,
     sent: usize,
     chars_before: usize,
-    wants: &Wants,
+    options: &ResponseOptions,
     pieces: &Pieces,
 ) -> Vec<Entry> {
-    let told = text.ids.iter().zip(&text.offsets).zip(&text.logprobs);
-    let told = told.take(text.told_entries()).skip(sent);
-    told.map(|((id, offset), logprobs)| {
-        entry(Of::Text, *id, chars_before + offset, Some(logprobs), wants, pieces)
-    })
-    .collect()
+    let tokens = text.ids.iter().zip(&text.offsets).zip(&text.logprobs);
+    let tokens = tokens.take(text.reportable_entries()).skip(sent);
+    tokens
+        .map(|((id, offset), logprobs)| {
+            entry(TokenOrigin::Text, *id, chars_before + offset, Some(logprobs), options, pieces)
+        })
+        .collect()
 }
 
 fn entry(
-    of: Of,
+    origin: TokenOrigin,
     id: u32,
     offset: usize,
     logprobs: Option<&TokenLogprobs>,
-    wants: &Wants,
+    options: &ResponseOptions,
     pieces: &Pieces,
 ) -> Entry {
     let by_id = |id: u32| format!("token_id:{id}");
-    let own_name = match of {
-        _ if wants.tokens_as_ids => by_id(id),
-        // The end of a text shows nothing.
-        Of::Text if pieces.is_hidden(id) => String::new(),
-        Of::Prompt | Of::Text => name(pieces.bytes(id)),
+    let own_name = match origin {
+        _ if options.tokens_as_ids => by_id(id),
+        // Special tokens add nothing to generated text.
+        TokenOrigin::Text if pieces.is_hidden(id) => String::new(),
+        TokenOrigin::Prompt | TokenOrigin::Text => name(pieces.bytes(id)),
     };
     let mut alternatives: Vec<Alternative> = Vec::new();
     for (other, logprob) in logprobs.into_iter().flat_map(|logprobs| &logprobs.alternatives) {
-        let mut name = match (*other == id, wants.tokens_as_ids) {
+        let mut name = match (*other == id, options.tokens_as_ids) {
             (true, _) => own_name.clone(),
             (false, true) => by_id(*other),
             (false, false) => name(pieces.bytes(*other)),

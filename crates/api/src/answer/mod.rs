@@ -1,9 +1,9 @@
-//! Responses from the events of texts, whole or in pieces.
+//! Builds responses from scheduler events, streamed or not.
 
 mod activations;
 mod entries;
+mod options;
 mod text;
-mod wants;
 mod write;
 
 use std::ops::Range;
@@ -11,55 +11,57 @@ use std::sync::Arc;
 
 use candle_gpt2_generation::{Event, GenerationError, StopReason, TokenLogprobs};
 
+pub(crate) use options::{Head, ResponseOptions, Shape};
 pub(crate) use text::PromptAnswer;
 use text::Sent;
-pub(crate) use wants::{Head, Shape, Wants};
 use write::{Choice, Response, Usage};
 pub(crate) use write::{List, json};
 
 use crate::pieces::Pieces;
 use crate::{ApiError, Reply, Warnings};
 
-/// A response in the making.
+/// Partially built response.
 ///
 /// A field of a [`Call`](crate::Call); a [`Session`](crate::Session) fills it.
 #[derive(Debug)]
 pub struct Answer {
     head: Head,
-    wants: Wants,
+    options: ResponseOptions,
     pieces: Arc<Pieces>,
     prompts: Vec<PromptAnswer>,
-    /// Those that were not sent.
+    /// Warnings that were not sent yet.
     warnings: Warnings,
 }
 
 impl Answer {
     pub(crate) fn new(
         head: Head,
-        wants: Wants,
+        options: ResponseOptions,
         pieces: Arc<Pieces>,
         prompts: Vec<PromptAnswer>,
         warnings: Warnings,
     ) -> Self {
-        Self { head, wants, pieces, prompts, warnings }
+        Self { head, options, pieces, prompts, warnings }
     }
 
-    /// The number of the response, such as `cmpl-…`.
+    /// Id of the response, such as `cmpl-…`.
     pub fn id(&self) -> &str {
         &self.head.id
     }
 
-    /// What is wrong with the request though it is answered. The whole response has it under `warnings`, and so has the first chunk of
-    /// a stream, with which it leaves this list.
+    /// Warnings about a request that is answered anyway.
+    ///
+    /// A complete response contains them under `warnings`. In a stream, the first chunk contains them, which
+    /// clears this list.
     pub fn warnings(&self) -> &Warnings {
         &self.warnings
     }
 
-    /// Takes what happened to a text of a prompt. In a stream, returns the JSON objects to send; else nothing.
+    /// Processes an event of a prompt; returns the JSON chunks to send if the response is streamed.
     ///
     /// # Errors
-    /// When the request cannot continue.
-    pub fn take(&mut self, prompt: usize, event: Event) -> Result<Vec<String>, ApiError> {
+    /// If the request cannot continue.
+    pub fn handle_event(&mut self, prompt: usize, event: Event) -> Result<Vec<String>, ApiError> {
         let mut chunks = self.chunks(prompt, event)?;
         if let Some(first) = chunks.first_mut() {
             *first = std::mem::take(&mut self.warnings).added_to(std::mem::take(first));
@@ -71,41 +73,41 @@ impl Answer {
         let Some(state) = self.prompts.get_mut(prompt) else { return Ok(Vec::new()) };
         match event {
             Event::Begun { cached_tokens, prompt: scores, .. } => {
-                scores.iter().flatten().try_for_each(|logprobs| check(logprobs, &self.wants))?;
+                scores.iter().flatten().try_for_each(|logprobs| check(logprobs, &self.options))?;
                 (state.cached_tokens, state.scores) = (cached_tokens, scores);
                 Ok(self.begin(prompt))
             }
             Event::Token { sequence, id, text: piece, logprobs, stop_reason, .. } => {
-                logprobs.iter().try_for_each(|logprobs| check(logprobs, &self.wants))?;
+                logprobs.iter().try_for_each(|logprobs| check(logprobs, &self.options))?;
                 if let Some(text) = state.texts.get_mut(sequence) {
                     text.push(id, &piece, logprobs, &self.pieces);
                     if let Some(reason) = stop_reason {
-                        text.end(reason, &self.wants, &self.pieces);
-                        text.see(&self.wants)?;
+                        text.end(reason, &self.options, &self.pieces);
+                        text.collect_activations(&self.options)?;
                     }
                 }
-                Ok(self.go_on(prompt, sequence))
+                Ok(self.token_chunks(prompt, sequence))
             }
             Event::Empty { sequence, .. } => {
                 if let Some(text) = state.texts.get_mut(sequence) {
                     text.add(&state.tail);
-                    text.end(StopReason::MaxNewTokens, &self.wants, &self.pieces);
-                    text.see(&self.wants)?;
+                    text.end(StopReason::MaxNewTokens, &self.options, &self.pieces);
+                    text.collect_activations(&self.options)?;
                 }
-                Ok(self.go_on(prompt, sequence))
+                Ok(self.token_chunks(prompt, sequence))
             }
             Event::Failed { error, .. } => Err(self.refused(prompt, &error)),
             _ => Ok(Vec::new()),
         }
     }
 
-    /// Why the request ends whose prompt cannot be continued, with the prompt's path if that is at fault.
+    /// Error for a prompt that cannot continue; includes the prompt's path if the prompt is at fault.
     pub fn refused(&self, prompt: usize, error: &GenerationError) -> ApiError {
-        if let (GenerationError::NotFinite, true) = (error, self.wants.is_steered) {
-            return self.wants.overflowed("the model's logits are not finite");
+        if let (GenerationError::NotFinite, true) = (error, self.options.is_steered) {
+            return self.options.overflowed("the model's logits are not finite");
         }
         let refusal = ApiError::from(error);
-        // The message names the grammar's kind, and nothing internal.
+        // The message names the grammar's kind and contains nothing internal.
         let is_of_option =
             matches!(error, GenerationError::Constraint { .. } | GenerationError::NoTokenLeft { .. });
         let is_of_prompt = refusal.cause().is_none() && !is_of_option;
@@ -115,25 +117,25 @@ impl Answer {
         }
     }
 
-    /// What comes in a stream after the last event and in front of `[DONE]`.
+    /// Chunks sent after the last event and before `[DONE]`.
     pub fn last_chunks(&mut self) -> Vec<String> {
-        match self.wants.stream && self.wants.include_usage {
+        match self.options.stream && self.options.include_usage {
             true => vec![json(&self.response(&[], Some(Some(self.usage()))))],
             false => Vec::new(),
         }
     }
 
-    /// The whole response, once all texts have ended.
+    /// Complete response, once all completions have finished.
     pub fn into_response(self) -> String {
-        if self.wants.shape == Shape::Activations {
+        if self.options.shape == Shape::Activations {
             return self.warnings.added_to(self.activations());
         }
         let mut choices = Vec::new();
         for (prompt, state) in self.prompts.iter().enumerate() {
-            for (number, sequence) in self.told_texts(state).into_iter().enumerate() {
+            for (number, sequence) in self.returned_texts(state).into_iter().enumerate() {
                 if let Some(text) = state.texts.get(sequence) {
-                    let mut choice = self.choice(prompt * self.wants.n + number, state);
-                    choice.echo = self.wants.echo;
+                    let mut choice = self.choice(prompt * self.options.n + number, state);
+                    choice.echo = self.options.echo;
                     choice.text = Some((text, Sent::default()));
                     choices.push(choice);
                 }
@@ -142,15 +144,15 @@ impl Answer {
         self.warnings.added_to(json(&self.response(&choices, Some(Some(self.usage())))))
     }
 
-    /// The same, with its warnings beside it.
+    /// Complete response with its warnings.
     pub(crate) fn into_reply(self) -> Reply {
         let warnings = self.warnings.clone();
         Reply { json: self.into_response(), warnings }
     }
 
-    /// The reported texts of a prompt, by their sequence.
-    fn told_texts(&self, state: &PromptAnswer) -> Vec<usize> {
-        let Wants { n, best_of, is_copied, .. } = self.wants;
+    /// Sequence indices of the returned completions of a prompt.
+    fn returned_texts(&self, state: &PromptAnswer) -> Vec<usize> {
+        let ResponseOptions { n, best_of, is_copied, .. } = self.options;
         if is_copied {
             return vec![0; n];
         }
@@ -163,44 +165,44 @@ impl Answer {
         order
     }
 
-    /// The indices of the choices that tell a text.
+    /// Indices of the choices that return a completion.
     fn indices(&self, prompt: usize, sequence: usize) -> Range<usize> {
-        let first = prompt * self.wants.n;
-        if self.wants.is_copied {
-            first..first + self.wants.n
+        let first = prompt * self.options.n;
+        if self.options.is_copied {
+            first..first + self.options.n
         } else {
             first + sequence..first + sequence + 1
         }
     }
 
-    /// The chunks that come before the first token of a prompt's texts.
+    /// Chunks sent before the first token of a prompt's completions.
     fn begin(&mut self, prompt: usize) -> Vec<String> {
         let Some(state) = self.prompts.get_mut(prompt) else { return Vec::new() };
         let has_begun = std::mem::replace(&mut state.has_begun, true);
-        let tells_prompt = self.wants.echo && !state.told().is_empty();
-        if has_begun || !self.wants.stream || !(tells_prompt || self.wants.shape == Shape::Chat) {
+        let echoes_prompt = self.options.echo && !state.reported_ids().is_empty();
+        if has_begun || !self.options.stream || !(echoes_prompt || self.options.shape == Shape::Chat) {
             return Vec::new();
         }
         state.texts.iter_mut().for_each(|text| text.sent.has_begun = true);
-        let (first, state) = (prompt * self.wants.n, &self.prompts[prompt]);
+        let (first, state) = (prompt * self.options.n, &self.prompts[prompt]);
         let chunk = |index| {
             let mut choice = self.choice(index, state);
-            (choice.is_first, choice.echo) = (true, self.wants.echo);
+            (choice.is_first, choice.echo) = (true, self.options.echo);
             self.chunk(choice)
         };
-        (first..first + self.wants.n).map(chunk).collect()
+        (first..first + self.options.n).map(chunk).collect()
     }
 
-    /// The chunks that a text has for its last token.
-    fn go_on(&mut self, prompt: usize, sequence: usize) -> Vec<String> {
-        if !self.wants.stream {
+    /// Chunks for the newest token of a completion.
+    fn token_chunks(&mut self, prompt: usize, sequence: usize) -> Vec<String> {
+        if !self.options.stream {
             return Vec::new();
         }
         let mut chunks = self.begin(prompt);
         let Some(state) = self.prompts.get(prompt) else { return chunks };
         let Some(text) = state.texts.get(sequence) else { return chunks };
         let sent = text.sent;
-        let has_entries = self.wants.logprobs && text.told_entries() > sent.entries;
+        let has_entries = self.options.logprobs && text.reportable_entries() > sent.entries;
         if text.text.len() == sent.text && text.finish.is_none() && !has_entries {
             return chunks;
         }
@@ -214,44 +216,47 @@ impl Answer {
             text.sent = Sent {
                 has_begun: true,
                 text: text.text.len(),
-                entries: text.told_entries(),
+                entries: text.reportable_entries(),
                 ids: text.ids.len(),
             };
         }
         chunks
     }
 
-    /// A choice that tells nothing yet.
+    /// Choice without content.
     fn choice<'a>(&'a self, index: usize, prompt: &'a PromptAnswer) -> Choice<'a> {
-        let (wants, pieces) = (&self.wants, &*self.pieces);
-        Choice { index, wants, pieces, prompt, echo: false, is_first: false, text: None }
+        let (options, pieces) = (&self.options, &*self.pieces);
+        Choice { index, options, pieces, prompt, echo: false, is_first: false, text: None }
     }
 
     fn chunk(&self, choice: Choice<'_>) -> String {
-        json(&self.response(&[choice], self.wants.include_usage.then_some(None)))
+        json(&self.response(&[choice], self.options.include_usage.then_some(None)))
     }
 
     fn response<'a>(&'a self, choices: &'a [Choice<'a>], usage: Option<Option<Usage>>) -> Response<'a> {
-        Response { head: &self.head, wants: &self.wants, choices, usage }
+        Response { head: &self.head, options: &self.options, choices, usage }
     }
 
     fn usage(&self) -> Usage {
         let of_prompts = |count: fn(&PromptAnswer) -> usize| self.prompts.iter().map(count).sum();
         let made: usize = self.prompts.iter().flat_map(|state| &state.texts).map(|text| text.ids.len()).sum();
-        let copies = if self.wants.is_copied { self.wants.best_of } else { 1 };
+        let copies = if self.options.is_copied { self.options.best_of } else { 1 };
         Usage {
             prompt_tokens: of_prompts(|state| state.ids.len()),
             completion_tokens: made * copies,
-            cached_tokens: self.wants.prompt_tokens_details.then(|| of_prompts(|state| state.cached_tokens)),
+            cached_tokens: self
+                .options
+                .prompt_tokens_details
+                .then(|| of_prompts(|state| state.cached_tokens)),
         }
     }
 }
 
-/// What is no number is never told.
-fn check(logprobs: &TokenLogprobs, wants: &Wants) -> Result<(), ApiError> {
-    let mut told = logprobs.alternatives.iter().map(|(_, logprob)| *logprob).chain([logprobs.logprob]);
-    match told.any(f64::is_nan) {
-        true => Err(wants.overflowed("a log-probability is not a number")),
+/// Checks that log-probabilities are numbers.
+fn check(logprobs: &TokenLogprobs, options: &ResponseOptions) -> Result<(), ApiError> {
+    let mut values = logprobs.alternatives.iter().map(|(_, logprob)| *logprob).chain([logprobs.logprob]);
+    match values.any(f64::is_nan) {
+        true => Err(options.overflowed("a log-probability is not a number")),
         false => Ok(()),
     }
 }

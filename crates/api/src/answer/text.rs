@@ -1,54 +1,56 @@
-//! A text in the making, and the prompt that it continues.
+//! Partially generated completion, and the prompt that it continues.
 
 use candle_gpt2_generation::{StopReason, TokenLogprobs};
 use serde_json::{Value, json};
 
-use super::wants::Wants;
+use super::options::ResponseOptions;
 use crate::ApiError;
 use crate::pieces::{CharCounter, Pieces};
-use crate::seen::{Inspected, Seen};
+use crate::recorded::{Inspected, SequenceActivations};
 
-/// A prompt, with what the answer reports about it.
+/// Prompt and the data that the answer reports about it.
 #[derive(Debug)]
 pub(crate) struct PromptAnswer {
     pub(super) ids: Vec<u32>,
-    /// First reported token: the token that an empty prompt starts from is not reported.
-    pub(super) told_from: usize,
-    /// Where the request has it.
+    /// Index of the first reported token; the start token of an empty prompt is not reported.
+    pub(super) echo_start: usize,
+    /// Path of the prompt in the request.
     pub(super) path: String,
-    /// Text in front of a continuation, if it is echoed: it ends with a whole character.
+    /// Echoed text in front of a completion; ends with a complete character.
     pub(super) text: String,
-    /// Text of the incomplete character that may follow.
+    /// Text of the incomplete character at the end of the prompt.
     pub(super) tail: String,
-    /// The offset of each reported token, in characters.
+    /// Character offset of each reported token.
     pub(super) offsets: Vec<usize>,
-    /// Characters of the text.
+    /// Number of characters in the text.
     pub(super) chars: usize,
     pub(super) cached_tokens: usize,
-    /// The reported log-probabilities of its tokens.
+    /// Log-probabilities of all prompt tokens, if reported.
     pub(super) scores: Vec<Option<TokenLogprobs>>,
     pub(super) has_begun: bool,
     pub(super) texts: Vec<TextAnswer>,
 }
 
 impl PromptAnswer {
-    /// A prompt that `texts` texts continue. With `echo` they complete the character in which it may end.
+    /// Creates a prompt with `texts` completions.
+    ///
+    /// With `echo`, the completions finish a character that the prompt ends within.
     ///
     /// # Errors
     /// If the tokenizer cannot decode the prompt.
     pub(crate) fn new(
         ids: Vec<u32>,
-        told_from: usize,
+        echo_start: usize,
         path: String,
         (texts, echo): (usize, bool),
         pieces: &Pieces,
     ) -> Result<Self, ApiError> {
-        let told = ids.get(told_from..).unwrap_or_default();
+        let reported = ids.get(echo_start..).unwrap_or_default();
         let mut counter = CharCounter::default();
-        let offsets = told.iter().map(|id| counter.push(pieces.bytes(*id))).collect();
+        let offsets = reported.iter().map(|id| counter.push(pieces.bytes(*id))).collect();
         let (mut text, mut tail, mut continued) = (String::new(), String::new(), CharCounter::default());
         if let Some(mut stream) = pieces.stream().filter(|_| echo) {
-            text = stream.follow(told).map_err(ApiError::failed)?;
+            text = stream.follow(reported).map_err(ApiError::failed)?;
             (tail, continued) = (stream.finish().map_err(ApiError::failed)?, counter.continued());
         }
         let chars = if echo { counter.chars() } else { counter.finish() };
@@ -59,7 +61,7 @@ impl PromptAnswer {
             tail,
             offsets,
             chars,
-            told_from,
+            echo_start,
             path,
             ids,
             cached_tokens: 0,
@@ -69,54 +71,54 @@ impl PromptAnswer {
         })
     }
 
-    /// The same, of whose texts these see the inside: one for each, or none.
+    /// Attaches an inspection to each completion; `inspected` may be empty.
     pub(crate) fn inspected(mut self, inspected: Vec<Inspected>) -> Self {
         self.texts.iter_mut().zip(inspected).for_each(|(text, of)| text.inspected = Some(of));
         self
     }
 
-    /// The reported tokens.
-    pub(super) fn told(&self) -> &[u32] {
-        self.ids.get(self.told_from..).unwrap_or_default()
+    /// Reported tokens.
+    pub(super) fn reported_ids(&self) -> &[u32] {
+        self.ids.get(self.echo_start..).unwrap_or_default()
     }
 }
 
-/// Why a text ended, as answers report it.
+/// Finish reason in answers.
 #[derive(Debug, Clone)]
 pub(super) struct Finish {
     /// `stop` or `length`.
     pub(super) reason: &'static str,
-    /// The stop string, the token that ended it, or null.
+    /// Stop string or token that ended the completion, or null.
     pub(super) stop_reason: Value,
-    /// Where entries behind it are left out: characters of the text in front of a stop string.
+    /// Number of characters before a stop string; log-probability entries after it are omitted.
     cut: Option<usize>,
 }
 
-/// A text in the making.
+/// Partially generated completion.
 #[derive(Debug, Default)]
 pub(crate) struct TextAnswer {
     pub(super) text: String,
-    /// Its characters.
+    /// Number of characters in `text`.
     chars: usize,
     pub(super) ids: Vec<u32>,
-    /// One for each token, if they are reported.
+    /// One entry per token, if log-probabilities are reported.
     pub(super) logprobs: Vec<TokenLogprobs>,
     logprob_sum: f64,
-    /// The place of each token, in characters.
+    /// Character offset of each token.
     pub(super) offsets: Vec<usize>,
     counter: CharCounter,
     pub(super) finish: Option<Finish>,
     pub(super) sent: Sent,
-    /// What looks inside while it is made.
+    /// Inspection that records activations during generation.
     inspected: Option<Inspected>,
-    /// What was seen inside, once it has ended, if that is shown.
-    pub(super) seen: Option<Seen>,
+    /// Recorded activations after the end of the completion, if requested.
+    pub(super) activations: Option<SequenceActivations>,
 }
 
-/// What of a text went out.
+/// Progress of streaming a completion.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Sent {
-    /// Whether anything did.
+    /// Whether the first chunk was sent.
     pub(super) has_begun: bool,
     /// Bytes of the text.
     pub(super) text: usize,
@@ -127,7 +129,7 @@ pub(super) struct Sent {
 }
 
 impl TextAnswer {
-    /// Takes a token with the text that it completes.
+    /// Adds a token and the text that it completes.
     pub(super) fn push(&mut self, id: u32, text: &str, logprobs: Option<TokenLogprobs>, pieces: &Pieces) {
         self.ids.push(id);
         self.offsets.push(self.counter.push(pieces.shown(id)));
@@ -143,64 +145,69 @@ impl TextAnswer {
         self.chars += text.chars().count();
     }
 
-    /// Ends the text.
-    pub(super) fn end(&mut self, reason: StopReason, wants: &Wants, pieces: &Pieces) {
-        let (told, stop_reason) = match reason {
-            StopReason::Eos => ("stop", self.ending_token(wants, pieces)),
+    /// Finishes the completion.
+    pub(super) fn end(&mut self, reason: StopReason, options: &ResponseOptions, pieces: &Pieces) {
+        let (finish_reason, stop_reason) = match reason {
+            StopReason::Eos => ("stop", self.ending_token(options, pieces)),
             StopReason::StopString => {
-                ("stop", self.stop_string(wants, pieces).map_or(Value::Null, Value::from))
+                ("stop", self.stop_string(options, pieces).map_or(Value::Null, Value::from))
             }
             StopReason::Complete => ("stop", Value::Null),
             StopReason::MaxTime | StopReason::Interrupted => ("length", json!(reason.name())),
             _ => ("length", Value::Null),
         };
-        if let (StopReason::StopString, true, Some(stop)) = (reason, wants.include_stop, stop_reason.as_str())
+        if let (StopReason::StopString, true, Some(stop)) =
+            (reason, options.include_stop, stop_reason.as_str())
         {
             self.add(stop);
         }
         let cut = (reason == StopReason::StopString).then_some(self.chars);
-        self.finish = Some(Finish { reason: told, stop_reason, cut });
+        self.finish = Some(Finish { reason: finish_reason, stop_reason, cut });
     }
 
-    /// Takes what was seen inside, once the text has ended. Numbers that are not finite are refused: JSON has none of them.
-    pub(super) fn see(&mut self, wants: &Wants) -> Result<(), ApiError> {
-        if let (Some(inspected), Some(shown)) = (self.inspected.take(), &wants.shown) {
-            let seen = Seen::of(&inspected, shown)?;
-            if let Some((site, position, number)) = seen.overflow() {
-                return Err(wants.overflowed(format_args!("{site} is {number} at token {position}")));
+    /// Takes the recorded activations after the end of the completion.
+    ///
+    /// Non-finite values are an error, because JSON cannot represent them.
+    pub(super) fn collect_activations(&mut self, options: &ResponseOptions) -> Result<(), ApiError> {
+        if let (Some(inspected), Some(shown)) = (self.inspected.take(), &options.shown) {
+            let activations = SequenceActivations::collect(&inspected, shown)?;
+            if let Some((site, position, number)) = activations.overflow() {
+                return Err(options.overflowed(format_args!("{site} is {number} at token {position}")));
             }
-            self.seen = Some(seen);
+            self.activations = Some(activations);
         }
         Ok(())
     }
 
-    /// The token that ended the text, if it was asked for: by its id, or as a stop string that is its name.
-    fn ending_token(&self, wants: &Wants, pieces: &Pieces) -> Value {
+    /// Stop token that ended the completion: its id, or the stop string that equals its name.
+    fn ending_token(&self, options: &ResponseOptions, pieces: &Pieces) -> Value {
         let Some(id) = self.ids.last() else { return Value::Null };
-        if wants.stop_token_ids.contains(id) {
+        if options.stop_token_ids.contains(id) {
             return json!(id);
         }
         let name = pieces.bytes(*id);
-        wants.stops.iter().find(|stop| stop.as_bytes() == name).map_or(Value::Null, |stop| json!(stop))
+        options.stops.iter().find(|stop| stop.as_bytes() == name).map_or(Value::Null, |stop| json!(stop))
     }
 
-    /// The stop string that ended the text: its tokens contain it right after the text.
-    fn stop_string(&self, wants: &Wants, pieces: &Pieces) -> Option<String> {
+    /// Stop string that ended the completion; the tokens contain it right after the text.
+    fn stop_string(&self, options: &ResponseOptions, pieces: &Pieces) -> Option<String> {
         let written = pieces.shown_text(&self.ids).ok()?;
         let rest = written.get(self.text.len()..)?;
-        wants.stops.iter().find(|stop| rest.starts_with(stop.as_str())).cloned()
+        options.stops.iter().find(|stop| rest.starts_with(stop.as_str())).cloned()
     }
 
-    /// Tokens whose entries may be told: those that show something of the text, and in the end all but those behind a stop
-    /// string.
-    pub(super) fn told_entries(&self) -> usize {
+    /// Number of tokens whose entries may be reported.
+    ///
+    /// Before the end, these are the tokens that start within the available text. At the end, they are all
+    /// tokens except those after a stop string.
+    pub(super) fn reportable_entries(&self) -> usize {
         match &self.finish {
             Some(Finish { cut: None, .. }) => self.ids.len(),
             _ => self.offsets.partition_point(|offset| *offset < self.chars),
         }
     }
 
-    /// The mean log-probability of its tokens.
+    /// Mean log-probability of the tokens.
     pub(super) fn mean_logprob(&self) -> f64 {
         if self.ids.is_empty() { 0.0 } else { self.logprob_sum / self.ids.len() as f64 }
     }

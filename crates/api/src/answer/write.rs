@@ -7,45 +7,45 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::json;
 
 use super::entries::{Entry, of_prompt, of_text};
+use super::options::{Head, ResponseOptions, Shape};
 use super::text::{PromptAnswer, Sent, TextAnswer};
-use super::wants::{Head, Shape, Wants};
 use crate::pieces::Pieces;
 
-/// What tells apart servers that may write different texts under a seed.
+/// Fingerprint that distinguishes server versions whose output may differ under the same seed.
 const FINGERPRINT: &str = concat!("gpt2-", env!("CARGO_PKG_VERSION"));
 
-/// A whole response, or a chunk.
+/// Complete response or one chunk.
 pub(super) struct Response<'a> {
     pub(super) head: &'a Head,
-    pub(super) wants: &'a Wants,
+    pub(super) options: &'a ResponseOptions,
     pub(super) choices: &'a [Choice<'a>],
-    /// Absent, null, or told.
+    /// Absent, null or present.
     pub(super) usage: Option<Option<Usage>>,
 }
 
-/// Tokens that were read and written.
+/// Token counts of prompt and completion.
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
-    /// Present if they are reported.
+    /// Present if cached tokens are reported.
     pub(super) cached_tokens: Option<usize>,
 }
 
-/// A text, or the next piece of it.
+/// Completion, or its next part in a stream.
 pub(super) struct Choice<'a> {
     pub(super) index: usize,
-    pub(super) wants: &'a Wants,
+    pub(super) options: &'a ResponseOptions,
     pub(super) pieces: &'a Pieces,
     pub(super) prompt: &'a PromptAnswer,
-    /// Whether it repeats the prompt too.
+    /// Whether the choice includes the prompt.
     pub(super) echo: bool,
-    /// Whether nothing of it was sent before.
+    /// Whether this is the first chunk of the completion.
     pub(super) is_first: bool,
-    /// The text, behind what was sent of it.
+    /// Completion and the part of it that was already sent.
     pub(super) text: Option<(&'a TextAnswer, Sent)>,
 }
 
-/// JSON of what cannot fail to be JSON: maps have names, and numbers are numbers.
+/// Serializes a value that cannot fail: map keys are strings and numbers are finite.
 pub(crate) fn json(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default()
 }
@@ -53,7 +53,7 @@ pub(crate) fn json(answer: &impl Serialize) -> String {
 impl Serialize for Response<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Head { id, created, model, seed } = self.head;
-        let object = match (self.wants.shape, self.wants.stream) {
+        let object = match (self.options.shape, self.options.stream) {
             (Shape::Completion | Shape::Activations, _) => "text_completion",
             (Shape::Chat, false) => "chat.completion",
             (Shape::Chat, true) => "chat.completion.chunk",
@@ -94,9 +94,9 @@ impl Serialize for Choice<'_> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("index", &self.index)?;
         self.write_text(&mut map)?;
-        if self.wants.logprobs {
+        if self.options.logprobs {
             let entries = self.entries();
-            match self.wants.shape {
+            match self.options.shape {
                 Shape::Chat => map.serialize_entry("logprobs", &ChatLogprobs(&entries, self.pieces))?,
                 _ => map.serialize_entry("logprobs", &CompletionLogprobs(&entries))?,
             }
@@ -106,16 +106,16 @@ impl Serialize for Choice<'_> {
         let finish = self.text.and_then(|(text, _)| text.finish.as_ref());
         map.serialize_entry("finish_reason", &finish.map(|finish| finish.reason))?;
         map.serialize_entry("stop_reason", &finish.map(|finish| &finish.stop_reason))?;
-        if self.wants.return_token_ids {
+        if self.options.return_token_ids {
             let ids = self.text.and_then(|(text, sent)| text.ids.get(sent.ids..));
             map.serialize_entry("token_ids", &ids.unwrap_or_default())?;
-            let is_told = self.is_first || !self.wants.stream;
-            map.serialize_entry("prompt_token_ids", &is_told.then_some(&self.prompt.ids))?;
+            let has_prompt_ids = self.is_first || !self.options.stream;
+            map.serialize_entry("prompt_token_ids", &has_prompt_ids.then_some(&self.prompt.ids))?;
         }
-        if let (Some((text, _)), Some(shown)) = (self.text, &self.wants.shown)
-            && let Some(seen) = &text.seen
+        if let (Some((text, _)), Some(shown)) = (self.text, &self.options.shown)
+            && let Some(activations) = &text.activations
         {
-            seen.write(&mut map, shown, (self.prompt, text), self.pieces)?;
+            activations.write(&mut map, shown, (self.prompt, text), self.pieces)?;
         }
         map.end()
     }
@@ -124,7 +124,7 @@ impl Serialize for Choice<'_> {
 impl Choice<'_> {
     fn write_text<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         let new = self.text.and_then(|(text, sent)| text.text.get(sent.text..)).unwrap_or_default();
-        match (self.wants.shape, self.wants.stream) {
+        match (self.options.shape, self.options.stream) {
             (Shape::Completion | Shape::Activations, _) => {
                 let echoed = if self.echo { self.prompt.text.as_str() } else { "" };
                 map.serialize_entry("text", &format_args!("{echoed}{new}"))
@@ -141,15 +141,15 @@ impl Choice<'_> {
 
     fn entries(&self) -> Vec<Entry> {
         let mut entries =
-            if self.echo { of_prompt(self.prompt, self.wants, self.pieces) } else { Vec::new() };
+            if self.echo { of_prompt(self.prompt, self.options, self.pieces) } else { Vec::new() };
         if let Some((text, sent)) = self.text {
-            entries.extend(of_text(text, sent.entries, self.prompt.chars, self.wants, self.pieces));
+            entries.extend(of_text(text, sent.entries, self.prompt.chars, self.options, self.pieces));
         }
         entries
     }
 }
 
-/// Four lists of the same length.
+/// Four lists of equal length.
 struct CompletionLogprobs<'a>(&'a [Entry]);
 
 impl Serialize for CompletionLogprobs<'_> {
@@ -164,7 +164,7 @@ impl Serialize for CompletionLogprobs<'_> {
     }
 }
 
-/// What an iterator gives, as a list.
+/// Serializes an iterator as a list.
 pub(crate) struct List<F>(pub(crate) F);
 
 impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
@@ -173,7 +173,7 @@ impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
     }
 }
 
-/// The tokens that were expected, and the one that came; null if nothing was before it.
+/// Most probable tokens plus the actual one, or null for the first token.
 struct TopLogprobs<'a>(&'a Entry);
 
 impl Serialize for TopLogprobs<'_> {
@@ -197,15 +197,15 @@ impl Serialize for ChatLogprobs<'_> {
             let bytes = if name.is_empty() { &[] } else { pieces.bytes(id) };
             json!({ "token": name, "logprob": logprob, "bytes": bytes })
         };
-        let told = |entry: &Entry| {
+        let entry_json = |entry: &Entry| {
             let alternatives = entry.alternatives.iter();
-            let mut told = token(entry.id, &entry.name, entry.logprob);
-            told["top_logprobs"] =
+            let mut value = token(entry.id, &entry.name, entry.logprob);
+            value["top_logprobs"] =
                 alternatives.map(|other| token(other.id, &other.name, Some(other.logprob))).collect();
-            told
+            value
         };
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("content", &List(|| entries.iter().map(told)))?;
+        map.serialize_entry("content", &List(|| entries.iter().map(entry_json)))?;
         map.serialize_entry("refusal", &())?;
         map.end()
     }

@@ -1,7 +1,10 @@
-//! Bodies of requests. [`fields!`] declares the fields of a body once: serde reads them, and the OpenAPI description is made of them.
-//! Values that no field asks for are never built, so a body costs little more memory than its own bytes, however it is nested.
+//! Request bodies.
+//!
+//! [`fields!`] declares the fields of a body once, for parsing with serde and for the OpenAPI description.
+//! Values that no field reads are never built. A body therefore costs little more memory than its own bytes,
+//! at any nesting depth.
 
-mod told;
+mod messages;
 mod unknown;
 mod values;
 mod walk;
@@ -15,45 +18,45 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use serde_path_to_error::Segment;
 
-pub(crate) use told::{beginning, found, without_place, wrong_value};
+pub(crate) use messages::{beginning, found, without_position, wrong_value};
 pub use unknown::{Reply, Warnings};
 pub(crate) use values::{
     Count, Described, Integer, List, Seed, Text, TextOrList, TokenId, TokenIds, inner, number, one_of,
-    whole_number, words, written,
+    parse_raw, whole_number, words,
 };
 
-use told::located;
+use messages::located;
 use walk::{Key, walk};
 
 use crate::ApiError;
 
-/// What becomes of a field that is known.
+/// Treatment of a known field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It is read.
+    /// The field is read.
     Read,
-    /// It is another name of a field that is read.
+    /// The field is an alias of a field that is read.
     Alias(&'static str),
-    /// It may have any value, which has no effect.
+    /// The field accepts any value and has no effect.
     Ignored,
-    /// It is not served, and refused if it asks for something; with the way out.
+    /// The field is unsupported; a nonempty value is rejected with this hint.
     Refused(&'static str),
 }
 
-/// A field that is known.
+/// Field that a request body may contain.
 #[derive(Debug, Clone)]
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) use_: Use,
-    /// What it means.
+    /// Description of the field.
     pub(crate) doc: String,
     pub(crate) is_required: bool,
-    /// What the OpenAPI description says of its values.
+    /// Schema of the values in the OpenAPI description.
     pub(crate) schema: Value,
 }
 
 impl Field {
-    /// A field that is read, under its name and its further names.
+    /// Returns a field that is read, followed by its aliases.
     pub(crate) fn read(
         name: &'static str,
         aliases: &[&'static str],
@@ -67,20 +70,22 @@ impl Field {
         std::iter::once(first).chain(aliases.iter().map(alias)).collect()
     }
 
-    /// A field that is not read.
+    /// Creates a field that is not read.
     pub(crate) fn unread(name: &'static str, use_: Use) -> Self {
         Self { name, use_, doc: "Has no effect.".into(), is_required: false, schema: json!({}) }
     }
 }
 
-/// An object whose fields serde reads, declared by [`fields!`].
+/// Object whose fields serde reads, declared by [`fields!`].
 pub(crate) trait Fields {
-    /// All that are known, those included that are not read.
+    /// All known fields, including ignored and rejected ones.
     fn fields() -> &'static [Field];
 }
 
-/// Declares the fields of an object: documentation, name and further names, type, and what a missing one means. `@required` only marks a
-/// field in the description. Fields that are `ignored` may have any value; `refused` ones are errors, with the way out.
+/// Declares the fields of an object: documentation, name, aliases, type and default.
+///
+/// `@required` only marks a field in the description. `ignored` fields accept any value. `refused` fields are
+/// rejected with a hint.
 macro_rules! fields {
     (
         $(#[doc = $about:literal])+
@@ -136,7 +141,7 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// What a field is without a value.
+/// Default value of a field.
 macro_rules! default_of {
     () => {
         Default::default()
@@ -147,7 +152,7 @@ macro_rules! default_of {
 }
 pub(crate) use default_of;
 
-/// A field's name as JSON writes it.
+/// Field name in JSON, without `r#`.
 pub(crate) fn name_of(field: &'static str) -> &'static str {
     field.trim_start_matches("r#")
 }
@@ -157,7 +162,7 @@ pub(crate) fn with_default<T: Serialize>(mut schema: Value, default: T) -> Value
     schema
 }
 
-/// An object with these fields in the OpenAPI description. All but the required ones may be null.
+/// OpenAPI schema of an object with these fields; all but required fields are nullable.
 pub(crate) fn object_schema(fields: &[Field]) -> Value {
     let known = fields.iter().filter(|field| !matches!(field.use_, Use::Refused(_)));
     let property = |field: &Field| {
@@ -177,7 +182,7 @@ pub(crate) fn object_schema(fields: &[Field]) -> Value {
     }
 }
 
-/// The schema of values that may also be null.
+/// Makes a schema nullable.
 fn or_null(mut schema: Value) -> Value {
     for (key, absent) in
         [("type", json!("null")), ("enum", Value::Null), ("oneOf", json!({ "type": "null" }))]
@@ -191,7 +196,7 @@ fn or_null(mut schema: Value) -> Value {
     schema
 }
 
-/// A value of a body, with its field.
+/// Value in a body, with its field.
 #[derive(Debug, Clone, Copy)]
 struct Entry<'a> {
     field: &'static Field,
@@ -199,13 +204,13 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// The name of the field as which it is read.
+    /// Name of the field after resolving aliases.
     fn read_as(&self) -> &'static str {
         if let Use::Alias(of) = self.field.use_ { of } else { self.field.name }
     }
 }
 
-/// A body: its fields that are known and not null.
+/// Known, non-null fields of a body.
 #[derive(Debug)]
 pub(crate) struct Body<'a> {
     given: Vec<Entry<'a>>,
@@ -213,13 +218,13 @@ pub(crate) struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// A body, which is a JSON object with fields of these.
+    /// Parses a body, which must be a JSON object.
     pub(crate) fn parse(bytes: &'a [u8], known: &'static [Field]) -> Result<Self, ApiError> {
         let wrong = |expected: &str, found: String| {
             ApiError::invalid(format!("the body: expected {expected}, found {found}"))
         };
         let text = std::str::from_utf8(bytes)
-            .map_err(|error| wrong("UTF-8", format!("another byte at {}", error.valid_up_to())))?
+            .map_err(|error| wrong("UTF-8", format!("an invalid byte at offset {}", error.valid_up_to())))?
             .trim_matches([' ', '\t', '\n', '\r']);
         let is_json = || serde_json::from_str::<IgnoredAny>(text).is_ok();
         if text.is_empty() || (!text.starts_with('{') && is_json()) {
@@ -228,18 +233,18 @@ impl<'a> Body<'a> {
         let (mut body, mut first_error) = (Self { given: Vec::new(), unknown: Warnings::default() }, None);
         let walked = walk(text, |key, json| {
             if let Key::Name(name) = key
-                && let Err(error) = body.take(name, json, known)
+                && let Err(error) = body.add_field(name, json, known)
             {
                 first_error.get_or_insert(error);
             }
         });
-        walked.map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
+        walked.map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
         first_error.map_or(Ok(()), Err)?;
         body.given.retain(|given| given.json.get() != "null");
         body.join_aliases().map(|()| body)
     }
 
-    fn take(&mut self, name: &str, json: &'a RawValue, known: &'static [Field]) -> Result<(), ApiError> {
+    fn add_field(&mut self, name: &str, json: &'a RawValue, known: &'static [Field]) -> Result<(), ApiError> {
         let Some(field) = known.iter().find(|field| field.name == name) else {
             if json.get() != "null" {
                 let known = known.iter().filter(|field| !matches!(field.use_, Use::Refused(_)));
@@ -253,7 +258,7 @@ impl<'a> Body<'a> {
                 return Err(wrong_value(name, "one value", "a second one"));
             }
             Use::Refused(hint) if !is_empty(json.get()) => {
-                let message = format!("{name}: this server does not serve this field; {hint}");
+                let message = format!("{name}: this server does not support this field; {hint}");
                 return Err(ApiError::invalid(message).with_param(name).with_code("unsupported_parameter"));
             }
             Use::Refused(_) => {}
@@ -262,7 +267,7 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Leaves one value of each field. Two names of a field may not have different values.
+    /// Merges aliases into one value per field; conflicting values are an error.
     fn join_aliases(&mut self) -> Result<(), ApiError> {
         let mut joined: Vec<Entry<'a>> = Vec::with_capacity(self.given.len());
         for given in self.given.drain(..) {
@@ -271,9 +276,8 @@ impl<'a> Body<'a> {
                 Some(other) if other.json.get() == given.json.get() => {}
                 Some(other) => {
                     let (name, other) = (given.field.name, other.field.name);
-                    let message = format!(
-                        "{name} and {other} are the same and have different values; give one of them"
-                    );
+                    let message =
+                        format!("{name} and {other} are aliases with different values; set only one of them");
                     return Err(ApiError::invalid(message).with_param(name));
                 }
             }
@@ -282,14 +286,14 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// The fields that `T` declares.
+    /// Deserializes the fields that `T` declares.
     pub(crate) fn read<T: Deserialize<'a> + Fields>(&self) -> Result<T, ApiError> {
         let is_declared = |entry: &&Entry<'_>| T::fields().iter().any(|field| field.name == entry.read_as());
         let values = self.given.iter().filter(is_declared).map(|entry| (entry.read_as(), entry.json));
         serde_path_to_error::deserialize(MapDeserializer::new(values)).map_err(|error| self.error(&error))
     }
 
-    /// What is wrong, with the path of the value.
+    /// Converts a deserialization error, including the path of the value.
     fn error(&self, error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
         let mut segments = error.path().iter();
         let field = match segments.next() {
@@ -305,22 +309,22 @@ impl<'a> Body<'a> {
         self.given.iter().find(|entry| entry.read_as() == field)
     }
 
-    /// The value of a field as it is written, if it was given.
+    /// Raw JSON of a field, if present.
     pub(crate) fn json(&self, field: &str) -> Option<&'a str> {
         self.entry(field).map(|entry| entry.json.get())
     }
 
-    /// The name under which a field was given: its own or another.
+    /// Name under which the body contains a field: the field's own name or an alias.
     pub(crate) fn name<'n>(&self, field: &'n str) -> &'n str {
         self.entry(field).map_or(field, |entry| entry.field.name)
     }
 
-    /// That the value of a field is wrong.
+    /// Error for an invalid value of a field.
     pub(crate) fn wrong(&self, field: &str, expected: impl Display) -> ApiError {
         wrong_value(self.name(field), expected, found(self.json(field).unwrap_or_default()))
     }
 
-    /// The unknown fields, also those of objects in this one.
+    /// Warnings about unknown fields, including nested ones.
     pub(crate) fn warnings(&self) -> Warnings {
         let mut warnings = self.unknown.clone();
         for given in &self.given {
@@ -330,7 +334,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value is null, false or empty and so requests nothing.
 fn is_empty(json: &str) -> bool {
     let written: String = json.chars().take(16).filter(|c| !c.is_ascii_whitespace()).collect();
     json == "\"\"" || ["null", "false", "[]", "{}"].contains(&written.as_str())

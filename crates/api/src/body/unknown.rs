@@ -1,25 +1,27 @@
-//! Warnings of an answer: unknown fields, which a strict server refuses, and characters that the tokenizer leaves out.
+//! Warnings in answers about unknown fields and about characters that the tokenizer drops.
 
 use std::fmt;
 
 use serde_json::Value;
 
-use super::told::beginning;
+use super::messages::beginning;
 use super::walk::{Key, walk};
 use crate::ApiError;
 
-/// Most unknown fields of a body that are named; of the others it is said how many there are.
-const MOST_NAMED: usize = 16;
-/// Longest name, in bytes, that is compared with those of known fields.
-const MOST_COMPARED: usize = 64;
-/// The least likeness of a name that is suggested: `max_new_tokens` is 0.71 like `max_tokens`, which it means, and `length_penalty` 0.64
-/// like `repeat_penalty`, which it does not mean.
-const NEAR: f64 = 0.7;
+/// Maximum number of unknown fields listed by name; the others are only counted.
+const MAX_NAMED: usize = 16;
+/// Maximum length in bytes of a name that is compared with the known names.
+const MAX_COMPARED_BYTES: usize = 64;
+/// Minimum similarity of a suggested name.
+///
+/// `max_new_tokens` scores 0.71 against `max_tokens`, which is the intended field. `length_penalty` scores
+/// 0.64 against `repeat_penalty`, which is not.
+const MIN_SIMILARITY: f64 = 0.7;
 
-/// Least letters of a name that is taken for the beginning of another.
-const SHORTENED: usize = 4;
+/// Minimum number of letters in a name that counts as a prefix of another.
+const MIN_PREFIX_LETTERS: usize = 4;
 
-/// Parts of a request that were ignored: unknown fields, and characters without a token.
+/// Ignored parts of a request: unknown fields, and characters without a token.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Work};
@@ -27,7 +29,7 @@ const SHORTENED: usize = 4;
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let body = br#"{"tokens": [5, 6], "modle": "built-in"}"#;
-/// let Work::Reply(reply) = served.read(Endpoint::Detokenize, body, None)? else { panic!("nothing is left to do") };
+/// let Work::Reply(reply) = served.read(Endpoint::Detokenize, body, None)? else { panic!("expected a reply") };
 /// let warning = "unknown field `modle` was ignored; did you mean `model`?";
 /// assert_eq!(reply.warnings.iter().collect::<Vec<_>>(), [warning]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -35,34 +37,34 @@ const SHORTENED: usize = 4;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Warnings {
     ignored: Vec<Ignored>,
-    /// Unknown fields beside those.
+    /// Number of further unknown fields.
     more: usize,
 }
 
-/// A part of a request that was ignored.
+/// Ignored part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ignored {
     Field {
-        /// Without control characters: a log has a line for each request.
+        /// Free of control characters, because a log has one line per request.
         path: String,
         nearest: Option<String>,
     },
-    /// Anything else, as a sentence.
+    /// Any other warning, as a sentence.
     Other(String),
 }
 
 impl Warnings {
-    /// Whether there are none.
+    /// Whether there are no warnings.
     pub fn is_empty(&self) -> bool {
         self.ignored.is_empty()
     }
 
-    /// Adds a note, such as that on a character of the prompt.
+    /// Adds a note, for example about a character of the prompt.
     pub(crate) fn add(&mut self, note: Option<String>) {
         self.ignored.extend(note.map(Ignored::Other));
     }
 
-    /// A sentence for each part.
+    /// One sentence for each ignored part.
     pub fn iter(&self) -> impl Iterator<Item = String> {
         let named = self.ignored.iter().map(|ignored| match ignored {
             Ignored::Field { path, nearest } => {
@@ -73,9 +75,9 @@ impl Warnings {
         named.chain((self.more > 0).then(|| format!("{} more unknown fields were ignored", self.more)))
     }
 
-    /// Notes an unknown field, with the known name that is meant by it, if one is like it.
+    /// Adds an unknown field and the most similar known name, if one is similar enough.
     pub(super) fn note<'k>(&mut self, path: &str, name: &str, known: impl Iterator<Item = &'k str>) {
-        if self.ignored.len() == MOST_NAMED {
+        if self.ignored.len() == MAX_NAMED {
             self.more += 1;
             return;
         }
@@ -87,7 +89,7 @@ impl Warnings {
         }
     }
 
-    /// Notes the fields of a value, and of the objects in it, that its description does not have.
+    /// Adds the fields of a value and its nested objects that `schema` does not contain.
     pub(super) fn note_inner(&mut self, json: &str, schema: &Value, path: &str) {
         if !json.starts_with(['{', '[']) || !has_fields(schema) {
             return;
@@ -96,7 +98,7 @@ impl Warnings {
             self.note_inner(json, alternative, path);
         }
         let properties = schema["properties"].as_object();
-        // The body was read as JSON before.
+        // Cannot fail: the body was parsed before.
         let _ = walk(json, |key, value| match (key, properties, schema.get("items")) {
             (Key::Index(index), _, Some(items)) => {
                 self.note_inner(value.get(), items, &format!("{path}[{index}]"));
@@ -113,19 +115,19 @@ impl Warnings {
         });
     }
 
-    /// The first of them as a reason to refuse the request.
+    /// Error for the first unknown field, for servers that reject them.
     pub(crate) fn refusal(&self) -> Option<ApiError> {
         let Ignored::Field { path, nearest } = self.ignored.first()? else { return None };
         let message = match nearest {
             Some(nearest) => format!("unknown field `{path}`; did you mean `{nearest}`?"),
             None => {
-                format!("unknown field `{path}`; leave it out, this server refuses what it does not know")
+                format!("unknown field `{path}`; leave it out, because this server rejects unknown fields")
             }
         };
         Some(ApiError::invalid(message).with_param(path).with_code("unknown_parameter"))
     }
 
-    /// A JSON object with these as its last entry, `warnings`; without any as it is.
+    /// Appends the `warnings` entry to a JSON object; without warnings, returns the object unchanged.
     pub(crate) fn added_to(&self, json: String) -> String {
         let Some(entries) = json.trim_end().strip_suffix('}').filter(|_| !self.is_empty()) else {
             return json;
@@ -136,29 +138,29 @@ impl Warnings {
     }
 }
 
-/// All of them on one line.
+/// Joins all warnings into one line.
 impl fmt::Display for Warnings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.iter().enumerate().try_for_each(|(place, warning)| {
-            let before = if place == 0 { "" } else { "; " };
+        self.iter().enumerate().try_for_each(|(index, warning)| {
+            let before = if index == 0 { "" } else { "; " };
             write!(f, "{before}{warning}")
         })
     }
 }
 
-/// An answer as a whole.
+/// Complete answer.
 ///
-/// A part of [`Work`](crate::Work); [`Warnings`] have an example.
+/// Part of [`Work`](crate::Work). See [`Warnings`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// A JSON object, with the warnings under `warnings` if there are any.
+    /// JSON object, with any warnings under `warnings`.
     pub json: String,
-    /// The request's unknown fields, for a log.
+    /// Warnings about the request, for a log.
     pub warnings: Warnings,
 }
 
 impl Reply {
-    /// The answer with this JSON object to a request with these warnings.
+    /// Creates a reply from a JSON object and adds the warnings to it.
     pub fn new(json: String, warnings: Warnings) -> Self {
         Self { json: warnings.added_to(json), warnings }
     }
@@ -168,21 +170,21 @@ fn suggestion(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"))
 }
 
-/// The known name that is most like this one, if one is like it at all: `temp` is the beginning of `temperature`.
+/// Most similar known name, if one is similar enough; `temp` matches as a prefix of `temperature`.
 fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
-    if name.len() > MOST_COMPARED {
+    if name.len() > MAX_COMPARED_BYTES {
         return None;
     }
-    let likeness = |known: &str| match name.len() >= SHORTENED && known.starts_with(name) {
+    let similarity = |known: &str| match name.len() >= MIN_PREFIX_LETTERS && known.starts_with(name) {
         true => 1.0,
         false => strsim::normalized_damerau_levenshtein(name, known),
     };
-    let likeness = known.map(|known| (likeness(known), known));
-    let near = likeness.filter(|(likeness, _)| *likeness >= NEAR);
+    let similarity = known.map(|known| (similarity(known), known));
+    let near = similarity.filter(|(similarity, _)| *similarity >= MIN_SIMILARITY);
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name.to_owned())
 }
 
-/// Whether the description of a value has fields.
+/// Whether the schema of a value contains fields.
 fn has_fields(schema: &Value) -> bool {
     let alternatives = schema["oneOf"].as_array();
     !schema["properties"].is_null()
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_are_the_last_entry_of_an_object() {
+    fn warnings_are_appended_as_the_last_key() {
         let ignored = vec![Ignored::Field { path: "a\\\"".into(), nearest: Some("b".into()) }];
         let warnings = Warnings { ignored, more: 2 };
         let expected = r#""warnings":["unknown field `a\\\"` was ignored; did you mean `b`?","2 more unknown fields were ignored"]}"#;

@@ -1,4 +1,4 @@
-//! Values of fields: types that say which JSON they take, to messages and to the OpenAPI description.
+//! Field value types that define the accepted JSON for error messages and the OpenAPI description.
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
@@ -8,14 +8,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::told::{INNER, located};
+use super::messages::{INNER, located};
 
-/// A type of values that the OpenAPI description describes.
+/// Value type with a schema in the OpenAPI description.
 pub(crate) trait Described {
-    /// Several of them, in messages.
+    /// Plural noun for the values in messages.
     const PLURAL: &'static str = "values";
 
-    /// A JSON schema of them.
+    /// JSON schema of the values.
     fn schema() -> Value;
 }
 
@@ -39,8 +39,8 @@ impl Described for String {
     }
 }
 
-/// What `read` makes of a value as it is written.
-pub(crate) fn written<'de, D: Deserializer<'de>, T>(
+/// Parses a value from its raw JSON text with `read`.
+pub(crate) fn parse_raw<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     expected: impl Display,
     read: impl FnOnce(&'de str) -> Option<T>,
@@ -49,8 +49,9 @@ pub(crate) fn written<'de, D: Deserializer<'de>, T>(
     read(json).ok_or_else(|| D::Error::custom(format_args!("expected {expected}")))
 }
 
-/// A value whose type depends on how it is written. What is wrong inside it keeps its path, in front of the message: an error of serde
-/// is a text.
+/// Parses a value whose type depends on its first character.
+///
+/// serde errors carry only a string, so an inner error stores its path in front of its message.
 pub(crate) fn inner<'de, T: Deserialize<'de>, E: Error>(json: &'de RawValue) -> Result<T, E> {
     serde_path_to_error::deserialize(json).map_err(|error| {
         let (path, message) = located(error.path().iter(), error.inner(), String::new(), json.get());
@@ -58,15 +59,15 @@ pub(crate) fn inner<'de, T: Deserialize<'de>, E: Error>(json: &'de RawValue) -> 
     })
 }
 
-/// A number, if it is finite.
+/// Parses a finite number.
 pub(crate) fn number(json: &str) -> Option<f64> {
     let is_number = json.starts_with(|c: char| c == '-' || c.is_ascii_digit());
     is_number.then(|| json.parse().ok()).flatten().filter(|number: &f64| number.is_finite())
 }
 
-/// A whole number; `16.0` is 16, as some clients write them.
+/// Parses an integer; accepts `16.0` as 16, because some clients write integers that way.
 pub(crate) fn whole_number(json: &str) -> Option<i64> {
-    /// Beyond it f64 has gaps.
+    /// Largest bound below which f64 represents every integer.
     const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
     json.parse().ok().or_else(|| {
         let number = number(json)?;
@@ -75,14 +76,14 @@ pub(crate) fn whole_number(json: &str) -> Option<i64> {
     })
 }
 
-/// A whole number of 64 bits with a sign.
+/// Signed 64-bit integer.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Integer(pub(crate) i64);
 
 impl<'de> Deserialize<'de> for Integer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = format_args!("a whole number from {} to {}", i64::MIN, i64::MAX);
-        written(deserializer, expected, whole_number).map(Self)
+        parse_raw(deserializer, expected, whole_number).map(Self)
     }
 }
 
@@ -92,17 +93,17 @@ impl Described for Integer {
     }
 }
 
-/// A seed of 64 bits. A negative one is the same as that number plus 2^64.
+/// 64-bit seed. A negative seed equals that number plus 2^64.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Seed {
-    /// A seed as OpenAI's clients write it.
+    /// Seed as OpenAI's clients write it.
     Signed(i64),
-    /// A seed beyond `i64`, as the command line takes it.
+    /// Seed beyond `i64::MAX`, as the command line accepts it.
     Unsigned(u64),
 }
 
 impl Seed {
-    /// The seed of the random numbers.
+    /// Seed of the random number generator.
     pub(crate) fn bits(self) -> u64 {
         match self {
             Self::Signed(seed) => seed.cast_unsigned(),
@@ -123,7 +124,7 @@ impl Serialize for Seed {
 impl<'de> Deserialize<'de> for Seed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = format_args!("a whole number from {} to {}", i64::MIN, u64::MAX);
-        written(deserializer, expected, |json| {
+        parse_raw(deserializer, expected, |json| {
             whole_number(json).map(Self::Signed).or_else(|| json.parse().ok().map(Self::Unsigned))
         })
     }
@@ -135,85 +136,85 @@ impl Described for Seed {
     }
 }
 
-/// A whole number from `LEAST` to `MOST`.
+/// Integer from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Count<const LEAST: usize, const MOST: usize>(pub(crate) usize);
+pub(crate) struct Count<const MIN: usize, const MAX: usize>(pub(crate) usize);
 
-impl<'de, const LEAST: usize, const MOST: usize> Deserialize<'de> for Count<LEAST, MOST> {
+impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Count<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let count = |json| usize::try_from(whole_number(json)?).ok();
-        let expected = format_args!("a whole number from {LEAST} to {MOST}");
-        written(deserializer, expected, |json| count(json).filter(|count| (LEAST..=MOST).contains(count)))
+        let expected = format_args!("a whole number from {MIN} to {MAX}");
+        parse_raw(deserializer, expected, |json| count(json).filter(|count| (MIN..=MAX).contains(count)))
             .map(Self)
     }
 }
 
-impl<const LEAST: usize, const MOST: usize> Described for Count<LEAST, MOST> {
+impl<const MIN: usize, const MAX: usize> Described for Count<MIN, MAX> {
     fn schema() -> Value {
-        json!({ "type": "integer", "minimum": LEAST, "maximum": MOST })
+        json!({ "type": "integer", "minimum": MIN, "maximum": MAX })
     }
 }
 
-/// A string of 1 to `MOST` bytes.
+/// String of 1 to `MAX` bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Text<const MOST: usize>(pub(crate) String);
+pub(crate) struct Text<const MAX: usize>(pub(crate) String);
 
-impl<'de, const MOST: usize> Deserialize<'de> for Text<MOST> {
+impl<'de, const MAX: usize> Deserialize<'de> for Text<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let length = match text.len() {
-            0 => "an empty one".to_owned(),
-            length if length > MOST => format!("one of {length} bytes"),
+            0 => "an empty string".to_owned(),
+            length if length > MAX => format!("{length} bytes"),
             _ => return Ok(Self(text)),
         };
-        Err(D::Error::custom(format_args!("expected a string of 1 to {MOST} bytes, found {length}")))
+        Err(D::Error::custom(format_args!("expected a string of 1 to {MAX} bytes, found {length}")))
     }
 }
 
-impl<const MOST: usize> Described for Text<MOST> {
+impl<const MAX: usize> Described for Text<MAX> {
     const PLURAL: &'static str = "strings";
 
     fn schema() -> Value {
-        json!({ "type": "string", "minLength": 1, "maxLength": MOST })
+        json!({ "type": "string", "minLength": 1, "maxLength": MAX })
     }
 }
 
-/// A list of at most `MOST` items.
+/// List of at most `MAX` items.
 #[derive(Debug, Clone)]
-pub(crate) struct List<T, const MOST: usize>(pub(crate) Vec<T>);
+pub(crate) struct List<T, const MAX: usize>(pub(crate) Vec<T>);
 
-impl<T, const MOST: usize> Default for List<T, MOST> {
+impl<T, const MAX: usize> Default for List<T, MAX> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<T: Described, const MOST: usize> Described for List<T, MOST> {
+impl<T: Described, const MAX: usize> Described for List<T, MAX> {
     fn schema() -> Value {
-        json!({ "type": "array", "maxItems": MOST, "items": T::schema() })
+        json!({ "type": "array", "maxItems": MAX, "items": T::schema() })
     }
 }
 
-struct ListVisitor<T, const MOST: usize>(PhantomData<T>);
+struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de> + Described, const MOST: usize> Deserialize<'de> for List<T, MOST> {
+impl<'de, T: Deserialize<'de> + Described, const MAX: usize> Deserialize<'de> for List<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(ListVisitor::<T, MOST>(PhantomData))
+        deserializer.deserialize_seq(ListVisitor::<T, MAX>(PhantomData))
     }
 }
 
-impl<'de, T: Deserialize<'de> + Described, const MOST: usize> Visitor<'de> for ListVisitor<T, MOST> {
-    type Value = List<T, MOST>;
+impl<'de, T: Deserialize<'de> + Described, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
+    type Value = List<T, MAX>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list of {}", T::PLURAL)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<List<T, MOST>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<List<T, MAX>, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = list.next_element()? {
-            if items.len() == MOST {
-                return Err(A::Error::custom(format_args!("expected at most {MOST} items, found more")));
+            if items.len() == MAX {
+                return Err(A::Error::custom(format_args!("expected at most {MAX} items, found more")));
             }
             items.push(item);
         }
@@ -221,20 +222,20 @@ impl<'de, T: Deserialize<'de> + Described, const MOST: usize> Visitor<'de> for L
     }
 }
 
-/// A string that `S` reads, or a list of at most `MOST` items.
+/// String parsed as `S`, or a list of at most `MAX` items.
 #[derive(Debug, Clone)]
-pub(crate) enum TextOrList<S, T, const MOST: usize> {
+pub(crate) enum TextOrList<S, T, const MAX: usize> {
     Text(S),
     List(Vec<T>),
 }
 
-impl<S: Described, T: Described, const MOST: usize> Described for TextOrList<S, T, MOST> {
+impl<S: Described, T: Described, const MAX: usize> Described for TextOrList<S, T, MAX> {
     fn schema() -> Value {
-        json!({ "oneOf": [S::schema(), List::<T, MOST>::schema()] })
+        json!({ "oneOf": [S::schema(), List::<T, MAX>::schema()] })
     }
 }
 
-impl<'de, S, T, const MOST: usize> Deserialize<'de> for TextOrList<S, T, MOST>
+impl<'de, S, T, const MAX: usize> Deserialize<'de> for TextOrList<S, T, MAX>
 where
     S: Deserialize<'de>,
     T: Deserialize<'de> + Described,
@@ -243,36 +244,36 @@ where
         let json = <&RawValue>::deserialize(deserializer)?;
         match json.get().chars().next() {
             Some('"') => inner(json).map(Self::Text),
-            Some('[') => inner(json).map(|List::<T, MOST>(items)| Self::List(items)),
+            Some('[') => inner(json).map(|List::<T, MAX>(items)| Self::List(items)),
             _ => Err(D::Error::custom(format_args!("expected a string or a list of {}", T::PLURAL))),
         }
     }
 }
 
-/// A list of at most `MOST` ids of tokens.
+/// List of at most `MAX` token ids.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TokenIds<const MOST: usize>(pub(crate) Vec<u32>);
+pub(crate) struct TokenIds<const MAX: usize>(pub(crate) Vec<u32>);
 
-impl<'de, const MOST: usize> Deserialize<'de> for TokenIds<MOST> {
+impl<'de, const MAX: usize> Deserialize<'de> for TokenIds<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let List(ids) = List::<TokenId, MOST>::deserialize(deserializer)?;
+        let List(ids) = List::<TokenId, MAX>::deserialize(deserializer)?;
         Ok(Self(ids.into_iter().map(|TokenId(id)| id).collect()))
     }
 }
 
-impl<const MOST: usize> Described for TokenIds<MOST> {
+impl<const MAX: usize> Described for TokenIds<MAX> {
     fn schema() -> Value {
-        List::<TokenId, MOST>::schema()
+        List::<TokenId, MAX>::schema()
     }
 }
 
-/// The id of a token.
+/// Token id.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TokenId(pub(crate) u32);
 
 impl<'de> Deserialize<'de> for TokenId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        written(deserializer, "a token id", |json| u32::try_from(whole_number(json)?).ok()).map(Self)
+        parse_raw(deserializer, "a token id", |json| u32::try_from(whole_number(json)?).ok()).map(Self)
     }
 }
 
@@ -284,7 +285,7 @@ impl Described for TokenId {
     }
 }
 
-/// Declares an enum whose values are words.
+/// Declares an enum whose JSON values are strings.
 macro_rules! words {
     ($(#[doc = $about:literal])+ $name:ident { $($word:literal => $variant:ident),+ $(,)? }) => {
         $(#[doc = $about])+
@@ -296,7 +297,7 @@ macro_rules! words {
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let expected = $crate::body::one_of(&[$($word),+]);
-                $crate::body::written(deserializer, expected, |json| {
+                $crate::body::parse_raw(deserializer, expected, |json| {
                     match serde_json::from_str::<String>(json).ok()?.as_str() {
                         $( $word => Some(Self::$variant), )+
                         _ => None,
@@ -314,7 +315,7 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-/// Words of which a value is one.
+/// Formats the accepted strings for a message.
 pub(crate) fn one_of(words: &[&str]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
     match quoted.split_last() {

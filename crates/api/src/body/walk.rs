@@ -1,4 +1,4 @@
-//! Walks over the entries of a JSON object or the items of a list, whose values stay as they are written.
+//! Iteration over JSON objects and lists without parsing their values.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,13 +6,13 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Which value of an object or of a list.
+/// Key of a value in an object or a list.
 pub(super) enum Key<'k> {
     Name(&'k str),
     Index(usize),
 }
 
-/// Calls `take` with each value of an object or of a list and its key. Other JSON has no values.
+/// Calls `take` with each key and value of an object or a list; other JSON is an error.
 pub(super) fn walk<'a>(json: &'a str, take: impl FnMut(Key<'_>, &'a RawValue)) -> serde_json::Result<()> {
     let mut deserializer = serde_json::Deserializer::from_str(json);
     match json.starts_with('[') {

@@ -1,4 +1,4 @@
-//! The body of `/v1/chat/completions`.
+//! Body of `/v1/chat/completions`.
 //!
 //! Source: OpenAI's OpenAPI description, `CreateChatCompletionRequest`.
 
@@ -15,33 +15,33 @@ pub(crate) use template::ChatTemplate;
 use crate::body::{
     Body, Count, Described, Field, Fields, List, Text, TextOrList, fields, words, wrong_value,
 };
-use crate::completion::known;
+use crate::completion::supported_names;
 use crate::options::{self, MAX_LOGPROBS, MAX_TOKENS, Options};
 use crate::prompts::{check_length, encode_piece, kept, lost_note, to_read, truncate};
 use crate::{ApiError, ServedModel, Warnings};
 
-/// Most messages of a conversation, and parts of a message: more than any context holds.
+/// Maximum number of messages in a conversation and of parts in a message; no context holds more.
 const MAX_MESSAGES: usize = 2048;
-/// Longest name of a role, or of a speaker, in bytes.
+/// Maximum length of a role or a speaker name, in bytes.
 const MAX_ROLE_BYTES: usize = 64;
 
 fields! {
-    /// The fields of `/v1/chat/completions` that completions do not have.
+    /// Fields of `/v1/chat/completions` that `/v1/completions` does not have.
     ChatFields {
-        /// The conversation, at least one message; the model's chat template makes a prompt of it.
+        /// Conversation of at least one message, which the chat template turns into a prompt.
         @required messages: Option<List<Message, MAX_MESSAGES>>,
-        /// Most new tokens; without it, to the end of the context.
+        /// Maximum number of new tokens; by default up to the end of the context.
         max_tokens | max_completion_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
         /// Whether the log-probability of each token is returned.
         logprobs: bool = false,
-        /// With `logprobs`: this many of the most probable tokens in each place.
+        /// With `logprobs`: number of most probable tokens at each position.
         top_logprobs: Count<0, MAX_LOGPROBS> = Count(0),
-        /// What the chat template gets under this name.
+        /// Value that the chat template receives under this name.
         add_generation_prompt: bool = true,
     }
     refused [
-        "chat_template": "the server's --chat-template names one",
-        "continue_final_message": "write the whole prompt for /v1/completions",
+        "chat_template": "set the template with the server's --chat-template",
+        "continue_final_message": "send the whole prompt to /v1/completions",
     ]
 }
 
@@ -49,7 +49,7 @@ fields! {
 pub(crate) static FIELDS: LazyLock<Vec<Field>> =
     LazyLock::new(|| [ChatFields::fields(), &options::fields()].concat());
 
-/// What `/v1/chat/completions` is asked for, with every field in its range.
+/// Parsed body of `/v1/chat/completions`, with every field in range.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, ServedModel};
@@ -73,7 +73,7 @@ pub struct ChatRequest {
     pub(crate) warnings: Warnings,
 }
 
-/// A message, as templates read it.
+/// Message as templates read it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "MessageFields")]
 pub(crate) struct Message {
@@ -84,7 +84,7 @@ pub(crate) struct Message {
 }
 
 fields! {
-    /// A message.
+    /// Fields of a message.
     MessageFields {
         /// The speaker's role, such as `user`.
         @required role: Option<Text<MAX_ROLE_BYTES>>,
@@ -93,7 +93,7 @@ fields! {
         /// The name of the speaker.
         name: Option<Text<MAX_ROLE_BYTES>>,
     }
-    // OpenAI's answers have the first three, which come back with the next message; lm-evaluation-harness adds the type.
+    // Clients send OpenAI's first three back with the next message; lm-evaluation-harness adds `type`.
     ignored ["refusal", "annotations", "audio", "type"]
 }
 
@@ -120,12 +120,12 @@ impl Described for Message {
 }
 
 words! {
-    /// The kinds of parts that the model reads.
+    /// Supported kinds of message parts.
     PartKind { "text" => Text }
 }
 
 fields! {
-    /// A part of a message.
+    /// Fields of a message part.
     PartFields {
         /// The kind of the part.
         @required r#type: Option<PartKind>,
@@ -134,7 +134,7 @@ fields! {
     }
 }
 
-/// The text of a part.
+/// Text of a message part.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "PartFields")]
 pub(crate) struct Part(String);
@@ -157,10 +157,10 @@ impl Described for Part {
 }
 
 impl ChatRequest {
-    /// Reads a body, as [`CompletionRequest::parse`](crate::CompletionRequest::parse) does.
+    /// Reads a body like [`CompletionRequest::parse`](crate::CompletionRequest::parse).
     ///
     /// # Errors
-    /// As [`CompletionRequest::parse`](crate::CompletionRequest::parse).
+    /// Same as [`CompletionRequest::parse`](crate::CompletionRequest::parse).
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut body = Body::parse(body, &FIELDS)?;
         let fields: ChatFields = body.read()?;
@@ -169,7 +169,8 @@ impl ChatRequest {
         };
         let Count(top_logprobs) = fields.top_logprobs;
         if top_logprobs > 0 && !fields.logprobs {
-            return Err(wrong_value("top_logprobs", "logprobs to be true with it", "it is not"));
+            let message = "top_logprobs: needs logprobs to be true";
+            return Err(ApiError::invalid(message).with_param("top_logprobs"));
         }
         Ok(Self {
             messages,
@@ -180,17 +181,17 @@ impl ChatRequest {
         })
     }
 
-    /// Whether its texts conform to something, which takes long to read.
+    /// Whether the request uses structured output, which takes long to compile.
     pub fn has_grammar(&self) -> bool {
         self.options.grammar.is_some()
     }
 
-    /// The names of the fields that it reads or ignores.
+    /// Names of the fields that are read or ignored.
     pub fn fields() -> impl Iterator<Item = &'static str> {
-        known(&FIELDS)
+        supported_names(&FIELDS)
     }
 
-    /// The tokens of the conversation, as the model's template writes it, and a note on a character without a token.
+    /// Token ids of the rendered conversation, and a warning about a character without a token.
     pub(crate) fn prompt(&self, served: &ServedModel) -> Result<(Vec<u32>, Option<String>), ApiError> {
         let unusable = |what: &String| {
             let message = format!(
@@ -200,13 +201,13 @@ impl ChatRequest {
             ApiError::invalid(message).with_code("chat_template_unusable")
         };
         let Some(template) = served.template.as_ref().map_err(unusable)? else {
-            let message = "this model has no chat template: it continues texts, and was not trained on conversations; use \
+            let message = "this model has no chat template: it continues text and was not trained on conversations; use \
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
         let kept = kept(
             self.options.fields.truncate_prompt_tokens,
-            self.options.room(MAX_NEW_TOKENS, served),
+            self.options.reserved_tokens(MAX_NEW_TOKENS, served),
             served,
         );
         if kept.is_none() {

@@ -1,5 +1,6 @@
-//! Chat templates: Jinja, as transformers runs it. A checkpoint's template is an untrusted program, which `candle-gpt2-confined`
-//! parses and renders.
+//! Chat templates in Jinja, rendered like in transformers.
+//!
+//! A checkpoint's template is an untrusted program, which `candle-gpt2-confined` parses and renders.
 
 use candle_gpt2_confined::{Style, TemplateError, Templates, WorkerProgram};
 use serde::Serialize;
@@ -7,14 +8,14 @@ use serde::Serialize;
 use crate::ApiError;
 use crate::error::RETRY_AFTER;
 
-/// A Jinja template that turns a conversation into a prompt.
+/// Jinja template that turns a conversation into a prompt.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
     source: String,
     templates: Templates,
 }
 
-/// What a template reads.
+/// Variables of a template.
 #[derive(Serialize)]
 struct Context<'a, M> {
     messages: &'a M,
@@ -24,8 +25,9 @@ struct Context<'a, M> {
 }
 
 impl ChatTemplate {
-    /// A template, which child processes of `program` parse and render; without it this process does. The error is what is wrong
-    /// with it.
+    /// Parses a template, in child processes of `program` or, without one, in this process.
+    ///
+    /// The error describes the problem with the template.
     pub(crate) fn new(source: &str, program: Option<&WorkerProgram>) -> Result<Self, String> {
         let templates = Templates::new(Style::Chat, &[source], program).map_err(|error| error.to_string())?;
         Ok(Self { source: source.to_owned(), templates })
@@ -35,7 +37,7 @@ impl ChatTemplate {
         self.source.clone()
     }
 
-    /// The text of a conversation, with the names of the tokens that end and begin texts.
+    /// Renders a conversation; the EOS and BOS names are passed to the template.
     pub(super) fn render(
         &self,
         messages: &impl Serialize,
@@ -50,7 +52,7 @@ impl ChatTemplate {
                 ApiError::busy(503, error.to_string(), "templates_busy", RETRY_AFTER)
             }
             error => {
-                let message = format!("messages: the chat template does not take them: {error}");
+                let message = format!("messages: the chat template rejects them: {error}");
                 ApiError::invalid(message).with_param("messages")
             }
         })

@@ -1,4 +1,4 @@
-//! An analysis in pieces is the analysis at once, whatever the size of a piece.
+//! An analysis in pieces equals the analysis in one step, at any piece size.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::common::{LATENTS, options, tiny, transcoders};
 
-/// Sums of the same numbers in another order, in f32.
-const SAME: f64 = 1e-4;
+/// Tolerance for f32 sums of the same numbers in a different order.
+const TOLERANCE: f64 = 1e-4;
 
 fn in_pieces(endpoint: Endpoint, body: &Value, tokens: usize) -> (Value, usize) {
     let served = &tiny().served;
@@ -28,7 +28,7 @@ fn in_pieces(endpoint: Endpoint, body: &Value, tokens: usize) -> (Value, usize) 
     unreachable!()
 }
 
-/// Numbers are close; packed ones have the same length.
+/// Compares numbers with a tolerance; packed numbers need only the same length.
 fn assert_same(found: &Value, expected: &Value, path: &str) {
     match (found, expected) {
         (Value::Array(a), Value::Array(b)) => {
@@ -41,7 +41,7 @@ fn assert_same(found: &Value, expected: &Value, path: &str) {
         }
         (Value::Number(a), Value::Number(b)) => {
             let difference = (a.as_f64().unwrap() - b.as_f64().unwrap()).abs();
-            assert!(difference <= SAME, "{path}: {a} {b}");
+            assert!(difference <= TOLERANCE, "{path}: {a} {b}");
         }
         (Value::String(a), Value::String(b)) if path.starts_with(".pattern") => {
             assert_eq!(a.len(), b.len(), "{path}")
@@ -51,13 +51,13 @@ fn assert_same(found: &Value, expected: &Value, path: &str) {
 }
 
 #[test]
-fn pieces_of_any_size_give_the_same_numbers() {
+fn analysis_does_not_depend_on_the_piece_size() {
     let served = Arc::new(ServedModel::new(&tiny().model, options()).unwrap());
     let scheduler =
         tiny().model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 });
     let mut session = Session::new(tiny().model.clone(), served, scheduler.unwrap());
     let ids: Vec<u32> = (1..12).collect();
-    // Pieces of three tokens each, and those that are no text's.
+    // Pieces of three tokens, plus pieces that process no tokens.
     for (endpoint, body, pieces) in [
         (Endpoint::LookAttention, json!({ "prompt": ids, "layers": [1] }), 4),
         (Endpoint::LookHead, json!({ "prompt": ids, "layer": 1, "head": 2, "query": 7, "key": 3 }), 3),
@@ -82,13 +82,13 @@ fn pieces_of_any_size_give_the_same_numbers() {
         let expected = session.answer(work, || true).unwrap().unwrap();
         let (found, count) = in_pieces(Endpoint::LookLens, &body, 3);
         assert_same(&found, &serde_json::from_str(&expected.json).unwrap(), "");
-        // The text; then the last layer, which all are compared with, and all.
+        // The text itself, then the last layer as the reference, then all layers including the embedding.
         assert_eq!(count, 4 + 4 * (n_layer + 2), "{show}");
     }
 }
 
 #[test]
-fn who_waits_may_end_an_analysis_and_a_text() {
+fn caller_can_cancel_an_analysis_or_a_completion() {
     let served = Arc::new(ServedModel::new(&tiny().model, options()).unwrap());
     let scheduler =
         tiny().model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 });
@@ -102,9 +102,11 @@ fn who_waits_may_end_an_analysis_and_a_text() {
     }
 }
 
-/// Each cell is the place-th largest latent of its layer and token, as the dictionary itself has it; a card has all of one feature.
+/// Each cell holds the n-th largest latent of its layer and token, computed by the dictionary itself.
+///
+/// A card contains the activations of one feature at every token.
 #[test]
-fn features_are_those_of_the_transcoders() {
+fn features_match_the_transcoder_latents() {
     let ids: Vec<u32> = (1..12).collect();
     let dictionaries = transcoders();
     let dictionary = &dictionaries[1];
@@ -116,20 +118,20 @@ fn features_are_those_of_the_transcoders() {
     let latents: Vec<Vec<f32>> = latents.squeeze(0).unwrap().to_vec2().unwrap();
     let (report, _) =
         in_pieces(Endpoint::LookFeatures, &json!({ "prompt": ids, "layers": [1], "top": 20 }), 99);
-    assert_eq!(report["axes"][0]["labels"].as_array().unwrap().len(), LATENTS, "no more places than latents");
+    assert_eq!(report["axes"][0]["labels"].as_array().unwrap().len(), LATENTS, "no more ranks than latents");
     assert_eq!(report["axes"][0]["labels"][LATENTS - 2], "1, 2nd");
     let mut shown = 0;
     for (token, latents) in latents.iter().enumerate() {
         let mut order: Vec<usize> = (0..LATENTS).filter(|feature| latents[*feature] > 0.0).collect();
         order.sort_by(|a, b| latents[*b].total_cmp(&latents[*a]));
-        for place in 0..LATENTS {
-            let at = (LATENTS - 1 - place) * ids.len() + token;
-            let Some(feature) = order.get(place) else {
-                assert_eq!((&report["values"][at], &report["texts"][at]), (&Value::Null, &json!("")));
+        for rank in 0..LATENTS {
+            let cell = (LATENTS - 1 - rank) * ids.len() + token;
+            let Some(feature) = order.get(rank) else {
+                assert_eq!((&report["values"][cell], &report["texts"][cell]), (&Value::Null, &json!("")));
                 continue;
             };
-            assert_same(&report["values"][at], &json!(latents[*feature]), "cell");
-            let text = report["texts"][at].as_str().unwrap();
+            assert_same(&report["values"][cell], &json!(latents[*feature]), "cell");
+            let text = report["texts"][cell].as_str().unwrap();
             assert_eq!(text.split_once(' ').unwrap().0, feature.to_string());
             shown += 1;
         }
@@ -137,9 +139,9 @@ fn features_are_those_of_the_transcoders() {
     assert!(shown > ids.len(), "{shown} active features");
 
     let (card, _) = in_pieces(Endpoint::LookFeature, &json!({ "prompt": ids, "layer": 1, "feature": 4 }), 99);
-    let of_feature: Vec<f32> = latents.iter().map(|latents| latents[4]).collect();
+    let activations: Vec<f32> = latents.iter().map(|latents| latents[4]).collect();
     let text = &card["examples_quantiles"][0]["examples"][0];
-    assert_same(&text["tokens_acts_list"], &json!(of_feature), "activations");
+    assert_same(&text["tokens_acts_list"], &json!(activations), "activations");
     let logits = feature_logits(tiny().model.model(), dictionary, &[4], 10).unwrap().unwrap();
     let token = |id: u32| tiny().model.vocabulary().token_bytes(id);
     let tokens: Vec<_> =
@@ -147,9 +149,9 @@ fn features_are_those_of_the_transcoders() {
     assert_eq!(card["top_logits"], json!(tokens));
 }
 
-/// The graph that `gpt2 look graph` finds with the same options.
+/// The graph equals the one that `gpt2 look graph` computes with the same options.
 #[test]
-fn a_graph_is_that_of_the_look() {
+fn graph_matches_gpt2_look_graph() {
     let ids: Vec<u32> = (1..9).collect();
     let graph = Graph { max_feature_nodes: 30, node_threshold: 0.7, ..Graph::default() };
     let run = Run::new(tiny().model.model(), &ids).unwrap();
@@ -166,26 +168,26 @@ fn a_graph_is_that_of_the_look() {
 }
 
 #[test]
-fn features_that_cannot_be_shown_say_why() {
+fn invalid_feature_requests_report_the_reason() {
     let refused = |served: &ServedModel, endpoint, body: Value| {
         served.read(endpoint, body.to_string().as_bytes(), None).expect_err("a refusal").to_string()
     };
-    let without =
+    let without_transcoders =
         ServedModel::new(&tiny().model, ApiOptions { transcoders: Arc::default(), ..options() }).unwrap();
     for (endpoint, body) in [
         (Endpoint::LookFeatures, json!({ "prompt": [5] })),
         (Endpoint::LookFeature, json!({ "prompt": [5], "layer": 0, "feature": 0 })),
         (Endpoint::LookGraph, json!({ "prompt": [5] })),
     ] {
-        let told = refused(&without, endpoint, body);
-        assert!(told.starts_with("features and graphs are of the built-in model"), "{told}");
+        let message = refused(&without_transcoders, endpoint, body);
+        assert!(message.starts_with("features and graphs need transcoders"), "{message}");
     }
     let long: Vec<u32> = (0..48).chain(0..48).collect();
-    for (endpoint, body, told) in [
+    for (endpoint, body, expected) in [
         (
             Endpoint::LookFeatures,
             json!({ "prompt": [5], "layers": [3] }),
-            "layers: expected a list of layers, which are counted from 0 to 2",
+            "layers: expected a list of layers from 0 to 2",
         ),
         (Endpoint::LookFeatures, json!({ "prompt": [5], "top": 0 }), "top: expected "),
         (
@@ -193,15 +195,19 @@ fn features_that_cannot_be_shown_say_why() {
             json!({ "prompt": [5], "layer": 0, "feature": 13 }),
             "feature: expected a whole number from 0 to 12",
         ),
-        (Endpoint::LookFeature, json!({ "prompt": [5], "layer": 0 }), "feature: expected its number"),
+        (
+            Endpoint::LookFeature,
+            json!({ "prompt": [5], "layer": 0 }),
+            "feature: expected a whole number, found nothing",
+        ),
         (
             Endpoint::LookGraph,
             json!({ "prompt": [5], "node_threshold": 1.5 }),
-            "node_threshold: expected a share from 0 to 1",
+            "node_threshold: expected a fraction from 0 to 1",
         ),
         (Endpoint::LookGraph, json!({ "prompt": long }), "prompt: "),
     ] {
         let found = refused(&tiny().served, endpoint, body);
-        assert!(found.starts_with(told), "{found}");
+        assert!(found.starts_with(expected), "{found}");
     }
 }

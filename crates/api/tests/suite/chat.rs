@@ -1,11 +1,11 @@
-//! Conversations.
+//! Chat completions.
 
 use candle_gpt2_api::{ApiError, ApiOptions, ChatRequest, ChatTemplateChoice, ServedModel};
 use serde_json::{Value, json};
 
 use crate::common::{Tested, load, options, tiny, tiny_with};
 
-fn joined() -> Tested {
+fn with_eos_join() -> Tested {
     tiny_with("unused", "", ChatTemplateChoice::EosJoin)
 }
 
@@ -21,7 +21,7 @@ fn prompt(tested: &Tested, messages: Value) -> String {
 
 fn refused(tested: &Tested, body: &Value) -> ApiError {
     match tested.chat(body) {
-        Ok(_) => panic!("{body} was not refused"),
+        Ok(_) => panic!("{body} was not rejected"),
         Err(error) => error,
     }
 }
@@ -31,29 +31,29 @@ fn hello() -> Value {
 }
 
 #[test]
-fn a_base_model_names_the_way_out() {
+fn base_model_error_suggests_alternatives() {
     let error = refused(tiny(), &json!({ "messages": hello() }));
     assert_eq!((error.status(), error.code()), (400, Some("no_chat_template")));
     assert_eq!(
         error.to_string(),
-        "this model has no chat template: it continues texts, and was not trained on conversations; use /v1/completions, or \
+        "this model has no chat template: it continues text and was not trained on conversations; use /v1/completions, or \
          start the server with --chat-template"
     );
 }
 
 #[test]
-fn messages_are_joined_by_the_end_of_texts() {
-    let tested = joined();
+fn eos_join_ends_every_message_with_eos() {
+    let tested = with_eos_join();
     assert_eq!(prompt(&tested, hello()), "Hi<|endoftext|>Yes<|endoftext|>so<|endoftext|>");
     let parts = json!([{ "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
     assert_eq!(prompt(&tested, parts), "ab<|endoftext|>");
     assert_eq!(prompt(&tested, json!([{ "role": "user", "content": null }])), "<|endoftext|>");
 }
 
-/// As vLLM does for conversations too.
+/// Truncation keeps the end of a conversation, which matches vLLM.
 #[test]
-fn the_end_of_a_long_conversation_can_be_kept() {
-    let tested = joined();
+fn truncation_keeps_the_end_of_a_conversation() {
+    let tested = with_eos_join();
     let ids = tested.ids(&format!("{}<|endoftext|>", "word ".repeat(200)));
     let body = |truncated: i64| {
         json!({
@@ -67,7 +67,7 @@ fn the_end_of_a_long_conversation_can_be_kept() {
 }
 
 #[test]
-fn a_checkpoints_own_template_is_run() {
+fn checkpoint_template_formats_the_prompt() {
     let template = "{% for message in messages %}\n  {% if message['role'] == 'user' %}\nQ: {{ message.content.strip() | upper }}\n\
                     {% else %}\nA: {{ message['content'] }}{{ eos_token }}\n{% endif %}\n{% endfor %}\n\
                     {% if add_generation_prompt %}\nA:{% endif %}";
@@ -81,12 +81,12 @@ fn a_checkpoints_own_template_is_run() {
     let named = json!({ "chat_template": [{ "name": "tool_use", "template": "x" }, { "name": "default", "template": template }] });
     let named = tiny_with("tokenizer_config.json", &named.to_string(), ChatTemplateChoice::Checkpoint);
     assert_eq!(prompt(&named, hello()), expected);
-    let given = tiny_with("chat_template.jinja", "no", ChatTemplateChoice::Jinja(template.into()));
-    assert_eq!(prompt(&given, hello()), expected);
+    let explicit = tiny_with("chat_template.jinja", "no", ChatTemplateChoice::Jinja(template.into()));
+    assert_eq!(prompt(&explicit, hello()), expected);
 }
 
 #[test]
-fn a_template_that_cannot_be_used_harms_conversations_only() {
+fn unusable_template_disables_chat_but_not_completions() {
     for (file, contents) in [
         ("chat_template.jinja", "{% for %}"),
         ("tokenizer_config.json", "{"),
@@ -97,14 +97,14 @@ fn a_template_that_cannot_be_used_harms_conversations_only() {
         assert_eq!((error.status(), error.code()), (400, Some("chat_template_unusable")), "{file}");
         assert_eq!(tested.complete(&json!({ "max_tokens": 1 }))["usage"]["completion_tokens"], 1);
     }
-    // One that the operator names is looked at when the server starts.
+    // A template named by the operator is checked at startup.
     let options = ApiOptions { chat_template: ChatTemplateChoice::Jinja("{% if %}".into()), ..options() };
     let error = ServedModel::new(&tiny().model, options).unwrap_err();
     assert!(error.to_string().starts_with("the chat template: syntax error"), "{error}");
 }
 
 #[test]
-fn a_strangers_template_is_bounded() {
+fn untrusted_templates_are_bounded() {
     let cases = [
         (
             "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -114,7 +114,7 @@ fn a_strangers_template_is_bounded() {
         ("{{ 'x' * 10000000000 }}", "ran out of fuel"),
         (
             "{% for i in range(100000) %}{{ messages[0].content * 100 }}{% endfor %}",
-            "it writes more than 1048576 bytes",
+            "its output exceeds 1048576 bytes",
         ),
         (
             "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -122,7 +122,7 @@ fn a_strangers_template_is_bounded() {
         ),
         (
             "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('x', 'xx') %}{% endfor %}",
-            "the text is too long",
+            "the result is too long",
         ),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content.nothing() }}", "method"),
@@ -137,8 +137,8 @@ fn a_strangers_template_is_bounded() {
 }
 
 #[test]
-fn a_response_has_the_shape_of_a_conversation() {
-    let tested = joined();
+fn response_has_the_openai_chat_shape() {
+    let tested = with_eos_join();
     let body = json!({ "messages": hello(), "max_completion_tokens": 5, "temperature": 0, "logprobs": true, "top_logprobs": 2, "n": 2 });
     let (answer, _) = tested.run(tested.chat(&body).unwrap()).unwrap();
     assert!(answer.id().starts_with("chatcmpl-"));
@@ -160,33 +160,30 @@ fn a_response_has_the_shape_of_a_conversation() {
 }
 
 #[test]
-fn chunks_begin_with_the_role_and_are_the_whole_message() {
-    let tested = joined();
+fn chunks_start_with_the_role_and_join_to_the_response() {
+    let tested = with_eos_join();
     let mut body = json!({ "messages": hello(), "max_tokens": 12, "seed": 3, "n": 2, "logprobs": true });
     let (answer, _) = tested.run(tested.chat(&body).unwrap()).unwrap();
     let whole: Value = serde_json::from_str(&answer.into_response()).unwrap();
     (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
-    let (_, said) = tested.run(tested.chat(&body).unwrap()).unwrap();
-    let chunks: Vec<Value> = said.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
+    let (_, streamed) = tested.run(tested.chat(&body).unwrap()).unwrap();
+    let chunks: Vec<Value> = streamed.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
     let (last, chunks) = chunks.split_last().unwrap();
     assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
     for index in 0..2 {
-        let of_choice: Vec<&Value> = chunks
+        let pieces: Vec<&Value> = chunks
             .iter()
             .map(|chunk| &chunk["choices"][0])
             .filter(|choice| choice["index"] == index)
             .collect();
-        assert_eq!(of_choice[0]["delta"], json!({ "role": "assistant", "content": "" }));
+        assert_eq!(pieces[0]["delta"], json!({ "role": "assistant", "content": "" }));
         let content: String =
-            of_choice.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+            pieces.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
         assert_eq!(whole["choices"][index]["message"]["content"], content);
-        let finishes: Vec<&Value> = of_choice
-            .iter()
-            .map(|choice| &choice["finish_reason"])
-            .filter(|reason| !reason.is_null())
-            .collect();
+        let finishes: Vec<&Value> =
+            pieces.iter().map(|choice| &choice["finish_reason"]).filter(|reason| !reason.is_null()).collect();
         assert_eq!(finishes, [&whole["choices"][index]["finish_reason"]]);
-        let entries: Vec<Value> = of_choice
+        let entries: Vec<Value> = pieces
             .iter()
             .flat_map(|choice| choice["logprobs"]["content"].as_array().unwrap().clone())
             .collect();
@@ -196,8 +193,8 @@ fn chunks_begin_with_the_role_and_are_the_whole_message() {
 }
 
 #[test]
-fn without_a_number_a_message_goes_on_to_the_end_of_the_context() {
-    let tested = joined();
+fn max_tokens_defaults_to_the_rest_of_the_context() {
+    let tested = with_eos_join();
     let call = tested.chat(&json!({ "messages": hello() })).unwrap();
     assert_eq!(call.requests[0].prompt.len() + call.requests[0].config.max_new_tokens, 48);
     let long = json!([{ "role": "user", "content": "word ".repeat(60) }]);
@@ -208,7 +205,7 @@ fn without_a_number_a_message_goes_on_to_the_end_of_the_context() {
 }
 
 #[test]
-fn what_is_wrong_with_a_message_is_named() {
+fn invalid_messages_report_the_field() {
     let part = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
     let cases = [
         (json!({}), "messages: expected a list of at least one message, found none"),
@@ -222,10 +219,7 @@ fn what_is_wrong_with_a_message_is_named() {
             "messages[0].content: expected a string or a list of parts, found 5",
         ),
         (json!({ "messages": part }), "messages[0].content[0].type: expected `text`, found \"image_url\""),
-        (
-            json!({ "messages": hello(), "top_logprobs": 2 }),
-            "top_logprobs: expected logprobs to be true with it, found it is not",
-        ),
+        (json!({ "messages": hello(), "top_logprobs": 2 }), "top_logprobs: needs logprobs to be true"),
         (json!({ "messages": hello(), "logprobs": 2 }), "logprobs: expected true or false, found 2"),
         (
             json!({ "messages": hello(), "max_completion_tokens": -1 }),
@@ -233,7 +227,7 @@ fn what_is_wrong_with_a_message_is_named() {
         ),
         (
             json!({ "messages": hello(), "chat_template": "x" }),
-            "chat_template: this server does not serve this field; the server's --chat-template names one",
+            "chat_template: this server does not support this field; set the template with the server's --chat-template",
         ),
     ];
     for (body, expected) in cases {
@@ -243,7 +237,7 @@ fn what_is_wrong_with_a_message_is_named() {
 }
 
 #[test]
-fn a_model_without_an_end_joins_no_messages() {
+fn eos_join_needs_an_eos_token() {
     let folder = candle_gpt2_testing::CheckpointFolder::tiny()
         .with("generation_config.json", "{\"eos_token_id\": []}");
     let model = load(folder.path());
@@ -251,6 +245,6 @@ fn a_model_without_an_end_joins_no_messages() {
     let error = ServedModel::new(&model, options).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the chat template: the model has no token that ends texts, to be put between messages"
+        "the chat template: eos-join needs an end-of-text token, and this model has none"
     );
 }

@@ -1,4 +1,6 @@
-//! `/v1/classify` against transformers: `scripts/reference/heads.py` made the checkpoints and what is expected of them.
+//! `/v1/classify` against transformers.
+//!
+//! `scripts/reference/heads.py` generated the checkpoints and the expected values.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::{options, tiny};
 
-/// f32 sums through three blocks, in another order than PyTorch's.
+/// Tolerance for f32 sums through three blocks in a different order than PyTorch's.
 const TOLERANCE: f64 = 1e-4;
 
 struct Served {
@@ -54,7 +56,7 @@ fn assert_close(found: &Value, expected: &Value) {
 }
 
 #[test]
-fn texts_have_the_labels_of_transformers() {
+fn sequence_labels_match_transformers() {
     for name in ["sequence", "multi_label"] {
         let (served, expected) = (Served::fixture(name), expected(name));
         let texts = json_fixture("heads/expected")["texts"].clone();
@@ -75,12 +77,12 @@ fn texts_have_the_labels_of_transformers() {
             let names = &served.vocabulary.config().id2label;
             assert_eq!((&entry["index"], &entry["num_classes"]), (&json!(index), &json!(names.len())));
             assert_eq!(entry["label"], pipeline[0]["label"]);
-            // `probs` are in the order of the labels' numbers, `labels` in that of their probabilities.
-            for (place, expected) in pipeline.iter().enumerate() {
+            // `probs` follows the order of label ids, `labels` the order of probabilities.
+            for (rank, expected) in pipeline.iter().enumerate() {
                 let id = names.iter().position(|name| expected["label"] == json!(name)).unwrap();
                 assert_close(&entry["probs"][id], &expected["score"]);
-                assert_eq!(entry["labels"][place]["label"], expected["label"]);
-                assert_close(&entry["labels"][place]["score"], &expected["score"]);
+                assert_eq!(entry["labels"][rank]["label"], expected["label"]);
+                assert_close(&entry["labels"][rank]["score"], &expected["score"]);
             }
             for (id, logit) in expected["logits"][index].as_array().unwrap().iter().enumerate() {
                 let label = entry["labels"]
@@ -95,7 +97,7 @@ fn texts_have_the_labels_of_transformers() {
 }
 
 #[test]
-fn logits_take_the_place_of_probabilities_on_request_and_in_a_regression() {
+fn logits_replace_probabilities_on_request_or_for_regression() {
     let (served, expected) = (Served::fixture("multi_label"), expected("multi_label"));
     let ids = &expected["ids"][0];
     for name in ["use_activation", "activation", "softmax"] {
@@ -120,7 +122,7 @@ fn logits_take_the_place_of_probabilities_on_request_and_in_a_regression() {
 }
 
 #[test]
-fn tokens_have_labels_and_places() {
+fn token_labels_and_offsets_match_transformers() {
     let (served, expected) = (Served::fixture("token"), expected("token"));
     let texts = json_fixture("heads/expected")["texts"].clone();
     let answer = served.answer(&json!({"input": texts}));
@@ -138,7 +140,7 @@ fn tokens_have_labels_and_places() {
 }
 
 #[test]
-fn long_texts_are_refused_or_cut_as_the_request_says() {
+fn long_texts_are_rejected_or_truncated_on_request() {
     let served = Served::fixture("sequence");
     let ids: Vec<u32> = (1..=60).collect();
     let error = served.error(&json!({"input": [[1, 2], ids]}));
@@ -147,15 +149,15 @@ fn long_texts_are_refused_or_cut_as_the_request_says() {
         (400, Some("input[1]"), Some("context_length_exceeded"))
     );
     assert!(error.to_string().contains("the text has 60"), "{error}");
-    let kept = |tokens: i64| served.answer(&json!({"input": ids, "truncate_prompt_tokens": tokens}));
-    let same = |found: &Value, kept: &[u32]| {
+    let truncated = |tokens: i64| served.answer(&json!({"input": ids, "truncate_prompt_tokens": tokens}));
+    let check = |found: &Value, kept: &[u32]| {
         assert_eq!(found["usage"]["prompt_tokens"], kept.len());
         assert_eq!(found["data"], served.answer(&json!({"input": kept}))["data"]);
     };
-    same(&kept(-1), &ids[20..]);
-    same(&kept(40), &ids[20..]);
-    same(&kept(7), &ids[53..]);
-    same(&served.answer(&json!({"input": [3, 4, 5], "truncate_prompt_tokens": 2})), &[4, 5]);
+    check(&truncated(-1), &ids[20..]);
+    check(&truncated(40), &ids[20..]);
+    check(&truncated(7), &ids[53..]);
+    check(&served.answer(&json!({"input": [3, 4, 5], "truncate_prompt_tokens": 2})), &[4, 5]);
     assert_eq!(
         served.error(&json!({"input": ids, "truncate_prompt_tokens": 41})).code(),
         Some("context_length_exceeded")
@@ -170,7 +172,7 @@ fn long_texts_are_refused_or_cut_as_the_request_says() {
 }
 
 #[test]
-fn of_a_text_of_any_length_the_last_tokens_are_labelled_at_their_places() {
+fn truncation_keeps_the_offsets_of_the_last_tokens() {
     let served = Served::fixture("token");
     let text = format!("{}the end", "wörd ".repeat(400_000));
     let answer = served.answer(&json!({"input": text, "truncate_prompt_tokens": 7}));
@@ -183,35 +185,39 @@ fn of_a_text_of_any_length_the_last_tokens_are_labelled_at_their_places() {
 }
 
 #[test]
-fn wrong_bodies_are_refused_with_their_field() {
+fn invalid_bodies_report_the_field() {
     let served = Served::fixture("sequence");
     let texts = vec!["a"; 65];
-    for (body, param, told) in [
+    for (body, param, expected) in [
         (json!({}), "input", "found nothing"),
         (json!({"input": null}), "input", "found nothing"),
         (json!({"input": []}), "input", "at least one prompt"),
         (json!({"input": {}}), "input", "a string, strings"),
         (json!({"input": [[]]}), "input[0]", "at least one token id"),
-        (json!({"input": [1, 300]}), "input[1]", "below the vocabulary's size of 300"),
+        (json!({"input": [1, 300]}), "input[1]", "below the vocabulary size of 300"),
         (json!({"input": ["a", 1]}), "input[1]", "a string"),
         (json!({"input": texts}), "input", "at most 64 texts"),
-        (json!({"input": "a", "model": "gpt2"}), "model", "there is no such model"),
-        (json!({"input": "a", "messages": [{"role": "user"}]}), "messages", "give the text as input"),
-        (json!({"input": "a", "truncation_side": "right"}), "truncation_side", "the last tokens are kept"),
+        (json!({"input": "a", "model": "gpt2"}), "model", "model not found"),
+        (json!({"input": "a", "messages": [{"role": "user"}]}), "messages", "pass the text as input"),
+        (
+            json!({"input": "a", "truncation_side": "right"}),
+            "truncation_side",
+            "only the last tokens of a long text can be kept",
+        ),
         (json!({"input": "a", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens", "at least 1"),
         (json!({"input": "a", "use_activation": "yes"}), "use_activation", "true or false"),
         (json!({"input": "a", "request_id": "a b"}), "request_id", "visible ASCII"),
-        (json!({"input": "a", "softmax": true, "activation": false}), "softmax", "are the same"),
+        (json!({"input": "a", "softmax": true, "activation": false}), "softmax", "are aliases"),
     ] {
         let error = served.error(&body);
         let message = error.to_json();
-        assert!(message.contains(told), "{body}: {message}");
+        assert!(message.contains(expected), "{body}: {message}");
         let is_named =
             error.param() == Some(param) || (param == "softmax" && error.param() == Some("activation"));
         assert!(is_named, "{body}: {message}");
     }
     assert_eq!(served.answer(&json!({"input": "a", "rid": "7"}))["id"], "classify-7");
-    // Without text there is still the token that texts begin with.
+    // An empty text still contains the start token.
     assert_eq!(served.answer(&json!({"input": ""}))["usage"]["prompt_tokens"], 1);
     for body in [&b"no json"[..], b"{\"input\": \"\\ud800\"}"] {
         assert!(served.served.read(Endpoint::Classify, body, None).is_err());
@@ -219,15 +225,15 @@ fn wrong_bodies_are_refused_with_their_field() {
 }
 
 #[test]
-fn each_kind_of_model_is_asked_for_what_it_has() {
+fn routes_of_other_model_kinds_are_rejected() {
     let error = tiny().served.read(Endpoint::Classify, b"{\"input\": \"a\"}", None).unwrap_err();
     assert_eq!(error.status(), 400);
-    assert!(error.to_string().contains("GPT2LMHeadModel, a language model, which has no labels"), "{error}");
+    assert!(error.to_string().contains("a language model (GPT2LMHeadModel) and has no labels"), "{error}");
     let classifier = Served::fixture("sequence").served;
     for endpoint in
         [Endpoint::Completions, Endpoint::ChatCompletions, Endpoint::Embeddings, Endpoint::LookHead]
     {
         let error = classifier.read(endpoint, b"{\"prompt\": \"a\"}", None).unwrap_err();
-        assert!(error.to_string().contains("GPT2ForSequenceClassification, a classifier"), "{error}");
+        assert!(error.to_string().contains("a classifier (GPT2ForSequenceClassification)"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The tiny checkpoint, served; requests run to their end.
+//! Served tiny checkpoint, and helpers that run requests to completion.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,15 +14,15 @@ use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
-/// `score` computes a text without a cache, and so adds numbers of f32 in another order.
+/// Tolerance for `score`, which uses no cache and therefore adds f32 numbers in a different order.
 pub(crate) const SCORE_TOLERANCE: f64 = 1e-5;
 
-/// Sizes of the tiny checkpoint, and of its transcoders.
+/// Sizes of the tiny checkpoint and its transcoders.
 const LAYERS: usize = 3;
 const WIDTH: usize = 28;
 pub(crate) const LATENTS: usize = 13;
 
-/// A model, and what requests need of it.
+/// Model and served model under test.
 pub(crate) struct Tested {
     pub(crate) model: LoadedModel,
     pub(crate) served: ServedModel,
@@ -41,15 +41,15 @@ pub(crate) fn options() -> ApiOptions {
     }
 }
 
-/// Transcoders of [`LATENTS`] latents for the layers of the tiny checkpoint, of drawn numbers.
+/// Random transcoders with [`LATENTS`] latents for the layers of the tiny checkpoint.
 pub(crate) fn transcoders() -> Vec<Dictionary> {
     let transcoder = |layer: usize| {
-        let drawn = |shape: &[usize], offset: u64| pattern(shape, 1.0, offset + 1000 * layer as u64);
+        let random = |shape: &[usize], offset: u64| pattern(shape, 1.0, offset + 1000 * layer as u64);
         let tensors = [
-            ("W_enc", drawn(&[WIDTH, LATENTS], 0)),
-            ("b_enc", drawn(&[LATENTS], 300)),
-            ("W_dec", drawn(&[LATENTS, WIDTH], 400)),
-            ("b_dec", drawn(&[WIDTH], 700)),
+            ("W_enc", random(&[WIDTH, LATENTS], 0)),
+            ("b_enc", random(&[LATENTS], 300)),
+            ("W_dec", random(&[LATENTS, WIDTH], 400)),
+            ("b_dec", random(&[WIDTH], 700)),
         ];
         let config = json!({
             "architecture": "transcoder", "hook_name": format!("blocks.{layer}.hook_resid_mid"),
@@ -67,7 +67,7 @@ pub(crate) fn load(folder: &std::path::Path) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// The tiny checkpoint: 48 positions, 300 tokens, of which the first ends texts.
+/// Tiny checkpoint with 48 positions and 300 tokens; token 0 is the EOS token.
 pub(crate) fn tiny() -> &'static Tested {
     static TINY: OnceLock<Tested> = OnceLock::new();
     TINY.get_or_init(|| {
@@ -77,7 +77,7 @@ pub(crate) fn tiny() -> &'static Tested {
     })
 }
 
-/// The tiny checkpoint with another file in its folder, with these options.
+/// Tiny checkpoint with another file in its folder.
 pub(crate) fn tiny_with(file: &str, contents: &str, template: ChatTemplateChoice) -> Tested {
     let folder = CheckpointFolder::tiny().with(file, contents);
     let model = load(folder.path());
@@ -85,7 +85,7 @@ pub(crate) fn tiny_with(file: &str, contents: &str, template: ChatTemplateChoice
     Tested { model, served }
 }
 
-/// The tiny checkpoint with an added token, whose id is 299.
+/// Tiny checkpoint with an added token, whose id is 299.
 pub(crate) fn tiny_with_token(token: &str) -> Tested {
     let folder = CheckpointFolder::tiny().with_added_token(token);
     let model = load(folder.path());
@@ -93,68 +93,68 @@ pub(crate) fn tiny_with_token(token: &str) -> Tested {
     Tested { model, served }
 }
 
-/// The call of a body.
+/// Call for a completion body.
 pub(crate) fn call(body: &Value) -> Result<Call, ApiError> {
     let request = CompletionRequest::parse(body.to_string().as_bytes())?;
     Call::of_completion(request, &tiny().served, None)
 }
 
-/// What is wrong with a body.
+/// Error for an invalid body.
 pub(crate) fn error(body: &Value) -> ApiError {
     match call(body) {
-        Ok(_) => panic!("{body} was not refused"),
+        Ok(_) => panic!("{body} was not rejected"),
         Err(error) => error,
     }
 }
 
 impl Tested {
-    /// Runs a call to its end; the answer with what it said on the way.
+    /// Runs a call to completion; returns the answer and its streamed chunks.
     pub(crate) fn run(&self, call: Call) -> Result<(Answer, Vec<String>), ApiError> {
         let options = SchedulerOptions { max_texts: 3, kv_tokens: 1024, chunk_tokens: 16 };
         let tokenizer = self.model.vocabulary().tokenizer().map(Arc::clone);
         let mut scheduler = Scheduler::new(self.model.model(), tokenizer, options).unwrap();
         let ids: Vec<RequestId> =
             call.requests.into_iter().map(|request| scheduler.submit(request).unwrap()).collect();
-        let (mut answer, mut said) = (call.answer, Vec::new());
+        let (mut answer, mut chunks) = (call.answer, Vec::new());
         while !scheduler.is_idle() {
             for event in scheduler.step().into_result().unwrap() {
                 let prompt = ids.iter().position(|id| *id == event.request()).unwrap();
-                said.extend(answer.take(prompt, event)?);
+                chunks.extend(answer.handle_event(prompt, event)?);
             }
         }
-        said.extend(answer.last_chunks());
-        Ok((answer, said))
+        chunks.extend(answer.last_chunks());
+        Ok((answer, chunks))
     }
 
-    /// The response to a completion.
+    /// Response to a completion request.
     pub(crate) fn complete(&self, body: &Value) -> Value {
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
-        let (answer, said) = self.run(Call::of_completion(request, &self.served, None).unwrap()).unwrap();
-        assert_eq!(said, Vec::<String>::new(), "only streams say something on the way");
+        let (answer, chunks) = self.run(Call::of_completion(request, &self.served, None).unwrap()).unwrap();
+        assert_eq!(chunks, Vec::<String>::new(), "only streams emit chunks before the answer");
         serde_json::from_str(&answer.into_response()).unwrap()
     }
 
-    /// The chunks of a completion.
+    /// Streamed chunks of a completion.
     pub(crate) fn stream(&self, body: &Value) -> Vec<Value> {
         let mut body = body.clone();
         body["stream"] = json!(true);
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
-        let (_, said) = self.run(Call::of_completion(request, &self.served, None).unwrap()).unwrap();
-        said.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
+        let (_, chunks) = self.run(Call::of_completion(request, &self.served, None).unwrap()).unwrap();
+        chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
     }
 
-    /// The call of a conversation.
+    /// Call for a chat body.
     pub(crate) fn chat(&self, body: &Value) -> Result<Call, ApiError> {
         Call::of_chat(ChatRequest::parse(body.to_string().as_bytes())?, &self.served, None)
     }
 
-    /// The tokens of a text.
+    /// Token ids of a text.
     pub(crate) fn ids(&self, text: &str) -> Vec<u32> {
         self.model.vocabulary().encode(text).unwrap()
     }
 }
 
-/// The answer of an endpoint that takes no step.
+/// Reply of an endpoint that needs no model step.
 pub(crate) fn reply(endpoint: Endpoint, body: &[u8]) -> Result<String, ApiError> {
     match tiny().served.read(endpoint, body, None)? {
         Work::Reply(reply) => Ok(reply.json),
@@ -166,7 +166,7 @@ pub(crate) fn begun(prompt: Vec<Option<TokenLogprobs>>) -> Event {
     Event::Begun { request: RequestId(0), cached_tokens: 0, prompt }
 }
 
-/// A token with its log-probability and those of others.
+/// Token log-probability with alternatives.
 pub(crate) fn logprobs(logprob: f64, alternatives: &[(u32, f64)]) -> Option<TokenLogprobs> {
     Some(TokenLogprobs { logprob, alternatives: alternatives.to_vec() })
 }

@@ -1,4 +1,4 @@
-//! Whole responses.
+//! Complete responses.
 
 use candle_gpt2_api::{Call, ChatTemplateChoice, CompletionRequest};
 use candle_gpt2_generation::{Event, GenerationError, RequestId, StopReason, score};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::common::{SCORE_TOLERANCE, call, logprobs, tiny, tiny_with, tiny_with_token, token_of};
 
 #[test]
-fn a_response_has_openais_shape() {
+fn response_has_the_openai_shape() {
     let response = tiny().complete(&json!({ "prompt": "Wh", "max_tokens": 3, "temperature": 0 }));
     let keys: Vec<&String> = response.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]);
@@ -28,7 +28,7 @@ fn a_response_has_openais_shape() {
 }
 
 #[test]
-fn a_seed_gives_the_same_texts_again() {
+fn seed_reproduces_the_completions() {
     let body = json!({ "prompt": "Wh", "max_tokens": 12, "n": 3, "temperature": 1.2 });
     let first = tiny().complete(&body);
     let mut again = body.clone();
@@ -39,7 +39,7 @@ fn a_seed_gives_the_same_texts_again() {
 }
 
 #[test]
-fn choices_are_counted_through_all_prompts() {
+fn choice_indices_continue_across_prompts() {
     let body =
         json!({ "prompt": ["Wh", "the"], "max_tokens": 5, "n": 2, "seed": 3, "return_token_ids": true });
     let response = tiny().complete(&body);
@@ -49,17 +49,17 @@ fn choices_are_counted_through_all_prompts() {
     for (index, choice) in choices.iter().enumerate() {
         assert_eq!(choice["prompt_token_ids"], json!(tiny().ids(["Wh", "the"][index / 2])));
     }
-    // Each draws as it would alone, from the stream of its place.
+    // Each completion samples from its own stream, as it would alone.
     assert_ne!(choices[0]["token_ids"], choices[1]["token_ids"]);
     let alone = tiny().complete(&json!({ "prompt": "Wh", "max_tokens": 5, "n": 2, "seed": 3 }));
     assert_eq!(alone["choices"][1]["text"], choices[1]["text"]);
     assert_eq!(response["usage"]["prompt_tokens"], tiny().ids("Wh").len() + tiny().ids("the").len());
-    let made: usize = choices.iter().map(|choice| choice["token_ids"].as_array().unwrap().len()).sum();
-    assert_eq!(response["usage"]["completion_tokens"], made);
+    let generated: usize = choices.iter().map(|choice| choice["token_ids"].as_array().unwrap().len()).sum();
+    assert_eq!(response["usage"]["completion_tokens"], generated);
 }
 
 #[test]
-fn greedy_texts_are_made_once_and_told_as_often_as_asked_for() {
+fn greedy_choices_are_identical() {
     let body = json!({ "prompt": "Wh", "max_tokens": 5, "n": 3, "temperature": 0, "logprobs": 1 });
     let response = tiny().complete(&body);
     let choices = response["choices"].as_array().unwrap();
@@ -72,31 +72,31 @@ fn greedy_texts_are_made_once_and_told_as_often_as_asked_for() {
 }
 
 #[test]
-fn the_most_probable_texts_are_told() {
+fn best_of_returns_the_completions_with_the_highest_mean() {
     let call = call(&json!({ "prompt": "x", "n": 2, "best_of": 4 })).unwrap();
     let mut answer = call.answer;
-    // The means are -2, -1, -3 and -1.5; the sum of the second is the least but one.
+    // The means are -2, -1, -3 and -1.5. By sum, the second would tie for last.
     let texts = [("a", vec![-2.0]), ("b", vec![-1.0, -1.0, -1.0]), ("c", vec![-3.0]), ("d", vec![-1.5])];
     for (sequence, (text, numbers)) in texts.iter().enumerate() {
-        for (place, number) in numbers.iter().enumerate() {
-            let reason = (place + 1 == numbers.len()).then_some(StopReason::MaxNewTokens);
-            answer.take(0, token_of(sequence, 7, text, logprobs(*number, &[]), reason)).unwrap();
+        for (index, number) in numbers.iter().enumerate() {
+            let reason = (index + 1 == numbers.len()).then_some(StopReason::MaxNewTokens);
+            answer.handle_event(0, token_of(sequence, 7, text, logprobs(*number, &[]), reason)).unwrap();
         }
     }
     let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
-    let told: Vec<(&Value, &Value)> = response["choices"]
+    let returned: Vec<(&Value, &Value)> = response["choices"]
         .as_array()
         .unwrap()
         .iter()
         .map(|choice| (&choice["index"], &choice["text"]))
         .collect();
-    assert_eq!(told, [(&json!(0), &json!("bbb")), (&json!(1), &json!("d"))]);
-    assert_eq!(response["choices"][0]["logprobs"], Value::Null, "they were not asked for");
-    assert_eq!(response["usage"]["completion_tokens"], 6, "those of the dropped texts too");
+    assert_eq!(returned, [(&json!(0), &json!("bbb")), (&json!(1), &json!("d"))]);
+    assert_eq!(response["choices"][0]["logprobs"], Value::Null, "log-probabilities were not requested");
+    assert_eq!(response["usage"]["completion_tokens"], 6, "tokens of dropped completions count too");
 }
 
 #[test]
-fn an_echo_without_new_tokens_scores_the_prompt() {
+fn echo_without_new_tokens_scores_the_prompt() {
     let text = "The citizen of the word; ";
     let ids = tiny().ids(text);
     let body = json!({ "prompt": text, "max_tokens": 0, "echo": true, "logprobs": 3 });
@@ -120,9 +120,9 @@ fn an_echo_without_new_tokens_scores_the_prompt() {
     assert_eq!(tokens.concat(), text);
     let offsets: Vec<usize> = tokens
         .iter()
-        .scan(0, |place, token| {
-            let before = *place;
-            *place += token.chars().count();
+        .scan(0, |offset, token| {
+            let before = *offset;
+            *offset += token.chars().count();
             Some(before)
         })
         .collect();
@@ -137,13 +137,13 @@ fn an_echo_without_new_tokens_scores_the_prompt() {
             "prompt_tokens": ids.len(), "completion_tokens": 0, "total_tokens": ids.len(),
         })
     );
-    // Ids are echoed as their text.
-    let of_ids = tiny().complete(&json!({ "prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 3 }));
-    assert_eq!(of_ids["choices"], response["choices"]);
+    // Token ids are echoed as their text.
+    let by_ids = tiny().complete(&json!({ "prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 3 }));
+    assert_eq!(by_ids["choices"], response["choices"]);
 }
 
 #[test]
-fn an_empty_prompt_starts_texts_and_is_not_echoed() {
+fn empty_prompt_becomes_a_bos_token_that_is_not_echoed() {
     for prompt in [json!(""), json!(null), json!([""])] {
         let body =
             json!({ "prompt": prompt, "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0 });
@@ -152,7 +152,7 @@ fn an_empty_prompt_starts_texts_and_is_not_echoed() {
         assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 2, "{prompt}");
         assert_eq!(choice["logprobs"]["text_offset"][0], 0);
         assert_eq!(response["usage"]["prompt_tokens"], 1);
-        // Written out, the token is a prompt as any.
+        // Written out in the prompt, the BOS token is echoed like any other token.
         let named = json!({ "prompt": "<|endoftext|>", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0 });
         let named = &tiny().complete(&named)["choices"][0];
         assert_eq!(
@@ -165,7 +165,7 @@ fn an_empty_prompt_starts_texts_and_is_not_echoed() {
 }
 
 #[test]
-fn texts_conform_to_what_is_asked_for() {
+fn completions_conform_to_the_output_constraint() {
     let regex = json!({ "prompt": "Wh", "max_tokens": 20, "guided_regex": "[0-9]{3}", "seed": 1 });
     let response = tiny().complete(&regex);
     let choice = &response["choices"][0];
@@ -187,7 +187,7 @@ fn texts_conform_to_what_is_asked_for() {
         let parsed: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert!(["x", "y"].contains(&parsed["a"].as_str().unwrap()), "{text}");
     }
-    // An empty schema allows any JSON, and no other text.
+    // An empty schema allows any JSON and nothing else.
     for body in [
         json!({ "guided_json": {} }),
         json!({ "json_schema": {} }),
@@ -212,13 +212,13 @@ fn texts_conform_to_what_is_asked_for() {
         assert!(choices.contains(&choice["text"].as_str().unwrap()), "{choice}");
         assert_eq!(choice["finish_reason"], "stop");
     }
-    let Err(error) = call(&json!({ "guided_regex": "(" })) else { panic!("it was taken") };
+    let Err(error) = call(&json!({ "guided_regex": "(" })) else { panic!("the invalid regex was accepted") };
     assert_eq!((error.status(), error.param()), (400, Some("guided_regex")));
     assert!(error.to_string().starts_with("guided_regex: regular expression: "), "{error}");
 }
 
 #[test]
-fn a_text_is_restricted_to_tokens() {
+fn allowed_token_ids_restrict_the_completion() {
     let body =
         json!({ "prompt": "Wh", "max_tokens": 6, "allowed_token_ids": [70, 80], "return_token_ids": true });
     let response = tiny().complete(&body);
@@ -227,14 +227,14 @@ fn a_text_is_restricted_to_tokens() {
 }
 
 #[test]
-fn what_fails_on_the_way_is_told_without_the_inside() {
+fn generation_failures_hide_internal_causes() {
     let fail = |error| {
         let mut answer = call(&json!({})).unwrap().answer;
-        answer.take(0, Event::Failed { request: RequestId(0), error }).unwrap_err()
+        answer.handle_event(0, Event::Failed { request: RequestId(0), error }).unwrap_err()
     };
     let error = fail(GenerationError::NotFinite);
     assert_eq!((error.status(), error.kind()), (500, "server_error"));
-    assert_eq!(error.to_string(), "the server failed to serve this request; its log says why");
+    assert_eq!(error.to_string(), "internal error; the server's log has the cause");
     assert_eq!(
         fail(GenerationError::NoTokenLeft { options: vec!["min_new_tokens"] }).param(),
         Some("min_tokens")
@@ -243,22 +243,22 @@ fn what_fails_on_the_way_is_told_without_the_inside() {
 }
 
 #[test]
-fn a_prompt_that_cannot_be_continued_is_named_as_the_request_has_it() {
+fn rejected_prompts_are_named_by_their_request_path() {
     let named = |call: Call, prompt| {
         let refusal = call.answer.refused(prompt, &GenerationError::EmptyPrompt);
         refusal.param().map(str::to_owned)
     };
-    for (prompt, place, path) in [(json!("a"), 0, "prompt"), (json!(["a", "b"]), 1, "prompt[1]")] {
-        assert_eq!(named(call(&json!({ "prompt": prompt })).unwrap(), place).as_deref(), Some(path));
+    for (prompt, index, path) in [(json!("a"), 0, "prompt"), (json!(["a", "b"]), 1, "prompt[1]")] {
+        assert_eq!(named(call(&json!({ "prompt": prompt })).unwrap(), index).as_deref(), Some(path));
     }
     let chat = tiny_with("notes.txt", "", ChatTemplateChoice::EosJoin);
     let call = chat.chat(&json!({ "messages": [{ "role": "user", "content": "a" }] })).unwrap();
     assert_eq!(named(call, 0).as_deref(), Some("messages"));
 }
 
-/// huggingface/tokenizers#1996: an added token is its own text in every field of an answer.
+/// huggingface/tokenizers#1996: an added token has the same text in every field of an answer.
 #[test]
-fn an_added_token_is_the_same_text_everywhere() {
+fn added_token_has_the_same_text_in_every_field() {
     for token in ["für", "kuća", "ĠĠ", "中文"] {
         let tested = tiny_with_token(token);
         let body = json!({ "prompt": [65], "max_tokens": 2, "logit_bias": { "299": 100 }, "temperature": 0, "echo": true,
@@ -278,10 +278,10 @@ fn an_added_token_is_the_same_text_everywhere() {
     }
 }
 
-/// A character whose bytes the prompt begins and the text ends is whole in an echo.
+/// An echo contains a complete character that the prompt begins and the completion ends.
 #[test]
-fn an_echo_joins_a_character_of_prompt_and_text() {
-    // `⁄` is the bytes of the tokens 159, 224 and 227.
+fn echo_joins_a_character_split_between_prompt_and_text() {
+    // `⁄` consists of the bytes of tokens 159, 224 and 227.
     for (prompt, next, text, offset) in [
         (json!([65, 159, 224]), json!([227]), "a⁄", 1),
         (json!([65, 159]), json!([224]), "a\u{FFFD}", 1),
@@ -298,13 +298,13 @@ fn an_echo_joins_a_character_of_prompt_and_text() {
             chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
         assert_eq!(streamed, text);
     }
-    let nothing = json!({ "prompt": [65, 159], "max_tokens": 0, "echo": true });
-    assert_eq!(tiny().complete(&nothing)["choices"][0]["text"], "a\u{FFFD}");
+    let no_new_tokens = json!({ "prompt": [65, 159], "max_tokens": 0, "echo": true });
+    assert_eq!(tiny().complete(&no_new_tokens)["choices"][0]["text"], "a\u{FFFD}");
 }
 
-/// Exclusions of different options intersect; an empty intersection is an error that names them.
+/// Exclusions of different options are combined; if no token remains, the error names the options.
 #[test]
-fn contradicting_options_are_an_error() {
+fn conflicting_options_are_rejected() {
     for (options, named) in [
         (json!({ "allowed_token_ids": [66], "bad_words": ["b"] }), vec!["bad_words", "allowed_token_ids"]),
         (json!({ "guided_regex": "a", "bad_words": ["a"] }), vec!["bad_words", "the regular expression"]),

@@ -1,4 +1,4 @@
-//! Every field: what it takes, and what it means.
+//! Accepted values and effects of every request field.
 
 use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel};
 use candle_gpt2_generation::GenerationConfig;
@@ -6,25 +6,25 @@ use serde_json::{Value, json};
 
 use crate::common::{Tested, call, error, options, tiny, tiny_with};
 
-/// A body with one more field.
+/// Body with one additional field.
 pub(crate) fn with(name: &str, value: Value) -> Value {
     let mut body = json!({ "prompt": "Wh", "max_tokens": 4 });
     body[name] = value;
     body
 }
 
-/// The configuration that a body leads to.
+/// Generation configuration that results from a body.
 fn config(body: &Value) -> GenerationConfig {
     (*call(body).unwrap().requests[0].config).clone()
 }
 
 #[test]
-fn a_request_without_options_gets_the_defaults_of_every_front_end() {
+fn empty_request_uses_the_default_config() {
     let call = call(&json!({})).unwrap();
     let request = &call.requests[0];
     assert_eq!((request.prompt.as_slice(), call.requests.len(), call.stream), (&[0][..], 1, false));
     let expected = GenerationConfig {
-        max_new_tokens: 47, // 100, but for the context of 48
+        max_new_tokens: 47, // 100 is capped by the context of 48
         do_sample: true,
         eos_token_id: vec![0],
         seed: request.config.seed,
@@ -37,9 +37,11 @@ fn a_request_without_options_gets_the_defaults_of_every_front_end() {
     );
 }
 
-/// The defaults of `gpt2 generate`: the checkpoint's file, where a request is silent. `none` leaves the file out.
+/// Omitted fields default to the checkpoint's file, same as in `gpt2 generate`.
+///
+/// With `use_generation_config: false`, the file has no effect.
 #[test]
-fn the_checkpoint_sets_what_a_request_leaves_open() {
+fn generation_config_fills_omitted_fields() {
     let file = json!({
         "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5, "max_new_tokens": 3,
         "num_beams": 4, "no_repeat_ngram_size": 2, "seed": 4, "num_return_sequences": 4,
@@ -50,7 +52,7 @@ fn the_checkpoint_sets_what_a_request_leaves_open() {
         let call = Call::of_completion(request, &tested.served, None).unwrap();
         GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() }
     };
-    let own = GenerationConfig {
+    let defaults = GenerationConfig {
         do_sample: true,
         eos_token_id: config(&tested, &json!({})).eos_token_id,
         max_new_tokens: 47,
@@ -64,22 +66,22 @@ fn the_checkpoint_sets_what_a_request_leaves_open() {
         repetition_penalty: 1.5,
         no_repeat_ngram_size: 2,
         max_new_tokens: 3,
-        ..own.clone()
+        ..defaults.clone()
     };
     assert_eq!(config(&tested, &json!({})), stated);
     let body = json!({
         "temperature": 1, "top_k": 50, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "max_tokens": 47,
     });
-    assert_eq!(config(&tested, &body), own);
+    assert_eq!(config(&tested, &body), defaults);
     let greedy = config(&tested, &json!({ "temperature": 0 }));
     assert_eq!((greedy.do_sample, greedy.top_k), (false, 7));
-    let none = ApiOptions { use_generation_config: false, ..options() };
-    tested.served = ServedModel::new(&tested.model, none).unwrap();
-    assert_eq!(config(&tested, &json!({})), own);
+    let without_file = ApiOptions { use_generation_config: false, ..options() };
+    tested.served = ServedModel::new(&tested.model, without_file).unwrap();
+    assert_eq!(config(&tested, &json!({})), defaults);
 }
 
 #[test]
-fn a_greedy_checkpoint_samples_only_if_a_request_asks_for_it() {
+fn greedy_checkpoint_samples_only_on_request() {
     let file = json!({ "do_sample": false, "repetition_penalty": 1.2 }).to_string();
     let tested = tiny_with("generation_config.json", &file, ChatTemplateChoice::Checkpoint);
     for (body, samples) in [
@@ -99,7 +101,7 @@ fn a_greedy_checkpoint_samples_only_if_a_request_asks_for_it() {
 }
 
 #[test]
-fn null_is_as_good_as_nothing_everywhere() {
+fn null_counts_as_omitted_in_every_field() {
     let names: Vec<&str> = CompletionRequest::fields().collect();
     let mut body = json!({});
     for name in &names {
@@ -108,9 +110,9 @@ fn null_is_as_good_as_nothing_everywhere() {
     for name in ["suffix", "use_beam_search", "prompt_logprobs", "tools", "grammar", "unknown"] {
         body[name] = Value::Null;
     }
-    let (nothing, nulls) = (call(&json!({})).unwrap(), call(&body).unwrap());
+    let (omitted, nulls) = (call(&json!({})).unwrap(), call(&body).unwrap());
     let without_seed = |call: &Call| GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() };
-    assert_eq!(without_seed(&nulls), without_seed(&nothing));
+    assert_eq!(without_seed(&nulls), without_seed(&omitted));
     let mut chat = json!({});
     for name in ChatRequest::fields() {
         chat[name] = Value::Null;
@@ -120,48 +122,48 @@ fn null_is_as_good_as_nothing_everywhere() {
 }
 
 #[test]
-fn numbers_may_stand_at_the_ends_of_their_ranges() {
-    let kept = |name: &str, value: Value| config(&with(name, value));
-    assert_eq!(kept("max_tokens", json!(0)).max_new_tokens, 0);
-    assert_eq!(kept("max_tokens", json!(46)).max_new_tokens, 46);
-    assert_eq!(kept("max_tokens", json!(16.0)).max_new_tokens, 16);
-    assert_eq!(kept("n_predict", json!(4)).max_new_tokens, 4);
-    assert_eq!(kept("temperature", json!(2)).temperature, 2.0);
-    assert_eq!(kept("top_p", json!(1)).top_p, 1.0);
+fn boundary_values_are_accepted() {
+    let parsed = |name: &str, value: Value| config(&with(name, value));
+    assert_eq!(parsed("max_tokens", json!(0)).max_new_tokens, 0);
+    assert_eq!(parsed("max_tokens", json!(46)).max_new_tokens, 46);
+    assert_eq!(parsed("max_tokens", json!(16.0)).max_new_tokens, 16);
+    assert_eq!(parsed("n_predict", json!(4)).max_new_tokens, 4);
+    assert_eq!(parsed("temperature", json!(2)).temperature, 2.0);
+    assert_eq!(parsed("top_p", json!(1)).top_p, 1.0);
     assert_eq!(
-        (kept("top_k", json!(-1)).top_k, kept("top_k", json!(0)).top_k, kept("top_k", json!(7)).top_k),
+        (parsed("top_k", json!(-1)).top_k, parsed("top_k", json!(0)).top_k, parsed("top_k", json!(7)).top_k),
         (0, 0, 7)
     );
-    assert_eq!((kept("min_p", json!(0)).min_p, kept("min_p", json!(1)).min_p), (None, Some(1.0)));
-    assert_eq!(kept("typical_p", json!(1)).typical_p, 1.0);
-    assert_eq!(kept("presence_penalty", json!(-2)).presence_penalty, -2.0);
-    assert_eq!(kept("frequency_penalty", json!(2)).frequency_penalty, 2.0);
-    assert_eq!(kept("repeat_penalty", json!(1.3)).repetition_penalty, 1.3);
-    assert_eq!(kept("no_repeat_ngram_size", json!(3)).no_repeat_ngram_size, 3);
-    // Fields by the table of options alone.
-    assert_eq!(kept("encoder_no_repeat_ngram_size", json!(2)).encoder_no_repeat_ngram_size, 2);
-    assert_eq!(kept("encoder_repetition_penalty", json!(1.5)).encoder_repetition_penalty, 1.5);
-    assert_eq!(kept("seed", json!(i64::MIN)).seed, 1 << 63);
-    assert_eq!(kept("seed", json!(-1)).seed, u64::MAX);
-    assert_eq!(kept("seed", json!(9_007_199_254_740_993_i64)).seed, 9_007_199_254_740_993);
-    assert_eq!(kept("min_tokens", json!(4)).min_new_tokens, 4);
+    assert_eq!((parsed("min_p", json!(0)).min_p, parsed("min_p", json!(1)).min_p), (None, Some(1.0)));
+    assert_eq!(parsed("typical_p", json!(1)).typical_p, 1.0);
+    assert_eq!(parsed("presence_penalty", json!(-2)).presence_penalty, -2.0);
+    assert_eq!(parsed("frequency_penalty", json!(2)).frequency_penalty, 2.0);
+    assert_eq!(parsed("repeat_penalty", json!(1.3)).repetition_penalty, 1.3);
+    assert_eq!(parsed("no_repeat_ngram_size", json!(3)).no_repeat_ngram_size, 3);
+    // Fields defined only by the option table.
+    assert_eq!(parsed("encoder_no_repeat_ngram_size", json!(2)).encoder_no_repeat_ngram_size, 2);
+    assert_eq!(parsed("encoder_repetition_penalty", json!(1.5)).encoder_repetition_penalty, 1.5);
+    assert_eq!(parsed("seed", json!(i64::MIN)).seed, 1 << 63);
+    assert_eq!(parsed("seed", json!(-1)).seed, u64::MAX);
+    assert_eq!(parsed("seed", json!(9_007_199_254_740_993_i64)).seed, 9_007_199_254_740_993);
+    assert_eq!(parsed("min_tokens", json!(4)).min_new_tokens, 4);
     assert_eq!(
-        kept("logit_bias", json!({ "5": -100, "6": 0.5 })).sequence_bias,
+        parsed("logit_bias", json!({ "5": -100, "6": 0.5 })).sequence_bias,
         [(vec![5], -100.0), (vec![6], 0.5)]
     );
-    assert_eq!(kept("stop", json!([])).stop_strings, Vec::<String>::new());
-    assert_eq!(kept("stop", json!("a")).stop_strings, ["a"]);
-    assert_eq!(kept("best_of", json!(0)).num_return_sequences, 1);
-    assert_eq!(kept("best_of", json!(16)).num_return_sequences, 16);
-    assert_eq!(kept("n", json!(16)).num_return_sequences, 16);
+    assert_eq!(parsed("stop", json!([])).stop_strings, Vec::<String>::new());
+    assert_eq!(parsed("stop", json!("a")).stop_strings, ["a"]);
+    assert_eq!(parsed("best_of", json!(0)).num_return_sequences, 1);
+    assert_eq!(parsed("best_of", json!(16)).num_return_sequences, 16);
+    assert_eq!(parsed("n", json!(16)).num_return_sequences, 16);
 }
 
 #[test]
-fn what_takes_the_most_probable_token_is_greedy() {
+fn zero_temperature_or_top_p_is_greedy() {
     for (name, value) in [("temperature", json!(0)), ("temperature", json!(1e-9)), ("top_p", json!(0))] {
         let found = config(&with(name, value));
         assert!(!found.do_sample, "{name}");
-        // All its texts are the same: one is made.
+        // All completions are equal, so one is generated.
         let mut body = with(name, json!(0));
         body["n"] = json!(3);
         assert_eq!(config(&body).num_return_sequences, 1, "{name}");
@@ -169,7 +171,7 @@ fn what_takes_the_most_probable_token_is_greedy() {
 }
 
 #[test]
-fn ends_of_texts_are_those_of_the_model_and_the_request() {
+fn stop_tokens_combine_the_model_and_the_request() {
     assert_eq!(config(&with("ignore_eos", json!(true))).eos_token_id, Vec::<u32>::new());
     assert_eq!(config(&with("stop_token_ids", json!([7, 8]))).eos_token_id, [0, 7, 8]);
     let special = config(&with("stop", json!(["\n", "<|endoftext|>"])));
@@ -179,12 +181,12 @@ fn ends_of_texts_are_those_of_the_model_and_the_request() {
     assert_eq!(
         config(&body).eos_token_id,
         [0],
-        "a stop string that is a token ends the text whatever else is ignored"
+        "a stop string that is a token ends the completion despite ignore_eos"
     );
 }
 
 #[test]
-fn words_are_left_out_at_the_beginning_and_within() {
+fn bad_words_are_banned_with_and_without_a_leading_space() {
     let ids = |text: &str| tiny().ids(text);
     assert_eq!(
         config(&with("bad_words", json!(["the", " word", "word"]))).bad_words_ids,
@@ -193,7 +195,7 @@ fn words_are_left_out_at_the_beginning_and_within() {
 }
 
 #[test]
-fn what_is_not_served_passes_where_it_asks_for_nothing() {
+fn unsupported_fields_with_empty_values_are_accepted() {
     for name in ["suffix", "use_beam_search", "prompt_logprobs", "tools", "functions", "grammar"] {
         for value in [json!(null), json!(false), json!(""), json!([]), json!({})] {
             call(&with(name, value)).unwrap();
@@ -215,22 +217,22 @@ fn what_is_not_served_passes_where_it_asks_for_nothing() {
 }
 
 #[test]
-fn two_names_of_a_field_may_not_contradict_each_other() {
+fn aliases_must_not_have_different_values() {
     let error = error(&json!({ "prompt": "a", "max_tokens": 3, "n_predict": 4 }));
     assert_eq!(
         error.to_string(),
-        "n_predict and max_tokens are the same and have different values; give one of them"
+        "n_predict and max_tokens are aliases with different values; set only one of them"
     );
     assert_eq!(config(&json!({ "prompt": "a", "max_tokens": 3, "n_predict": 3 })).max_new_tokens, 3);
     assert_eq!(config(&json!({ "prompt": "a", "max_tokens": 3, "n_predict": null })).max_new_tokens, 3);
 }
 
 #[test]
-fn best_of_is_at_least_n_and_no_more_in_a_stream() {
+fn best_of_is_at_least_n_and_equals_n_in_a_stream() {
     let message = error(&json!({ "n": 3, "best_of": 2 })).to_string();
     assert_eq!(message, "best_of: expected at least n, which is 3, found 2");
     let message = error(&json!({ "n": 2, "best_of": 3, "stream": true })).to_string();
-    assert_eq!(message, "best_of: expected n if the texts are streamed, found 3");
+    assert_eq!(message, "best_of: expected the same value as n in a stream, found 3");
     for body in [
         json!({ "n": 2, "best_of": 2, "stream": true }),
         json!({ "best_of": 1 }),
@@ -241,13 +243,13 @@ fn best_of_is_at_least_n_and_no_more_in_a_stream() {
 }
 
 #[test]
-fn the_whole_of_what_is_asked_for_is_bounded() {
+fn total_request_size_is_limited() {
     let message = error(&json!({ "prompt": vec!["a"; 65], "max_tokens": 1 })).to_string();
-    assert_eq!(message, "prompt: this server takes at most 64 prompts, found 65");
+    assert_eq!(message, "prompt: this server accepts at most 64 prompts, found 65");
     let message = error(&json!({ "prompt": vec!["a"; 64], "n": 16, "max_tokens": 40 })).to_string();
     assert_eq!(
         message,
-        "max_tokens: this server takes at most 40000 new tokens (prompts × texts × max_tokens), found 40960"
+        "max_tokens: this server accepts at most 40000 new tokens (prompts × completions × max_tokens), found 40960"
     );
     let found = error(&json!({ "prompt": "a", "max_tokens": 10_000_000 }));
     assert_eq!(found.code(), Some("context_length_exceeded"), "{found}");
@@ -256,7 +258,7 @@ fn the_whole_of_what_is_asked_for_is_bounded() {
 }
 
 #[test]
-fn prompt_and_new_tokens_fit_into_the_context_or_are_refused_with_the_numbers() {
+fn context_overflow_is_rejected_with_token_counts() {
     assert_eq!(
         call(&json!({ "prompt": vec![5; 47], "max_tokens": 1 })).unwrap().requests[0].prompt.len(),
         47
@@ -264,23 +266,23 @@ fn prompt_and_new_tokens_fit_into_the_context_or_are_refused_with_the_numbers() 
     let found = error(&json!({ "prompt": [[5], vec![5; 48]], "max_tokens": 1 }));
     assert_eq!((found.code(), found.param()), (Some("context_length_exceeded"), Some("prompt[1]")));
     let expected = json!({ "error": {
-        "message": "prompt[1]: this model's context is 48 tokens, and 49 were asked for: 48 of the prompt and 1 new ones \
-                    (max_tokens); shorten the prompt, or ask for fewer",
+        "message": "prompt[1]: this model's context is 48 tokens, but 49 were requested: 48 in the prompt and 1 for the \
+                    completion (max_tokens); shorten the prompt, or request fewer",
         "type": "invalid_request_error", "param": "prompt[1]", "code": "context_length_exceeded",
     } });
     assert_eq!(serde_json::from_str::<Value>(&found.to_json()).unwrap(), expected);
-    // A text of a million characters is refused by its length alone.
+    // A text of a million characters is rejected because of its length alone.
     let found = error(&json!({ "prompt": "a".repeat(1_000_000), "max_tokens": 1 }));
     assert_eq!(found.code(), Some("context_length_exceeded"));
     assert!(
         found
             .to_string()
-            .starts_with("prompt: this model's context is 48 tokens, and the prompt alone has at least")
+            .starts_with("prompt: this model's context is 48 tokens, but the prompt alone has at least")
     );
 }
 
 #[test]
-fn the_end_of_a_long_prompt_can_be_kept() {
+fn truncation_keeps_the_end_of_the_prompt() {
     let prompt = |body: &Value| call(body).unwrap().requests[0].prompt.clone();
     let long: Vec<u32> = (1..100).collect();
     let body = json!({ "prompt": long, "max_tokens": 8, "truncate_prompt_tokens": 3 });
@@ -289,18 +291,18 @@ fn the_end_of_a_long_prompt_can_be_kept() {
     assert_eq!(prompt(&body), (60..100).collect::<Vec<u32>>());
     let message =
         error(&json!({ "prompt": long, "max_tokens": 8, "truncate_prompt_tokens": 41 })).to_string();
-    assert!(message.contains("41 of the prompt and 8 new ones"), "{message}");
+    assert!(message.contains("41 in the prompt and 8 for the completion"), "{message}");
     let text = "word ".repeat(100);
     let ids = tiny().ids(&text);
     let body = json!({ "prompt": text, "truncate_prompt_tokens": 5 });
     assert_eq!(prompt(&body), ids[ids.len() - 5..]);
 }
 
-/// Only the end of it is read, and for words its tokens are those of the whole text.
+/// Only the end of the prompt is read; for words, its tokens equal those of the whole text.
 #[test]
-fn the_end_of_a_prompt_of_any_length_can_be_kept() {
+fn truncation_handles_prompts_of_any_length() {
     let prompt = |body: &Value| call(body).unwrap().requests[0].prompt.clone();
-    // Characters of several bytes, so that the last MiB begins within one of them.
+    // Multi-byte characters, so the last MiB begins inside a character.
     for (number, word) in ["wörd ", "the sea ", "中\n"].into_iter().enumerate() {
         let text = format!("{}{}, the end.", "x".repeat(number), word.repeat(1_200_000 / word.len()));
         let ids = tiny().ids(&text);
@@ -317,17 +319,17 @@ fn the_end_of_a_prompt_of_any_length_can_be_kept() {
 }
 
 #[test]
-fn models_are_known_by_their_names() {
+fn model_field_accepts_only_known_names() {
     for name in ["tiny", "owner/tiny"] {
         call(&json!({ "model": name })).unwrap();
     }
     let found = error(&json!({ "model": "../../etc/passwd" }));
     assert_eq!((found.status(), found.code(), found.param()), (404, Some("model_not_found"), Some("model")));
-    assert_eq!(found.to_string(), "there is no such model here; this server has `tiny`");
+    assert_eq!(found.to_string(), "model not found; this server has `tiny`");
 }
 
 #[test]
-fn texts_draw_from_streams_of_their_own_and_share_as_they_were_told() {
+fn seed_streams_and_cache_reuse_follow_the_request() {
     let body =
         json!({ "prompt": ["a", "b", "c"], "n": 2, "best_of": 3, "seed": 7, "logprobs": 2, "echo": true });
     let found = call(&body).unwrap();
@@ -337,7 +339,7 @@ fn texts_draw_from_streams_of_their_own_and_share_as_they_were_told() {
         assert_eq!((request.logprobs, request.prompt_logprobs), (Some(2), Some(2)));
         assert_eq!((request.config.seed, request.config.num_return_sequences), (7, 3));
     }
-    // The best are found by their log-probabilities, whether or not they are told.
+    // Ranking by `best_of` needs log-probabilities, whether or not they are reported.
     assert_eq!(call(&json!({ "n": 2, "best_of": 3 })).unwrap().requests[0].logprobs, Some(0));
     let reuse = |body: &Value, caller| {
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
@@ -354,7 +356,7 @@ fn texts_draw_from_streams_of_their_own_and_share_as_they_were_told() {
 }
 
 #[test]
-fn a_seed_that_is_not_given_is_fresh_and_can_be_sent_back() {
+fn omitted_seed_is_random_and_fits_a_json_number() {
     let seed = |body: &Value| config(body).seed;
     let (first, second) = (seed(&json!({})), seed(&json!({})));
     assert_ne!(first, second);

@@ -1,4 +1,4 @@
-//! Bodies that mean no good: each is refused, or harmless.
+//! Malicious bodies, which must be rejected or harmless.
 
 use candle_gpt2_api::{
     ApiError, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Endpoint, ServedModel, Work,
@@ -12,7 +12,7 @@ fn refused(body: &[u8]) -> ApiError {
     let request =
         CompletionRequest::parse(body).and_then(|request| Call::of_completion(request, &tiny().served, None));
     match request {
-        Ok(_) => panic!("{} was not refused", String::from_utf8_lossy(body)),
+        Ok(_) => panic!("{} was not rejected", String::from_utf8_lossy(body)),
         Err(error) => error,
     }
 }
@@ -24,34 +24,34 @@ fn message(body: &str) -> String {
 }
 
 #[test]
-fn what_is_no_object_is_refused() {
+fn bodies_other_than_one_json_object_are_rejected() {
     assert_eq!(message(""), "the body: expected a JSON object, found nothing");
     assert_eq!(message(" \n "), "the body: expected a JSON object, found nothing");
     assert_eq!(message("[]"), "the body: expected a JSON object, found []");
     assert_eq!(message("null"), "the body: expected a JSON object, found null");
     assert_eq!(message("\"prompt\""), "the body: expected a JSON object, found \"prompt\"");
     assert_eq!(message("5"), "the body: expected a JSON object, found 5");
-    assert_eq!(message("{"), "the body is not JSON: EOF while parsing an object at line 1 column 1");
+    assert_eq!(message("{"), "the body is not valid JSON: EOF while parsing an object at line 1 column 1");
     assert_eq!(
         message("{\"prompt\": \"a\""),
-        "the body is not JSON: EOF while parsing an object at line 1 column 14"
+        "the body is not valid JSON: EOF while parsing an object at line 1 column 14"
     );
-    assert_eq!(message("{} {}"), "the body is not JSON: trailing characters at line 1 column 4");
-    assert_eq!(message("{\"n\": 1,}"), "the body is not JSON: trailing comma at line 1 column 9");
-    assert_eq!(message("{\"n\": 01}"), "the body is not JSON: invalid number at line 1 column 8");
-    assert_eq!(message("{\"n\": NaN}"), "the body is not JSON: expected value at line 1 column 7");
-    assert_eq!(message("{'n': 1}"), "the body is not JSON: key must be a string at line 1 column 2");
-    assert_eq!(message("\u{FEFF}{}"), "the body is not JSON: expected value at line 1 column 1");
+    assert_eq!(message("{} {}"), "the body is not valid JSON: trailing characters at line 1 column 4");
+    assert_eq!(message("{\"n\": 1,}"), "the body is not valid JSON: trailing comma at line 1 column 9");
+    assert_eq!(message("{\"n\": 01}"), "the body is not valid JSON: invalid number at line 1 column 8");
+    assert_eq!(message("{\"n\": NaN}"), "the body is not valid JSON: expected value at line 1 column 7");
+    assert_eq!(message("{'n': 1}"), "the body is not valid JSON: key must be a string at line 1 column 2");
+    assert_eq!(message("\u{FEFF}{}"), "the body is not valid JSON: expected value at line 1 column 1");
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused() {
+fn invalid_unicode_is_rejected() {
     assert_eq!(
         refused(b"{\"prompt\": \"\xff\"}").to_string(),
-        "the body: expected UTF-8, found another byte at 12"
+        "the body: expected UTF-8, found an invalid byte at offset 12"
     );
     assert_eq!(refused(b"\x00\x01").status(), 400);
-    assert_eq!(refused(b"{\"unknown\": \"\xc3\"}").status(), 400, "in fields that nobody reads too");
+    assert_eq!(refused(b"{\"unknown\": \"\xc3\"}").status(), 400, "even in unknown fields");
     assert_eq!(
         message(r#"{"prompt": "\ud83d"}"#),
         "prompt: expected a string of Unicode characters, found unexpected end of hex escape"
@@ -60,16 +60,16 @@ fn bytes_that_are_no_text_are_refused() {
         message(r#"{"stop": ["a", "\ude00"]}"#),
         "stop[1]: expected a string of Unicode characters, found lone leading surrogate in hex escape"
     );
-    // A pair is a character.
+    // A surrogate pair is one character.
     CompletionRequest::parse(br#"{"prompt": "\ud83d\ude00"}"#).unwrap();
     assert_eq!(
         message("{\"prompt\": \"a\nb\"}"),
-        "the body is not JSON: control character (\\u0000-\\u001F) found while parsing a string at line 1 column 13"
+        "the body is not valid JSON: control character (\\u0000-\\u001F) found while parsing a string at line 1 column 13"
     );
 }
 
 #[test]
-fn numbers_beyond_everything_are_refused() {
+fn out_of_range_numbers_are_rejected() {
     assert_eq!(
         message("{\"temperature\": 1e999}"),
         "temperature: expected a number from 0 to 2, found 1e999"
@@ -111,7 +111,7 @@ fn numbers_beyond_everything_are_refused() {
 }
 
 #[test]
-fn a_field_comes_once() {
+fn duplicate_fields_are_rejected() {
     assert_eq!(message("{\"n\": 1, \"n\": 2}"), "n: expected one value, found a second one");
     assert_eq!(message("{\"n\": null, \"n\": 2}"), "n: expected one value, found a second one");
     assert_eq!(
@@ -120,12 +120,12 @@ fn a_field_comes_once() {
         ),
         "stream_options: duplicate field `include_usage`"
     );
-    // Of a field that nobody knows nobody counts.
+    // Duplicates of unknown and ignored fields are allowed.
     CompletionRequest::parse(b"{\"x\": 1, \"x\": 2, \"user\": 1, \"user\": 2}").unwrap();
 }
 
 #[test]
-fn depth_costs_nothing() {
+fn deeply_nested_json_is_harmless() {
     let depth = 1_000_000;
     let nested = |open: &str, close: &str| format!("{}{}", open.repeat(depth), close.repeat(depth));
     let lists = nested("[", "]");
@@ -140,7 +140,7 @@ fn depth_costs_nothing() {
         "model",
         "tools",
     ] {
-        let found = message_of_either(&format!("{{\"{field}\": {lists}}}"));
+        let found = message_from_either_route(&format!("{{\"{field}\": {lists}}}"));
         assert!(found.len() < 300, "{field}: a message of {} bytes", found.len());
     }
     CompletionRequest::parse(format!("{{\"unknown\": {lists}}}").as_bytes()).unwrap();
@@ -148,19 +148,19 @@ fn depth_costs_nothing() {
         format!("{{\"unknown\": {}}}", nested("{\"a\":", "}").replace(":}", ":1}")).as_bytes(),
     )
     .unwrap();
-    assert!(message(&"[".repeat(depth)).starts_with("the body is not JSON"));
+    assert!(message(&"[".repeat(depth)).starts_with("the body is not valid JSON"));
     let schema = format!("{{\"guided_json\": {}1{}}}", "{\"a\":".repeat(200), "}".repeat(200));
     assert_eq!(message(&schema), "guided_json: expected JSON, found recursion limit exceeded");
 }
 
-/// What either route says; one of them knows the field.
-fn message_of_either(body: &str) -> String {
+/// Error message from the route that accepts the field.
+fn message_from_either_route(body: &str) -> String {
     let completion = CompletionRequest::parse(body.as_bytes()).err();
     completion.or_else(|| ChatRequest::parse(body.as_bytes()).err()).unwrap().to_string()
 }
 
 #[test]
-fn lists_are_bounded() {
+fn list_and_schema_sizes_are_limited() {
     let many = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
     let cases = [
         (
@@ -192,27 +192,23 @@ fn lists_are_bounded() {
     let found = message(&format!("{{\"logit_bias\": {{{}}}}}", biases.join(",")));
     assert_eq!(found, "logit_bias: expected at most 1024 biases, found more");
     let schema = format!("{{\"guided_json\": {{\"description\": \"{}\"}}}}", "a".repeat(300_000));
-    assert_eq!(
-        message(&schema),
-        "guided_json: expected JSON of at most 262144 bytes, found one of 300019 bytes"
-    );
+    assert_eq!(message(&schema), "guided_json: expected JSON of at most 262144 bytes, found 300019 bytes");
 }
 
 #[test]
-fn a_text_is_not_tokenized_however_long_it_is() {
+fn oversized_prompts_are_rejected_before_tokenization() {
     let long = "a".repeat((1 << 20) + 1);
     let found = reply(Endpoint::Tokenize, format!("{{\"prompt\": \"{long}\"}}").as_bytes()).unwrap_err();
-    assert_eq!(
-        found.to_string(),
-        "prompt: expected a string of at most 1048576 bytes, found one of 1048577 bytes"
-    );
+    assert_eq!(found.to_string(), "prompt: expected a string of at most 1048576 bytes, found 1048577 bytes");
     let found = refused(format!("{{\"prompt\": \"{long}\"}}").as_bytes());
     assert_eq!(found.code(), Some("context_length_exceeded"));
 }
 
-/// GPT-2's tokenizer is cut between words; of one that puts a space before each text, this is not known.
+/// GPT-2's tokenizer can be applied word by word, which bounds its memory.
+///
+/// A tokenizer that adds a space before each text cannot, so long texts are rejected.
 #[test]
-fn long_texts_are_encoded_as_far_as_memory_goes() {
+fn long_texts_need_a_tokenizer_with_bounded_memory() {
     let text = "to be or not to be, \u{e9} ".repeat(41_000);
     let body = serde_json::json!({ "prompt": text }).to_string();
     let found = reply(Endpoint::Tokenize, body.as_bytes()).unwrap();
@@ -227,13 +223,13 @@ fn long_texts_are_encoded_as_far_as_memory_goes() {
     let other = tiny_with("tokenizer.json", &json.to_string(), ChatTemplateChoice::Checkpoint);
     let error = other.served.read(Endpoint::Tokenize, body.as_bytes(), None).unwrap_err();
     assert_eq!((error.status(), error.code()), (400, Some("text_too_long")), "{error}");
-    assert!(error.to_string().contains("prompt: this model's tokenizer may take"), "{error}");
+    assert!(error.to_string().contains("prompt: this model's tokenizer may need"), "{error}");
     let body = serde_json::json!({ "prompt": &text[..100_000] }).to_string();
     assert!(other.served.read(Endpoint::Tokenize, body.as_bytes(), None).is_ok());
 }
 
 #[test]
-fn tokens_are_not_turned_into_text_without_end() {
+fn detokenized_text_size_is_limited() {
     let body = |tokens: usize| serde_json::json!({ "tokens": vec![0; tokens] }).to_string();
     let error = reply(Endpoint::Detokenize, body(700_000).as_bytes()).unwrap_err();
     assert_eq!(
@@ -244,17 +240,17 @@ fn tokens_are_not_turned_into_text_without_end() {
 }
 
 #[test]
-fn long_names_are_not_repeated() {
+fn error_messages_truncate_long_names() {
     let name = "a".repeat(100_000);
     let found = message(&format!("{{\"logit_bias\": {{\"{name}\": 1}}}}"));
-    assert_eq!(found, format!("logit_bias: expected token ids as names, found \"{}…\"", "a".repeat(40)));
+    assert_eq!(found, format!("logit_bias: expected token ids as keys, found \"{}…\"", "a".repeat(40)));
     let error = refused(format!("{{\"model\": \"{}\"}}", "a".repeat(200)).as_bytes());
     assert_eq!(error.status(), 404);
     assert!(error.to_json().len() < 300);
 }
 
 #[test]
-fn the_other_bodies_are_read_as_carefully() {
+fn other_routes_reject_malformed_bodies() {
     for body in [
         "",
         "[]",
@@ -288,9 +284,9 @@ fn the_other_bodies_are_read_as_carefully() {
     }
 }
 
-/// A tokenizer with tokens beyond the model's vocabulary is the checkpoint's fault, and never the server's failure.
+/// A tokenizer with tokens beyond the model's vocabulary is a checkpoint error, not a server error.
 #[test]
-fn texts_with_a_token_beyond_the_vocabulary_are_refused() {
+fn tokenizer_ids_beyond_the_vocabulary_are_rejected() {
     let folder = CheckpointFolder::tiny();
     let json = std::fs::read(folder.file("tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_slice(&json).unwrap();
@@ -308,13 +304,13 @@ fn texts_with_a_token_beyond_the_vocabulary_are_refused() {
     ] {
         let error = served.read(endpoint, body.to_string().as_bytes(), None).unwrap_err();
         assert_eq!(error.status(), 400, "{body}: {error}");
-        assert!(error.to_string().contains("the tokenizer does not belong to this checkpoint"), "{error}");
+        assert!(error.to_string().contains("the tokenizer does not match this checkpoint"), "{error}");
     }
 }
 
-/// huggingface/tokenizers drops characters without a token; an answer says so.
+/// huggingface/tokenizers drops characters without a token; the answer contains a warning.
 #[test]
-fn characters_without_a_token_are_named() {
+fn characters_without_a_token_cause_a_warning() {
     let json = tokenizer_json(&json!({ "type": "Fuse" }), &["</s>", "a", "b", " "], &[]);
     let folder = CheckpointFolder::tiny().with("tokenizer.json", json);
     let model = load(folder.path());

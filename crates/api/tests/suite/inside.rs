@@ -1,4 +1,4 @@
-//! What requests change inside the model, and what they are shown of it.
+//! Steering and activations.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Tested, call, error, options, tiny, tiny_with};
 
-/// Log-probabilities of the same hidden states, from products of other shapes.
+/// Tolerance for log-probabilities of the same hidden states from products of other shapes.
 const SAME_LOGPROBS: f64 = 1e-4;
 
 fn width() -> usize {
@@ -28,12 +28,12 @@ fn last_block() -> String {
     format!("blocks.{}.hook_resid_post", tiny().model.config().n_layer - 1)
 }
 
-/// A direction, as a list.
+/// Direction as a list.
 fn direction(seed: u64) -> Vec<f64> {
     values(&pattern(&[width()], 3.0, seed))
 }
 
-/// The first choice of a completion.
+/// First choice of a completion.
 fn choice(body: &Value) -> Value {
     tiny().complete(body)["choices"][0].take()
 }
@@ -42,7 +42,7 @@ fn floats(data: &Value) -> Vec<f64> {
     data.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
-/// The answer to a body of `/v1/activations`.
+/// Answer of `/v1/activations` to a body.
 fn activations(served: &ServedModel, body: &Value) -> Result<Answer, ApiError> {
     match served.read(Endpoint::Activations, body.to_string().as_bytes(), None)? {
         Work::Texts(call) => Ok(tiny().run(call)?.0),
@@ -54,10 +54,11 @@ fn shown(body: &Value) -> Value {
     serde_json::from_str(&activations(&tiny().served, body).unwrap().into_response()).unwrap()
 }
 
-/// The hidden states of the last block give the log-probabilities that stand beside them, of the prompt and of the completion, steered
-/// or not.
+/// The hidden states of the last block reproduce the log-probabilities in the same answer.
+///
+/// This holds for prompt and completion, with and without steering.
 #[test]
-fn the_last_hidden_states_give_the_log_probabilities_of_the_answer() {
+fn last_hidden_states_reproduce_the_logprobs() {
     let (model, prompt) = (tiny().model.model(), [5, 6, 7, 130, 200]);
     let steering = json!([{ "site": "blocks.0.hook_resid_post", "vector": direction(1), "scale": 0.5 }]);
     for (steering, max_tokens) in [(json!([]), 7), (steering, 7), (json!([]), 0)] {
@@ -76,22 +77,23 @@ fn the_last_hidden_states_give_the_log_probabilities_of_the_answer() {
         let logits =
             model.forward_from(model.config().n_layer, hidden, LogitsFor::EveryToken, &mut Pass::inference());
         let logits = logits.unwrap().squeeze(0).unwrap().to_vec2::<f32>().unwrap();
-        let (ids, told) = (&choice["activations_info"]["token_ids"], &choice["logprobs"]["token_logprobs"]);
+        let (ids, logprobs) =
+            (&choice["activations_info"]["token_ids"], &choice["logprobs"]["token_logprobs"]);
         assert_eq!(ids.as_array().unwrap().len(), prompt.len() + max_tokens);
-        assert_eq!(told[0], Value::Null);
-        for (place, logits) in logits.iter().enumerate().take(ids.as_array().unwrap().len() - 1) {
-            let next = usize::try_from(ids[place + 1].as_u64().unwrap()).unwrap();
+        assert_eq!(logprobs[0], Value::Null);
+        for (position, logits) in logits.iter().enumerate().take(ids.as_array().unwrap().len() - 1) {
+            let next = usize::try_from(ids[position + 1].as_u64().unwrap()).unwrap();
             let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
             let logprob = f64::from(logits[next]) - sum.ln();
-            let found = told[place + 1].as_f64().unwrap();
-            assert!((found - logprob).abs() < SAME_LOGPROBS, "token {}: {found} for {logprob}", place + 1);
+            let found = logprobs[position + 1].as_f64().unwrap();
+            assert!((found - logprob).abs() < SAME_LOGPROBS, "token {}: {found} for {logprob}", position + 1);
         }
     }
 }
 
-/// What nothing is asked of is not changed: a scale of 0, no steering and a record leave every byte as it is.
+/// A scale of 0, an empty steering list and recording leave every byte unchanged.
 #[test]
-fn looking_on_and_a_scale_of_0_leave_the_text_as_it_is() {
+fn recording_and_zero_scale_do_not_change_the_text() {
     let body = |extra: Value| {
         let mut body = json!({
             "prompt": ["The", "A word"], "n": 2, "seed": 3, "logprobs": 2, "max_tokens": 9, "temperature": 1.2,
@@ -104,23 +106,24 @@ fn looking_on_and_a_scale_of_0_leave_the_text_as_it_is() {
     for mode in ["add", "project_out", "replace"] {
         let steering =
             |scale: f64| json!([{ "site": "resid_pre1", "vector": vector, "mode": mode, "scale": scale }]);
-        let of = |scale| tiny().complete(&body(json!({ "steering": steering(scale) })))["choices"].take();
-        assert_eq!(of(0.0), plain, "{mode}");
-        assert_ne!(of(1.0), plain, "{mode}");
+        let steered =
+            |scale| tiny().complete(&body(json!({ "steering": steering(scale) })))["choices"].take();
+        assert_eq!(steered(0.0), plain, "{mode}");
+        assert_ne!(steered(1.0), plain, "{mode}");
     }
     let sites = ["hook_resid_post", "hook_embed", "attn_out0", "mlp_out0"];
-    let mut seen =
+    let mut recorded =
         tiny().complete(&body(json!({ "activations": { "sites": sites, "of": "both" } })))["choices"].take();
-    for choice in seen.as_array_mut().unwrap() {
+    for choice in recorded.as_array_mut().unwrap() {
         let choice = choice.as_object_mut().unwrap();
         assert!(choice.remove("activations").is_some() && choice.remove("activations_info").is_some());
     }
-    assert_eq!(seen, plain);
+    assert_eq!(recorded, plain);
 }
 
-/// Adding a vector at `hook_resid_post` is what `--control-vector` does.
+/// Adding a vector at `hook_resid_post` equals `--control-vector`.
 #[test]
-fn steering_is_what_a_control_vector_does() {
+fn steering_matches_a_control_vector() {
     let (vector, scale) = (pattern(&[width()], 3.0, 4), 0.75);
     let directions = BTreeMap::from([(0, vector.clone())]);
     let control = ControlVector::new(directions, tiny().model.config()).unwrap();
@@ -139,9 +142,9 @@ fn steering_is_what_a_control_vector_does() {
     assert_ne!(tiny().complete(&body)["choices"], expected);
 }
 
-/// Sixteen clients at once, one steered and one recorded: each gets what it gets alone.
+/// Sixteen concurrent clients, one steered and one recorded, each get the same answer as alone.
 #[test]
-fn sixteen_clients_get_what_each_gets_alone() {
+fn concurrent_clients_get_the_same_answers_as_alone() {
     let bodies: Vec<Value> = (0..16)
         .map(|client| {
             let mut body = json!({
@@ -173,7 +176,7 @@ fn sixteen_clients_get_what_each_gets_alone() {
     }
     while !scheduler.is_idle() {
         for event in scheduler.step().into_result().unwrap() {
-            answers[clients[&event.request()]].take(0, event).unwrap();
+            answers[clients[&event.request()]].handle_event(0, event).unwrap();
         }
     }
     for (client, (answer, alone)) in answers.into_iter().zip(&alone).enumerate() {
@@ -182,22 +185,22 @@ fn sixteen_clients_get_what_each_gets_alone() {
     }
 }
 
-/// Positions and parts of a text: the same numbers as those of the whole, wherever they are asked for.
+/// Any positions of any part return the same values as the whole sequence.
 #[test]
-fn positions_name_parts_of_the_text() {
+fn positions_select_tokens_of_the_sequence() {
     let prompt = [5, 6, 7, 130];
-    let of = |positions: Value, of: &str| {
+    let select = |positions: Value, part: &str| {
         let entry = choice(&json!({
             "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": true,
-            "activations": { "sites": ["resid_post0"], "positions": positions, "of": of, "encoding_format": "float" },
+            "activations": { "sites": ["resid_post0"], "positions": positions, "of": part, "encoding_format": "float" },
         }))["activations"][0]
             .take();
-        let places: Vec<usize> = serde_json::from_value(entry["positions"].clone()).unwrap();
-        assert_eq!(entry["shape"], json!([places.len(), width()]));
-        (places, floats(&entry["data"]))
+        let found: Vec<usize> = serde_json::from_value(entry["positions"].clone()).unwrap();
+        assert_eq!(entry["shape"], json!([found.len(), width()]));
+        (found, floats(&entry["data"]))
     };
-    let (places, whole) = of(json!("all"), "both");
-    assert_eq!(places, (0..8).collect::<Vec<_>>());
+    let (positions, whole) = select(json!("all"), "both");
+    assert_eq!(positions, (0..8).collect::<Vec<_>>());
     for (positions, part, expected) in [
         (json!(null), "prompt", vec![3]),
         (json!("last"), "completion", vec![7]),
@@ -209,17 +212,17 @@ fn positions_name_parts_of_the_text() {
         (json!([7, 0]), "both", vec![0, 7]),
         (json!([]), "both", vec![]),
     ] {
-        let (places, found) = of(positions.clone(), part);
-        assert_eq!(places, expected, "{positions} of {part}");
+        let (selected, found) = select(positions.clone(), part);
+        assert_eq!(selected, expected, "{positions} of {part}");
         let numbers: Vec<f64> =
-            places.iter().flat_map(|place| &whole[place * width()..][..width()]).copied().collect();
+            selected.iter().flat_map(|position| &whole[position * width()..][..width()]).copied().collect();
         assert!(found == numbers, "{positions} of {part}");
     }
 }
 
-/// Every place has TransformerLens' shape without the batch, and both formats have the same bits.
+/// Every hook point has TransformerLens' shape without the batch; both encodings have the same bits.
 #[test]
-fn places_have_their_shapes_and_both_formats_the_same_bits() {
+fn every_hook_point_has_the_same_bits_in_both_encodings() {
     let body = |format: Value| {
         json!({
             "prompt": [5, 6, 7, 130], "max_tokens": 3, "temperature": 0, "ignore_eos": true,
@@ -250,16 +253,16 @@ fn places_have_their_shapes_and_both_formats_the_same_bits() {
                     assert_eq!((listed as f32).to_bits(), number.to_bits());
                     assert!((number - expected).abs() < 2e-4, "{site}: {number} for {expected}");
                 }
-                // What the mask hides of the scores.
+                // Attention scores hidden by the mask.
                 None => assert_eq!((number, expected), (f32::NEG_INFINITY, f32::NEG_INFINITY), "{site}"),
             }
         }
     }
 }
 
-/// Each text of a prompt has its own; where all are the same, each choice tells them.
+/// Each completion has its own activations; copies of a greedy completion share them.
 #[test]
-fn each_choice_has_the_activations_of_its_text() {
+fn each_choice_has_its_own_activations() {
     for (temperature, best_of) in [(0.0, 3), (1.5, 3), (1.5, 5)] {
         let response = tiny().complete(&json!({
             "prompt": ["The", "A word"], "n": 3, "best_of": best_of, "seed": 1, "temperature": temperature,
@@ -288,16 +291,16 @@ fn each_choice_has_the_activations_of_its_text() {
     }
 }
 
-/// In streams they come once for each choice, with its last piece; conversations have them too.
+/// Streams send activations once per choice, in the last chunk; chat responses contain them too.
 #[test]
-fn streams_tell_them_with_the_last_piece() {
+fn streams_send_activations_in_the_last_chunk() {
     let activations = json!({ "sites": ["resid_post0"], "positions": "all", "of": "both" });
     let body = json!({
         "prompt": "The", "n": 2, "seed": 1, "max_tokens": 5, "temperature": 1.1, "activations": activations,
         "ignore_eos": true,
     });
     let whole = tiny().complete(&body);
-    let mut told = 0;
+    let mut finished = 0;
     for chunk in tiny().stream(&body) {
         for choice in chunk["choices"].as_array().unwrap() {
             let is_last = !choice["finish_reason"].is_null();
@@ -306,7 +309,7 @@ fn streams_tell_them_with_the_last_piece() {
                 (is_last, is_last)
             );
             if is_last {
-                told += 1;
+                finished += 1;
                 let index = usize::try_from(choice["index"].as_u64().unwrap()).unwrap();
                 for name in ["activations", "activations_info"] {
                     assert_eq!(choice[name], whole["choices"][index][name]);
@@ -314,7 +317,7 @@ fn streams_tell_them_with_the_last_piece() {
             }
         }
     }
-    assert_eq!(told, 2);
+    assert_eq!(finished, 2);
     let chats = tiny_with("note.txt", "", ChatTemplateChoice::EosJoin);
     let body = json!({
         "messages": [{ "role": "user", "content": "The" }], "max_tokens": 4, "temperature": 0, "activations": activations,
@@ -327,9 +330,9 @@ fn streams_tell_them_with_the_last_piece() {
     assert!(choice["message"]["content"].is_string() && choice["activations_info"]["token_ids"].is_array());
 }
 
-/// What a prompt gives without generating is what it gives with it; as a file it has the same bits.
+/// `/v1/activations` returns the same values as a completion, and its file has the same bits.
 #[test]
-fn a_prompt_is_shown_without_generating() {
+fn activations_route_matches_a_completion() {
     let wanted = json!({ "sites": ["resid_post", "pattern1"], "positions": "all" });
     let steering = json!([{ "site": "resid_pre1", "vector": direction(3), "scale": 2 }]);
     for (prompt, steering) in [(json!("The word"), json!([])), (json!([[5, 6, 7], [0, 9]]), steering)] {
@@ -372,12 +375,12 @@ fn a_prompt_is_shown_without_generating() {
         assert_eq!(tensors.len(), data.len() * (tiny().model.config().n_layer + 1));
     }
     let empty = shown(&json!({ "sites": ["resid_post0"] }));
-    assert_eq!(empty["data"][0]["activations_info"]["token_ids"], json!([0]), "the token that begins texts");
+    assert_eq!(empty["data"][0]["activations_info"]["token_ids"], json!([0]), "the BOS token");
 }
 
-/// Blocks after the last site are left out of the passes over a prompt that is only shown.
+/// Prefill skips the blocks after the last hook point if only activations are needed.
 #[test]
-fn a_prompt_is_computed_up_to_the_last_site() {
+fn prefill_stops_after_the_last_hook_point() {
     for (sites, expected) in [
         (json!(["resid_pre1", "hook_embed"]), Some(1)),
         (json!(["pattern0"]), Some(1)),
@@ -391,28 +394,28 @@ fn a_prompt_is_computed_up_to_the_last_site() {
     }
 }
 
-/// What was ignored of a request is told in a file too.
+/// The safetensors file contains the warnings too.
 #[test]
-fn a_file_has_the_warnings() {
+fn safetensors_file_contains_the_warnings() {
     let body = |extra: Value| {
         let mut body = json!({ "prompt": [5, 6], "sites": ["resid_post0"] });
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let file = activations(&tiny().served, &body).unwrap().into_safetensors().unwrap();
-        // Eight bytes of length, then the header.
+        // Eight bytes of length precede the header.
         let length = usize::try_from(u64::from_le_bytes(*file.first_chunk().unwrap())).unwrap();
         let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
         (header["__metadata__"]["warnings"].clone(), shown(&body)["warnings"].clone())
     };
     assert_eq!(body(json!({})), (Value::Null, Value::Null));
-    let (of_file, of_json) = body(json!({ "positons": "all" }));
-    let of_file: Value = serde_json::from_str(of_file.as_str().unwrap()).unwrap();
-    assert_eq!(of_file, json!(["unknown field `positons` was ignored; did you mean `positions`?"]));
-    assert_eq!(of_file, of_json);
+    let (from_file, from_json) = body(json!({ "positons": "all" }));
+    let from_file: Value = serde_json::from_str(from_file.as_str().unwrap()).unwrap();
+    assert_eq!(from_file, json!(["unknown field `positons` was ignored; did you mean `positions`?"]));
+    assert_eq!(from_file, from_json);
 }
 
-/// A feature is its direction in the dictionary, at the place that the dictionary explains.
+/// A dictionary feature steers along its decoder direction, at the hook point that it explains.
 #[test]
-fn a_feature_of_a_dictionary_steers_by_its_direction() {
+fn dictionary_feature_steers_along_its_direction() {
     let (width, site, output) = (width(), "blocks.1.hook_resid_pre", "blocks.1.hook_mlp_out");
     let decoder = pattern(&[3, width], 3.0, 8);
     let tensors = BTreeMap::from([
@@ -453,15 +456,15 @@ fn a_feature_of_a_dictionary_steers_by_its_direction() {
     };
     assert_eq!(
         refused(json!({ "dictionary": "res8", "feature": 2 })),
-        "steering[0].dictionary: there is no such dictionary; this server has `mlp1` or `res1`"
+        "steering[0].dictionary: unknown dictionary; this server has `mlp1` or `res1`"
     );
     assert_eq!(
         refused(json!({ "dictionary": "res1", "feature": 3 })),
-        "steering[0].feature: expected a feature below 3, counted from 0, found 3"
+        "steering[0].feature: expected a zero-based feature index below 3, found 3"
     );
     assert_eq!(
         refused(json!({ "dictionary": "res1" })),
-        "steering[0].feature: expected the number of a feature, found nothing"
+        "steering[0].feature: expected the index of a feature, found nothing"
     );
     assert_eq!(
         refused(json!({ "feature": 1 })),
@@ -469,12 +472,12 @@ fn a_feature_of_a_dictionary_steers_by_its_direction() {
     );
     assert_eq!(
         refused(json!({ "dictionary": "res1", "feature": 1, "site": site })),
-        "steering[0].site: a feature has its own; leave out this field or the dictionary"
+        "steering[0].site: cannot be combined with a dictionary feature; leave out one of them"
     );
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_requests_report_the_field() {
     let vector = direction(1);
     let (short, n_layer) = (&vector[1..], tiny().model.config().n_layer);
     let bytes =
@@ -493,25 +496,25 @@ fn what_is_wrong_is_named() {
         ),
         (
             sites(json!(["z7"])),
-            format!("activations.sites[0]: `z7`: there is no block 7; the model's {n_layer} blocks are counted from 0"),
+            format!("activations.sites[0]: `z7`: block 7 is out of range; the model has {n_layer} blocks, counted from 0"),
         ),
         (sites(json!(["logits"])), "activations.sites[0]: logits are not returned; use logprobs".into()),
         (
             json!({ "activations": { "sites": ["z0"], "positions": [0, 3] } }),
-            "activations.positions[1]: expected a position below 3, counted from 0, found 3".into(),
+            "activations.positions[1]: expected a zero-based position below 3, found 3".into(),
         ),
         (
             json!({ "activations": { "sites": ["z0"], "positions": [4], "of": "completion" } }),
-            "activations.positions[0]: expected a position below 4, counted from 0, found 4".into(),
+            "activations.positions[0]: expected a zero-based position below 4, found 4".into(),
         ),
         (
             json!({ "activations": { "sites": ["z0"], "positions": [7, 0, 5, 7] } }),
-            "activations.positions[0]: expected a position below 3, counted from 0, found 7".into(),
+            "activations.positions[0]: expected a zero-based position below 3, found 7".into(),
         ),
         (
             json!({ "max_tokens": 1, "activations": { "sites": ["z0"], "positions": [0], "of": "completion" } }),
-            "activations.positions[0]: there are no activations of this completion, since the model does not read its last token and \
-             max_tokens is 1; ask for more tokens, or for the activations of the prompt"
+            "activations.positions[0]: this completion has no activations, because the model does not read the last token and \
+             max_tokens is 1; request more tokens, or the activations of the prompt"
                 .into(),
         ),
         (
@@ -536,19 +539,19 @@ fn what_is_wrong_is_named() {
         ),
         (
             steering("resid_pre1", json!(bytes(&infinite))),
-            format!("steering[0].vector: expected {width} finite numbers, found inf as number 3"),
+            format!("steering[0].vector: expected {width} finite numbers, found inf at index 3"),
         ),
         (
             steering("resid_pre1", json!("AAAA")),
-            format!("steering[0].vector: expected {width} numbers of four bytes, found 3 bytes"),
+            format!("steering[0].vector: expected {width} f32 values of four bytes, found 3 bytes"),
         ),
         (
             steering("resid_pre", json!(vector)),
-            "steering[0].site: `resid_pre` is in every block; name one, such as `blocks.0.hook_resid_pre`".into(),
+            "steering[0].site: every block has `resid_pre`; name a single one, such as `blocks.0.hook_resid_pre`".into(),
         ),
         (
             steering("resid_pre9", json!(vector)),
-            format!("steering[0].site: `resid_pre9`: there is no block 9; the model's {n_layer} blocks are counted from 0"),
+            format!("steering[0].site: `resid_pre9`: block 9 is out of range; the model has {n_layer} blocks, counted from 0"),
         ),
         (steering("logits", json!(vector)), "steering[0].site: logits cannot be steered; use logit_bias".into()),
         (
@@ -559,7 +562,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             json!({ "steering": [{ "site": "resid_pre1", "vector": vec![0; width], "mode": "project_out" }] }),
-            "steering[0].vector: expected a direction to project out, which has a number that is not 0, found zeros".into(),
+            "steering[0].vector: expected a nonzero direction to project out, found only zeros".into(),
         ),
         (
             json!({ "steering": [{ "site": "resid_pre1", "vector": vector, "scale": "2" }] }),
@@ -571,7 +574,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             json!({ "steering": [{ "dictionary": "res8", "feature": 1 }] }),
-            "steering[0].dictionary: there is no such dictionary; this server has none; start it with --dictionary".into(),
+            "steering[0].dictionary: unknown dictionary; this server has no dictionaries; start it with --dictionary".into(),
         ),
     ] {
         let mut body = json!({ "prompt": [5, 6, 7], "max_tokens": 5 });
@@ -583,23 +586,27 @@ fn what_is_wrong_is_named() {
     }
 }
 
-/// A change that leaves no numbers is told to whoever asked for it.
+/// Steering that produces non-finite values is reported as the client's error.
 #[test]
-fn a_scale_beyond_the_numbers_is_the_requests_fault() {
+fn overflowing_steering_scale_is_a_client_error() {
     let body = json!({
         "prompt": "The", "max_tokens": 5,
         "steering": [{ "site": "blocks.0.hook_resid_post", "vector": direction(1), "scale": 1e38 }],
     });
     let error = tiny().run(call(&body).unwrap()).unwrap_err();
     assert_eq!((error.status(), error.param()), (400, Some("steering")));
-    assert_eq!(error.to_string(), "steering: the model's logits are not finite with it; use a smaller scale");
+    assert_eq!(
+        error.to_string(),
+        "steering: the model's logits are not finite with this steering; use a smaller scale"
+    );
 }
 
-/// What is shown and has left the numbers is named, and no answer has a null in its place.
+/// The error names the hook point that overflows, and no answer contains a null instead.
 #[test]
-fn activations_that_overflow_are_refused_by_name() {
+fn overflowing_activations_name_the_hook_point() {
     let steering = json!([{ "site": "blocks.0.hook_resid_post", "vector": direction(1), "scale": 1e30 }]);
-    let expected = "steering: blocks.1.ln1.hook_scale is inf at token 0 with it; use a smaller scale";
+    let expected =
+        "steering: blocks.1.ln1.hook_scale is inf at token 0 with this steering; use a smaller scale";
     let sites = json!(["blocks.0.hook_resid_post", "blocks.1.ln1.hook_scale"]);
     for format in ["float", "base64"] {
         let mut body = json!({
@@ -610,7 +617,7 @@ fn activations_that_overflow_are_refused_by_name() {
             (error.status(), error.param(), error.to_string()),
             (400, Some("steering"), expected.to_owned())
         );
-        // All that is asked for here is finite.
+        // Every requested value is finite here.
         body["sites"] = json!(["blocks.0.hook_resid_post"]);
         assert!(activations(&tiny().served, &body).is_ok());
         let shown = json!({ "sites": sites, "positions": "all", "encoding_format": format });
@@ -621,41 +628,41 @@ fn activations_that_overflow_are_refused_by_name() {
 }
 
 #[test]
-fn no_more_is_shown_than_the_server_returns() {
+fn activation_bytes_per_request_are_limited() {
     let limits = Limits { max_activation_bytes: 4 * 3 * width(), ..options().limits };
     let served = ServedModel::new(&tiny().model, ApiOptions { limits, ..options() }).unwrap();
-    let asked = |prompt: Value, n: usize, max_tokens: usize, activations: Value| {
+    let parse = |prompt: Value, n: usize, max_tokens: usize, activations: Value| {
         let body = json!({ "prompt": prompt, "n": n, "max_tokens": max_tokens, "activations": activations });
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
         Call::of_completion(request, &served, None).map_err(|error| error.to_string())
     };
     let refused = |bytes: usize| {
         format!(
-            "activations.sites: this server returns at most {} bytes of activations per request, and this one asks for up to {bytes}; \
+            "activations.sites: this server returns at most {} bytes of activations per request, but this one requests up to {bytes}; \
              request fewer sites or positions",
             12 * width()
         )
     };
     let ids = json!([5, 6, 7]);
     let all = |of: &str| json!({ "sites": ["resid_post0"], "positions": "all", "of": of });
-    assert!(asked(ids.clone(), 1, 30, all("prompt")).is_ok());
-    assert!(asked(ids.clone(), 1, 1, all("both")).is_ok());
-    assert_eq!(asked(ids.clone(), 1, 2, all("both")).unwrap_err(), refused(16 * width()));
-    assert_eq!(asked(ids.clone(), 2, 1, all("prompt")).unwrap_err(), refused(24 * width()));
-    assert_eq!(asked(json!([[5, 6, 7], [5]]), 1, 1, all("prompt")).unwrap_err(), refused(16 * width()));
+    assert!(parse(ids.clone(), 1, 30, all("prompt")).is_ok());
+    assert!(parse(ids.clone(), 1, 1, all("both")).is_ok());
+    assert_eq!(parse(ids.clone(), 1, 2, all("both")).unwrap_err(), refused(16 * width()));
+    assert_eq!(parse(ids.clone(), 2, 1, all("prompt")).unwrap_err(), refused(24 * width()));
+    assert_eq!(parse(json!([[5, 6, 7], [5]]), 1, 1, all("prompt")).unwrap_err(), refused(16 * width()));
     let last = |sites: &[&str]| json!({ "sites": sites });
-    assert!(asked(ids.clone(), 1, 30, last(&["resid_post0", "resid_pre0", "z0"])).is_ok());
-    assert!(asked(ids, 1, 30, last(&["resid_post0", "resid_pre0", "z0", "pattern0"])).is_err());
+    assert!(parse(ids.clone(), 1, 30, last(&["resid_post0", "resid_pre0", "z0"])).is_ok());
+    assert!(parse(ids, 1, 30, last(&["resid_post0", "resid_pre0", "z0", "pattern0"])).is_err());
     let error = activations(&served, &json!({ "prompt": [5, 6, 7, 8], "sites": ["z0"], "positions": "all" }))
         .unwrap_err();
     assert_eq!((error.status(), error.param()), (400, Some("sites")));
 }
 
-/// A server that was not started for it looks nowhere.
+/// A server without the option rejects activations and steering.
 #[test]
-fn it_is_off_unless_the_server_is_started_with_it() {
+fn activations_and_steering_are_off_by_default() {
     let served = ServedModel::new(&tiny().model, ApiOptions { activations: false, ..options() }).unwrap();
-    let off = "this server returns and steers no activations; start it with --activations";
+    let off = "this server does not expose activations or steering; start it with --activations";
     for (field, value) in [
         ("activations", json!({ "sites": ["resid_post0"] })),
         ("steering", json!([{ "site": "resid_pre0", "vector": direction(1), "scale": 0 }])),
@@ -674,5 +681,5 @@ fn it_is_off_unless_the_server_is_started_with_it() {
     let plain =
         CompletionRequest::parse(br#"{"prompt": "The", "steering": [], "activations": null}"#).unwrap();
     let call = Call::of_completion(plain, &served, None).unwrap();
-    assert!(call.requests[0].observers.is_empty(), "what asks for nothing goes the way of all others");
+    assert!(call.requests[0].observers.is_empty(), "a request without inspection has no observer");
 }

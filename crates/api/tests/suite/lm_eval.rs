@@ -1,4 +1,4 @@
-//! What lm-evaluation-harness sends, read as it reads it: `local-completions` of its 0.4.
+//! Requests of lm-evaluation-harness 0.4 (`local-completions`), with answers parsed the same way.
 //!
 //! Source: `lm_eval/models/openai_completions.py`, `parse_logprobs`.
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use crate::common::{SCORE_TOLERANCE, reply, tiny};
 
-/// The sum of what follows the context, and whether it is all the most probable: as `parse_logprobs` computes them.
+/// Summed log-probability of the continuation, and whether it is greedy, following `parse_logprobs`.
 fn parsed(response: &Value, context_lengths: &[usize]) -> Vec<(f64, bool)> {
     let mut choices = response["choices"].as_array().unwrap().clone();
     choices.sort_by_key(|choice| choice["index"].as_u64().unwrap());
     assert_eq!(choices.len(), context_lengths.len());
-    let of = |(choice, length): (&Value, &usize)| {
+    let parse_choice = |(choice, length): (&Value, &usize)| {
         let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
         let end = logprobs.len() - 1;
         let sum = logprobs[*length..end].iter().map(|logprob| logprob.as_f64().unwrap()).sum();
@@ -24,11 +24,11 @@ fn parsed(response: &Value, context_lengths: &[usize]) -> Vec<(f64, bool)> {
         });
         (sum, is_greedy)
     };
-    choices.iter().zip(context_lengths).map(of).collect()
+    choices.iter().zip(context_lengths).map(parse_choice).collect()
 }
 
 #[test]
-fn log_likelihoods_are_those_of_score() {
+fn log_likelihoods_match_score() {
     let model = tiny().model.model();
     let contexts = [vec![0, 87, 104], vec![0], vec![0, 5, 6, 7, 8]];
     let endings = [vec![40, 41], vec![70, 71, 72, 73], vec![9]];
@@ -40,7 +40,7 @@ fn log_likelihoods_are_those_of_score() {
     let lengths: Vec<usize> = contexts.iter().map(Vec::len).collect();
     for (choice, prompt) in response["choices"].as_array().unwrap().iter().zip(&prompts) {
         let listed = choice["logprobs"]["token_logprobs"].as_array().unwrap();
-        assert_eq!(listed.len(), prompt.len() + 1, "the prompt's, and one that was generated");
+        assert_eq!(listed.len(), prompt.len() + 1, "the prompt tokens and one generated token");
         assert!(listed[0].is_null() && listed[1..].iter().all(Value::is_number));
         assert!(choice["logprobs"]["top_logprobs"].as_array().unwrap()[1..].iter().all(Value::is_object));
     }
@@ -56,25 +56,25 @@ fn log_likelihoods_are_those_of_score() {
 }
 
 #[test]
-fn what_greedy_search_writes_is_greedy() {
-    let written = tiny()
+fn greedy_completion_is_recognized_as_greedy() {
+    let generated = tiny()
         .complete(&json!({ "prompt": [0, 87], "temperature": 0, "max_tokens": 6, "return_token_ids": true }));
-    let written: Vec<u32> = serde_json::from_value(written["choices"][0]["token_ids"].clone()).unwrap();
-    let prompt = [&[0, 87], &written[..]].concat();
+    let generated: Vec<u32> = serde_json::from_value(generated["choices"][0]["token_ids"].clone()).unwrap();
+    let prompt = [&[0, 87], &generated[..]].concat();
     let body = json!({ "prompt": [prompt], "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": true });
     assert!(parsed(&tiny().complete(&body), &[2])[0].1);
 }
 
 #[test]
-fn the_whole_context_is_scored() {
-    let prompt: Vec<u32> = (0..47).map(|place| place * 5 % 300).collect();
+fn prompt_that_fills_the_context_is_scored() {
+    let prompt: Vec<u32> = (0..47).map(|index| index * 5 % 300).collect();
     let body = json!({ "prompt": [prompt], "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": true });
     let response = tiny().complete(&body);
     assert_eq!(response["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().len(), 48);
 }
 
 #[test]
-fn texts_end_at_what_a_task_names() {
+fn completions_end_at_the_stop_strings() {
     let body = json!({ "model": "tiny", "prompt": [[0, 87, 104]], "max_tokens": 20, "temperature": 0,
                        "stop": ["e", "<|endoftext|>"], "seed": 1234, "do_sample_unknown": false, "until": ["x"] });
     let response = tiny().complete(&body);
@@ -83,7 +83,7 @@ fn texts_end_at_what_a_task_names() {
 }
 
 #[test]
-fn recorded_bodies_are_read() {
+fn recorded_bodies_are_accepted() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bodies");
     let mut read = 0;
     for file in std::fs::read_dir(folder).unwrap() {

@@ -1,42 +1,42 @@
-//! What is told of how probable tokens are: names, numbers, places.
+//! Log-probabilities in answers: token names, values and offsets.
 
 use candle_gpt2_generation::StopReason;
 use serde_json::{Value, json};
 
 use crate::common::{begun, call, logprobs, tiny, token};
 
-/// The tokens of the bytes of a text, one for each.
+/// Single-byte tokens of a text's bytes.
 fn bytes(text: &str) -> Vec<u32> {
     let tokenizer = tiny().model.vocabulary().tokenizer().unwrap();
-    let of = |byte: u8| {
+    let single_byte_token = |byte: u8| {
         let ids = 0..=256_u32;
         let mut found = ids.filter(|id| tiny().model.vocabulary().token_bytes(*id) == [byte]);
-        found.next().unwrap_or_else(|| panic!("{byte} of {tokenizer:?}"))
+        found.next().unwrap_or_else(|| panic!("no token for byte {byte} in {tokenizer:?}"))
     };
-    text.bytes().map(of).collect()
+    text.bytes().map(single_byte_token).collect()
 }
 
-/// What a body's response tells of these tokens, each with the text that it completes.
-fn told(body: &Value, prompt: usize, tokens: &[(u32, &str)]) -> Value {
+/// First choice of the response if the model generates these tokens, each with its completed text.
+fn first_choice(body: &Value, prompt: usize, tokens: &[(u32, &str)]) -> Value {
     let call = call(body).unwrap();
     let mut answer = call.answer;
-    let scores = (0..prompt).map(|place| logprobs(-1.0, &[]).filter(|_| place > 0)).collect();
-    answer.take(0, begun(scores)).unwrap();
-    for (place, (id, text)) in tokens.iter().enumerate() {
-        let stop_reason = (place + 1 == tokens.len()).then_some(StopReason::MaxNewTokens);
-        answer.take(0, token(*id, text, logprobs(-0.5, &[(*id, -0.5)]), stop_reason)).unwrap();
+    let scores = (0..prompt).map(|index| logprobs(-1.0, &[]).filter(|_| index > 0)).collect();
+    answer.handle_event(0, begun(scores)).unwrap();
+    for (index, (id, text)) in tokens.iter().enumerate() {
+        let stop_reason = (index + 1 == tokens.len()).then_some(StopReason::MaxNewTokens);
+        answer.handle_event(0, token(*id, text, logprobs(-0.5, &[(*id, -0.5)]), stop_reason)).unwrap();
     }
     serde_json::from_str::<Value>(&answer.into_response()).unwrap()["choices"][0].take()
 }
 
 #[test]
-fn parts_of_characters_are_written_as_bytes_and_have_the_characters_place() {
-    // Each token is a byte: é has two, 中 three, 😀 four.
+fn partial_characters_are_shown_as_bytes_at_one_offset() {
+    // Each token is one byte: é has two, 中 three, 😀 four.
     let text = "aé中😀b";
     let ids = bytes(text);
     let shown = ["a", "", "é", "", "", "中", "", "", "", "😀", "b"];
     let tokens: Vec<(u32, &str)> = ids.iter().copied().zip(shown).collect();
-    let choice = told(&json!({ "prompt": [5], "logprobs": 1, "max_tokens": 11 }), 1, &tokens);
+    let choice = first_choice(&json!({ "prompt": [5], "logprobs": 1, "max_tokens": 11 }), 1, &tokens);
     assert_eq!(choice["text"], text);
     let listed = &choice["logprobs"];
     assert_eq!(
@@ -55,20 +55,21 @@ fn parts_of_characters_are_written_as_bytes_and_have_the_characters_place() {
             "b"
         ])
     );
-    // The prompt has one character, and comes first.
+    // The prompt comes first and has one character.
     assert_eq!(listed["text_offset"], json!([1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5]));
     assert_eq!(listed["top_logprobs"][1], json!({ "bytes:\\xc3": -0.5 }));
 }
 
-/// As a recorded reply of OpenAI has it: a prompt of five characters, a token, a character in two tokens, a token.
+/// Recorded OpenAI reply: five prompt characters, a token, a character in two tokens, a token.
 #[test]
-fn places_count_from_the_prompts_characters() {
+fn text_offsets_count_the_prompt_characters() {
     let (x, parts, y) = (bytes("x")[0], bytes("é"), bytes("y")[0]);
     let prompt: Vec<u32> = bytes("ab中de");
     let tokens = [(x, "x"), (parts[0], ""), (parts[1], "é"), (y, "y")];
-    let choice = told(&json!({ "prompt": prompt, "logprobs": 0, "max_tokens": 4 }), 0, &tokens);
+    let choice = first_choice(&json!({ "prompt": prompt, "logprobs": 0, "max_tokens": 4 }), 0, &tokens);
     assert_eq!(choice["logprobs"]["text_offset"], json!([5, 6, 6, 7]));
-    let echoed = told(&json!({ "prompt": prompt, "logprobs": 0, "max_tokens": 4, "echo": true }), 7, &tokens);
+    let echoed =
+        first_choice(&json!({ "prompt": prompt, "logprobs": 0, "max_tokens": 4, "echo": true }), 7, &tokens);
     assert_eq!(echoed["text"], "ab中dexéy");
     assert_eq!(echoed["logprobs"]["text_offset"], json!([0, 1, 2, 2, 2, 3, 4, 5, 6, 6, 7]));
     assert_eq!(echoed["logprobs"]["token_logprobs"][0], Value::Null);
@@ -77,16 +78,16 @@ fn places_count_from_the_prompts_characters() {
 }
 
 #[test]
-fn the_token_that_came_is_among_the_others_with_the_same_number() {
+fn top_logprobs_include_the_sampled_token() {
     let (a, b, c) = (bytes("a")[0], bytes("b")[0], bytes("c")[0]);
     let (best, second, own) = (-0.123_456_789_012_345_68, -2.5, -7.000_000_000_000_001);
     let mut answer = call(&json!({ "prompt": "x", "logprobs": 2 })).unwrap().answer;
-    answer.take(0, token(a, "a", logprobs(best, &[(a, best), (b, second)]), None)).unwrap();
+    answer.handle_event(0, token(a, "a", logprobs(best, &[(a, best), (b, second)]), None)).unwrap();
     answer
-        .take(0, token(c, "c", logprobs(own, &[(a, best), (b, second)]), Some(StopReason::Context)))
+        .handle_event(0, token(c, "c", logprobs(own, &[(a, best), (b, second)]), Some(StopReason::Context)))
         .unwrap();
     let response = answer.into_response();
-    // As they are written, to the last digit.
+    // Numbers are written with all digits.
     assert!(response.contains("\"token_logprobs\":[-0.12345678901234568,-7.000000000000001]"), "{response}");
     let top = "\"top_logprobs\":[{\"a\":-0.12345678901234568,\"b\":-2.5},\
                {\"a\":-0.12345678901234568,\"b\":-2.5,\"c\":-7.000000000000001}]";
@@ -95,13 +96,15 @@ fn the_token_that_came_is_among_the_others_with_the_same_number() {
 }
 
 #[test]
-fn what_is_impossible_has_a_number_and_what_is_none_is_never_told() {
+fn negative_infinity_becomes_minus_9999_and_nan_is_an_error() {
     let a = bytes("a")[0];
     let mut answer = call(&json!({ "prompt": "x", "logprobs": 1 })).unwrap().answer;
-    answer.take(0, token(a, "a", logprobs(f64::NEG_INFINITY, &[(a, f64::NEG_INFINITY)]), None)).unwrap();
-    let failed = answer.take(0, token(a, "a", logprobs(f64::NAN, &[]), None)).unwrap_err();
+    answer
+        .handle_event(0, token(a, "a", logprobs(f64::NEG_INFINITY, &[(a, f64::NEG_INFINITY)]), None))
+        .unwrap();
+    let failed = answer.handle_event(0, token(a, "a", logprobs(f64::NAN, &[]), None)).unwrap_err();
     assert_eq!((failed.status(), failed.kind()), (500, "server_error"));
-    let failed = answer.take(0, begun(vec![None, logprobs(-1.0, &[(a, f64::NAN)])])).unwrap_err();
+    let failed = answer.handle_event(0, begun(vec![None, logprobs(-1.0, &[(a, f64::NAN)])])).unwrap_err();
     assert_eq!(failed.status(), 500);
     let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
     assert_eq!(response["choices"][0]["logprobs"]["token_logprobs"], json!([-9999.0]));
@@ -109,16 +112,18 @@ fn what_is_impossible_has_a_number_and_what_is_none_is_never_told() {
 }
 
 #[test]
-fn names_in_a_map_are_all_different() {
-    // Every half of a character has a name of its own.
+fn top_logprobs_keys_are_unique() {
+    // Every partial character has a unique name.
     let halves = bytes("é中😀");
     let alternatives: Vec<(u32, f64)> = halves.iter().map(|id| (*id, -1.0)).collect();
     let mut answer = call(&json!({ "prompt": "x", "logprobs": 9 })).unwrap().answer;
     let (end, a) = (0, bytes("a")[0]);
-    answer.take(0, token(a, "a", logprobs(-3.0, &alternatives), None)).unwrap();
-    // The end shows nothing where it comes, and has its name where it does not.
-    answer.take(0, token(a, "a", logprobs(-1.0, &[(a, -1.0), (end, -2.0)]), None)).unwrap();
-    answer.take(0, token(end, "", logprobs(-2.0, &[(a, -1.0), (end, -2.0)]), Some(StopReason::Eos))).unwrap();
+    answer.handle_event(0, token(a, "a", logprobs(-3.0, &alternatives), None)).unwrap();
+    // The EOS token has an empty name when generated and its own name as an alternative.
+    answer.handle_event(0, token(a, "a", logprobs(-1.0, &[(a, -1.0), (end, -2.0)]), None)).unwrap();
+    answer
+        .handle_event(0, token(end, "", logprobs(-2.0, &[(a, -1.0), (end, -2.0)]), Some(StopReason::Eos)))
+        .unwrap();
     let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
     let choice = &response["choices"][0];
     let top = &choice["logprobs"]["top_logprobs"];
@@ -132,11 +137,13 @@ fn names_in_a_map_are_all_different() {
 }
 
 #[test]
-fn tokens_can_be_told_as_their_ids() {
+fn tokens_can_be_returned_as_token_ids() {
     let a = bytes("a")[0];
     let body = json!({ "prompt": "x", "logprobs": 1, "return_tokens_as_token_ids": true });
     let mut answer = call(&body).unwrap().answer;
-    answer.take(0, token(a, "a", logprobs(-3.0, &[(7, -1.0)]), Some(StopReason::MaxNewTokens))).unwrap();
+    answer
+        .handle_event(0, token(a, "a", logprobs(-3.0, &[(7, -1.0)]), Some(StopReason::MaxNewTokens)))
+        .unwrap();
     let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
     let listed = &response["choices"][0]["logprobs"];
     assert_eq!(listed["tokens"], json!([format!("token_id:{a}")]));
@@ -144,7 +151,7 @@ fn tokens_can_be_told_as_their_ids() {
 }
 
 #[test]
-fn what_stands_behind_a_stop_string_is_left_out() {
+fn stop_string_is_omitted_unless_requested() {
     let ids = bytes("abc.!");
     let body = json!({ "prompt": "x", "logprobs": 0, "stop": ["zz", "c.", "."], "return_token_ids": true });
     let finish = |body: &Value| {
@@ -152,7 +159,7 @@ fn what_stands_behind_a_stop_string_is_left_out() {
         for (id, (text, reason)) in
             ids.iter().zip([("a", None), ("b", None), ("", None), ("", Some(StopReason::StopString))])
         {
-            answer.take(0, token(*id, text, logprobs(-1.0, &[]), reason)).unwrap();
+            answer.handle_event(0, token(*id, text, logprobs(-1.0, &[]), reason)).unwrap();
         }
         serde_json::from_str::<Value>(&answer.into_response()).unwrap()
     };
@@ -173,10 +180,10 @@ fn what_stands_behind_a_stop_string_is_left_out() {
 }
 
 #[test]
-fn the_tokens_that_end_texts_are_told_as_the_request_named_them() {
+fn stop_reason_reports_the_requested_stop() {
     let reason = |body: Value, id: u32| {
         let mut answer = call(&body).unwrap().answer;
-        answer.take(0, token(id, "", None, Some(StopReason::Eos))).unwrap();
+        answer.handle_event(0, token(id, "", None, Some(StopReason::Eos))).unwrap();
         serde_json::from_str::<Value>(&answer.into_response()).unwrap()["choices"][0]["stop_reason"].take()
     };
     assert_eq!(reason(json!({ "stop_token_ids": [7] }), 7), json!(7));
@@ -184,7 +191,7 @@ fn the_tokens_that_end_texts_are_told_as_the_request_named_them() {
     assert_eq!(reason(json!({ "stop": ["a", "<|endoftext|>"] }), 0), json!("<|endoftext|>"));
     let ended = |reason| {
         let mut answer = call(&json!({})).unwrap().answer;
-        answer.take(0, token(7, "x", None, Some(reason))).unwrap();
+        answer.handle_event(0, token(7, "x", None, Some(reason))).unwrap();
         let response: Value = serde_json::from_str(&answer.into_response()).unwrap();
         json!([response["choices"][0]["finish_reason"], response["choices"][0]["stop_reason"]])
     };

@@ -1,4 +1,4 @@
-//! What is said of values that a field does not take.
+//! Error messages for field values of the wrong type or out of range.
 
 use serde_json::json;
 
@@ -6,11 +6,11 @@ use crate::common::error;
 use crate::fields::with;
 
 #[test]
-fn a_value_that_is_wrong_is_named_with_what_was_expected() {
+fn invalid_values_report_the_field_and_the_expectation() {
     let long = "x".repeat(1025);
     let cases = [
         ("model", json!(7), "model: expected a string, found 7", "model"),
-        ("model", json!(""), "model: expected a string of 1 to 256 bytes, found an empty one", "model"),
+        ("model", json!(""), "model: expected a string of 1 to 256 bytes, found an empty string", "model"),
         (
             "prompt",
             json!(true),
@@ -34,13 +34,13 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "prompt",
             json!([5, 300]),
-            "prompt[1]: expected a token id below the vocabulary's size of 300, found 300",
+            "prompt[1]: expected a token id below the vocabulary size of 300, found 300",
             "prompt[1]",
         ),
         (
             "prompt",
             json!([[5], [5, 6, 301]]),
-            "prompt[1][2]: expected a token id below the vocabulary's size of 300, found 301",
+            "prompt[1][2]: expected a token id below the vocabulary size of 300, found 301",
             "prompt[1][2]",
         ),
         (
@@ -71,23 +71,28 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         ("typical", json!(0), "typical: expected a number above 0 and at most 1, found 0", "typical"),
         ("n", json!(0), "n: expected a whole number from 1 to 128, found 0", "n"),
         ("n", json!(129), "n: expected a whole number from 1 to 128, found 129", "n"),
-        ("n", json!(17), "n: this server takes at most 16 texts of a prompt (n, best_of), found 17", "n"),
+        (
+            "n",
+            json!(17),
+            "n: this server accepts at most 16 completions per prompt (n, best_of), found 17",
+            "n",
+        ),
         (
             "best_of",
             json!(17),
-            "best_of: this server takes at most 16 texts of a prompt (n, best_of), found 17",
+            "best_of: this server accepts at most 16 completions per prompt (n, best_of), found 17",
             "best_of",
         ),
         ("best_of", json!(21), "best_of: expected a whole number from 0 to 20, found 21", "best_of"),
-        ("stop", json!(""), "stop: expected a string of 1 to 1024 bytes, found an empty one", "stop"),
+        ("stop", json!(""), "stop: expected a string of 1 to 1024 bytes, found an empty string", "stop"),
         (
             "stop",
             json!(["a", ""]),
-            "stop[1]: expected a string of 1 to 1024 bytes, found an empty one",
+            "stop[1]: expected a string of 1 to 1024 bytes, found an empty string",
             "stop[1]",
         ),
         ("stop", json!(["a", 5]), "stop[1]: expected a string, found 5", "stop[1]"),
-        ("stop", json!(long), "stop: expected a string of 1 to 1024 bytes, found one of 1025 bytes", "stop"),
+        ("stop", json!(long), "stop: expected a string of 1 to 1024 bytes, found 1025 bytes", "stop"),
         ("stop", json!(vec!["a"; 33]), "stop: expected at most 32 items, found more", "stop"),
         ("stop", json!({}), "stop: expected a string or a list of strings, found {}", "stop"),
         ("stream", json!("yes"), "stream: expected true or false, found \"yes\"", "stream"),
@@ -110,13 +115,13 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "logit_bias",
             json!([]),
-            "logit_bias: expected an object of token ids and biases, found []",
+            "logit_bias: expected an object that maps token ids to biases, found []",
             "logit_bias",
         ),
         (
             "logit_bias",
             json!({ "a": 1 }),
-            "logit_bias: expected token ids as names, found \"a\"",
+            "logit_bias: expected token ids as keys, found \"a\"",
             "logit_bias",
         ),
         (
@@ -134,7 +139,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "logit_bias",
             json!({ "300": 1 }),
-            "logit_bias.300: expected a token id below the vocabulary's size of 300, found 300",
+            "logit_bias.300: expected a token id below the vocabulary size of 300, found 300",
             "logit_bias.300",
         ),
         (
@@ -170,7 +175,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "suffix",
             json!("end"),
-            "suffix: this server does not serve this field; GPT-2 cannot fill in; give a prompt alone",
+            "suffix: this server does not support this field; GPT-2 cannot insert text; send only a prompt",
             "suffix",
         ),
         ("min_tokens", json!(5), "min_tokens: expected at most max_tokens, found 5", "min_tokens"),
@@ -178,19 +183,19 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "stop_token_ids",
             json!([1, 300]),
-            "stop_token_ids[1]: expected a token id below the vocabulary's size of 300, found 300",
+            "stop_token_ids[1]: expected a token id below the vocabulary size of 300, found 300",
             "stop_token_ids[1]",
         ),
         (
             "allowed_token_ids",
             json!([300]),
-            "allowed_token_ids[0]: expected a token id below the vocabulary's size of 300, found 300",
+            "allowed_token_ids[0]: expected a token id below the vocabulary size of 300, found 300",
             "allowed_token_ids[0]",
         ),
         (
             "bad_words",
             json!(["a", ""]),
-            "bad_words[1]: expected a string of 1 to 256 bytes, found an empty one",
+            "bad_words[1]: expected a string of 1 to 256 bytes, found an empty string",
             "bad_words[1]",
         ),
         (
@@ -202,7 +207,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "cache_salt",
             json!(""),
-            "cache_salt: expected a string of 1 to 256 bytes, found an empty one",
+            "cache_salt: expected a string of 1 to 256 bytes, found an empty string",
             "cache_salt",
         ),
         (
@@ -214,49 +219,49 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "use_beam_search",
             json!(true),
-            "use_beam_search: this server does not serve this field; leave it out, or use `gpt2 generate --num-beams`",
+            "use_beam_search: this server does not support this field; leave it out, or use `gpt2 generate --num-beams`",
             "use_beam_search",
         ),
         (
             "prompt_logprobs",
             json!(0),
-            "prompt_logprobs: this server does not serve this field; ask for echo and logprobs at /v1/completions",
+            "prompt_logprobs: this server does not support this field; use echo and logprobs at /v1/completions",
             "prompt_logprobs",
         ),
         (
             "tools",
             json!([1]),
-            "tools: this server does not serve this field; the model calls no tools; leave it out",
+            "tools: this server does not support this field; the model does not support tool calls; leave it out",
             "tools",
         ),
         (
             "grammar",
             json!("root ::= \"a\""),
-            "grammar: this server does not serve this field; write it in Lark's syntax as guided_grammar",
+            "grammar: this server does not support this field; use guided_grammar with Lark's syntax",
             "grammar",
         ),
         (
             "guided_choice",
             json!(["a", ""]),
-            "guided_choice[1]: expected a string of 1 to 8192 bytes, found an empty one",
+            "guided_choice[1]: expected a string of 1 to 8192 bytes, found an empty string",
             "guided_choice[1]",
         ),
         (
             "guided_choice",
             json!([]),
-            "guided_choice: expected a list of texts that are not empty, found []",
+            "guided_choice: expected a list of non-empty texts, found []",
             "guided_choice",
         ),
         (
             "guided_regex",
             json!(""),
-            "guided_regex: expected a string of 1 to 8192 bytes, found an empty one",
+            "guided_regex: expected a string of 1 to 8192 bytes, found an empty string",
             "guided_regex",
         ),
         (
             "guided_grammar",
             json!(""),
-            "guided_grammar: expected a string of 1 to 262144 bytes, found an empty one",
+            "guided_grammar: expected a string of 1 to 262144 bytes, found an empty string",
             "guided_grammar",
         ),
         (
@@ -268,7 +273,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "guided_json",
             json!(""),
-            "guided_json: expected a string of 1 to 262144 bytes, found an empty one",
+            "guided_json: expected a string of 1 to 262144 bytes, found an empty string",
             "guided_json",
         ),
         (
@@ -286,13 +291,13 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "structured_outputs",
             json!({}),
-            "structured_outputs: expected one of json, regex, grammar, choice and json_object, found {}",
+            "structured_outputs: expected exactly one of json, regex, grammar, choice and json_object, found {}",
             "structured_outputs",
         ),
         (
             "structured_outputs",
             json!({ "json_object": false }),
-            "structured_outputs: expected one of json, regex, grammar, choice and json_object, found {\"json_object\":false}",
+            "structured_outputs: expected exactly one of json, regex, grammar, choice and json_object, found {\"json_object\":false}",
             "structured_outputs",
         ),
         (
@@ -334,7 +339,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "structured_outputs",
             json!({ "regex": "a", "grammar": "b" }),
-            "structured_outputs: expected one of json, regex, grammar, choice and json_object, found {\"regex\":\"a\",\"grammar\":\"b\"}",
+            "structured_outputs: expected exactly one of json, regex, grammar, choice and json_object, found {\"regex\":\"a\",\"grammar\":\"b\"}",
             "structured_outputs",
         ),
     ];
@@ -350,7 +355,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
 }
 
 #[test]
-fn an_empty_description_beside_another_is_refused() {
+fn second_output_constraint_is_rejected_even_if_empty() {
     for (name, value) in
         [("guided_choice", json!([])), ("guided_json", json!({})), ("response_format", json!({}))]
     {

@@ -1,4 +1,4 @@
-//! Tokens, models, and what the server tells of itself.
+//! Tokenizer and model routes, and the server's information about itself.
 
 use candle_gpt2_api::{Endpoint, model};
 use serde_json::{Value, json};
@@ -10,13 +10,13 @@ fn tokens(body: &Value) -> Value {
 }
 
 #[test]
-fn texts_become_tokens_in_every_dialect() {
+fn tokenize_accepts_every_dialect() {
     let ids = tiny().ids("the é word");
     let plain = json!({ "count": ids.len(), "max_model_len": 48, "tokens": ids, "token_strs": null });
     assert_eq!(tokens(&json!({ "content": "the é word" })), plain);
     assert_eq!(tokens(&json!({ "prompt": "the é word", "add_special_tokens": false })), plain);
     assert_eq!(tokens(&json!({ "model": "tiny", "prompt": "the é word", "unknown": null })), plain);
-    // lm-evaluation-harness takes the first token of this.
+    // lm-evaluation-harness reads the first token of this result.
     assert_eq!(
         tokens(&json!({ "prompt": "<|endoftext|>", "add_special_tokens": false }))["tokens"],
         json!([0])
@@ -32,7 +32,7 @@ fn texts_become_tokens_in_every_dialect() {
 }
 
 #[test]
-fn tokens_become_texts() {
+fn detokenize_returns_the_text() {
     let text = |tokens: Value| {
         let body = json!({ "tokens": tokens }).to_string();
         serde_json::from_str::<Value>(&reply(Endpoint::Detokenize, body.as_bytes()).unwrap()).unwrap()
@@ -46,19 +46,19 @@ fn tokens_become_texts() {
     let error = reply(Endpoint::Detokenize, b"{\"tokens\": [1, 300]}").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "tokens[1]: expected a token id below the vocabulary's size of 300, found 300"
+        "tokens[1]: expected a token id below the vocabulary size of 300, found 300"
     );
     let error = reply(Endpoint::Detokenize, b"{}").unwrap_err();
     assert_eq!(error.to_string(), "tokens: expected a list of token ids, found nothing");
     let error = reply(Endpoint::Tokenize, b"{\"content\": \"a\", \"parse_special\": false}").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "parse_special: expected true: names of special tokens are always read, found false"
+        "parse_special: expected true, because names of special tokens are always parsed, found false"
     );
 }
 
 #[test]
-fn the_tokenizer_is_described_for_those_who_make_prompts() {
+fn tokenizer_info_lists_the_special_tokens() {
     let info: Value = serde_json::from_str(&reply(Endpoint::TokenizerInfo, b"").unwrap()).unwrap();
     assert_eq!(
         info,
@@ -68,7 +68,7 @@ fn the_tokenizer_is_described_for_those_who_make_prompts() {
 }
 
 #[test]
-fn the_model_is_listed_under_each_of_its_names() {
+fn model_is_listed_under_its_name_and_aliases() {
     let list: Value = serde_json::from_str(&reply(Endpoint::Models, b"").unwrap()).unwrap();
     assert_eq!(list["object"], "list");
     let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
@@ -87,7 +87,7 @@ fn the_model_is_listed_under_each_of_its_names() {
 }
 
 #[test]
-fn the_server_describes_itself() {
+fn health_version_and_props_describe_the_server() {
     assert_eq!(reply(Endpoint::Health, b"").unwrap(), "{\"status\":\"ok\"}");
     assert_eq!(
         reply(Endpoint::Version, b"").unwrap(),

@@ -1,12 +1,12 @@
-//! Streams: put together, their chunks are the whole response.
+//! Streams, whose joined chunks must equal the complete response.
 
 use candle_gpt2_generation::StopReason;
 use serde_json::{Map, Value, json};
 
 use crate::common::{call, logprobs, tiny, token};
 
-/// The choices of some chunks, put together as clients do it.
-fn put_together(chunks: &[Value]) -> Vec<Value> {
+/// Joins the choices of chunks in the way that clients do.
+fn join_chunks(chunks: &[Value]) -> Vec<Value> {
     let mut choices: Vec<Value> = Vec::new();
     for piece in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
         let index = usize::try_from(piece["index"].as_u64().unwrap()).unwrap();
@@ -17,7 +17,7 @@ fn put_together(chunks: &[Value]) -> Vec<Value> {
             choices[index] = piece.clone();
             continue;
         };
-        assert!(choice["finish_reason"].is_null(), "nothing comes after the end: {piece}");
+        assert!(choice["finish_reason"].is_null(), "chunk after the finish reason: {piece}");
         join(choice, piece);
     }
     choices
@@ -36,12 +36,12 @@ fn join(choice: &mut Map<String, Value>, piece: &Value) {
     }
     if let Some(more) = piece.get("token_ids") {
         choice["token_ids"].as_array_mut().unwrap().extend(more.as_array().unwrap().iter().cloned());
-        assert!(piece["prompt_token_ids"].is_null(), "it comes once");
+        assert!(piece["prompt_token_ids"].is_null(), "prompt_token_ids appears once");
     }
 }
 
 #[test]
-fn chunks_put_together_are_the_whole_response() {
+fn joined_chunks_equal_the_response() {
     let prompts = [json!("Wh"), json!(["The", "", "a😀é"]), json!([[5, 6], [0, 7, 130, 200]])];
     let mut compared = 0;
     for prompt in &prompts {
@@ -57,7 +57,7 @@ fn chunks_put_together_are_the_whole_response() {
                             });
                             let whole = tiny().complete(&body);
                             let chunks = tiny().stream(&body);
-                            assert_eq!(json!(put_together(&chunks)), whole["choices"], "{body}");
+                            assert_eq!(json!(join_chunks(&chunks)), whole["choices"], "{body}");
                             assert!(
                                 chunks
                                     .iter()
@@ -74,17 +74,17 @@ fn chunks_put_together_are_the_whole_response() {
     assert_eq!(compared, 324);
 }
 
-/// A chunk tells a text, log-probabilities or an end.
+/// Checks that each chunk contains text, log-probabilities or a finish reason.
 fn check_no_chunk_is_empty(chunks: &[Value]) {
     for choice in chunks.iter().map(|chunk| &chunk["choices"][0]) {
         let has_entries = choice["logprobs"]["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty());
-        let tells = choice["text"] != "" || has_entries || !choice["finish_reason"].is_null();
-        assert!(tells, "{choice}");
+        let has_content = choice["text"] != "" || has_entries || !choice["finish_reason"].is_null();
+        assert!(has_content, "{choice}");
     }
 }
 
 #[test]
-fn usage_comes_last_where_it_is_asked_for() {
+fn usage_is_the_last_chunk_if_requested() {
     let body = json!({ "prompt": ["Wh", "The"], "n": 2, "max_tokens": 4, "seed": 2, "stream_options": { "include_usage": true } });
     let mut chunks = tiny().stream(&body);
     let last = chunks.pop().unwrap();
@@ -100,7 +100,7 @@ fn usage_comes_last_where_it_is_asked_for() {
 }
 
 #[test]
-fn an_echo_comes_first_with_all_that_is_told_of_the_prompt() {
+fn echo_is_the_first_chunk_with_the_prompt_logprobs() {
     let body =
         json!({ "prompt": "The citizen", "max_tokens": 3, "echo": true, "logprobs": 1, "n": 2, "seed": 4 });
     let chunks = tiny().stream(&body);
@@ -114,22 +114,22 @@ fn an_echo_comes_first_with_all_that_is_told_of_the_prompt() {
 }
 
 #[test]
-fn half_a_character_waits_and_its_tokens_come_with_it() {
+fn partial_characters_are_held_back_with_their_tokens() {
     let mut answer =
         call(&json!({ "prompt": "x", "stream": true, "logprobs": 0, "stop": "zz" })).unwrap().answer;
     let (first, second) = (130, 131);
     let half = |reason| token(first, "", logprobs(-1.0, &[]), reason);
-    assert_eq!(answer.take(0, half(None)).unwrap(), Vec::<String>::new());
-    let said = answer.take(0, token(second, "\u{FFFD}", logprobs(-2.0, &[]), None)).unwrap();
-    let chunk: Value = serde_json::from_str(&said[0]).unwrap();
+    assert_eq!(answer.handle_event(0, half(None)).unwrap(), Vec::<String>::new());
+    let chunks = answer.handle_event(0, token(second, "\u{FFFD}", logprobs(-2.0, &[]), None)).unwrap();
+    let chunk: Value = serde_json::from_str(&chunks[0]).unwrap();
     assert_eq!(chunk["choices"][0]["text"], "\u{FFFD}");
-    let said = answer.take(0, half(Some(StopReason::MaxNewTokens))).unwrap();
-    let last: Value = serde_json::from_str(&said[0]).unwrap();
-    let told = [&chunk, &last]
+    let chunks = answer.handle_event(0, half(Some(StopReason::MaxNewTokens))).unwrap();
+    let last: Value = serde_json::from_str(&chunks[0]).unwrap();
+    let lengths = [&chunk, &last]
         .map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().len());
-    assert_eq!((said.len(), told.iter().sum::<usize>()), (1, 3), "each token once");
-    // Without log-probabilities nothing is sent for half a character.
+    assert_eq!((chunks.len(), lengths.iter().sum::<usize>()), (1, 3), "each token once");
+    // Without log-probabilities, half a character produces no chunk.
     let mut answer = call(&json!({ "prompt": "x", "stream": true })).unwrap().answer;
-    assert_eq!(answer.take(0, token(first, "", None, None)).unwrap(), Vec::<String>::new());
+    assert_eq!(answer.handle_event(0, token(first, "", None, None)).unwrap(), Vec::<String>::new());
     assert_eq!(answer.last_chunks(), Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! Unknown fields: named in answers, refused by a strict server.
+//! Unknown fields: answers warn about them, strict servers reject them.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::common::{call, options, tiny};
 
 const MAX_TOKEN: &str = "unknown field `max_token` was ignored; did you mean `max_tokens`?";
 
-fn told(warnings: &Warnings) -> Vec<String> {
+fn messages(warnings: &Warnings) -> Vec<String> {
     warnings.iter().collect()
 }
 
 fn warnings(body: &Value) -> Vec<String> {
-    told(call(body).unwrap().answer.warnings())
+    messages(call(body).unwrap().answer.warnings())
 }
 
 fn chat_warnings(body: &Value) -> Vec<String> {
@@ -26,11 +26,11 @@ fn chat_warnings(body: &Value) -> Vec<String> {
     let served =
         ServedModel::new(&tiny().model, ApiOptions { chat_template: template, ..options() }).unwrap();
     let request = ChatRequest::parse(body.to_string().as_bytes()).unwrap();
-    told(Call::of_chat(request, &served, None).unwrap().answer.warnings())
+    messages(Call::of_chat(request, &served, None).unwrap().answer.warnings())
 }
 
 #[test]
-fn unknown_fields_are_named_with_the_nearest_known_one() {
+fn unknown_fields_suggest_the_nearest_known_field() {
     assert_eq!(warnings(&json!({ "prompt": "a", "max_token": 30 })), [MAX_TOKEN]);
     for (name, nearest) in [
         ("temprature", Some("temperature")),
@@ -42,7 +42,7 @@ fn unknown_fields_are_named_with_the_nearest_known_one() {
         ("mirostat", None),
         ("length_penalty", None),
         ("what_nobody_knows", None),
-        // A field that is refused is not suggested.
+        // Unsupported fields are never suggested.
         ("sufix", None),
     ] {
         let mut body = json!({ "prompt": "a", "max_tokens": 1 });
@@ -50,11 +50,11 @@ fn unknown_fields_are_named_with_the_nearest_known_one() {
         let hint = nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"));
         assert_eq!(warnings(&body), [format!("unknown field `{name}` was ignored{hint}")]);
     }
-    assert_eq!(warnings(&json!({ "max_token": null })), Vec::<String>::new(), "null is as good as absent");
+    assert_eq!(warnings(&json!({ "max_token": null })), Vec::<String>::new(), "null counts as absent");
 }
 
 #[test]
-fn fields_of_inner_objects_are_named_by_their_paths() {
+fn unknown_nested_fields_are_reported_by_path() {
     let body = json!({
         "prompt": "a", "stream": true, "stream_options": { "include_usge": true },
         "response_format": { "type": "json_schema", "json_schema": { "schema": {}, "name": "x", "stric": true } },
@@ -77,9 +77,9 @@ fn fields_of_inner_objects_are_named_by_their_paths() {
     assert_eq!(found, expected);
 }
 
-/// Clients that send them would otherwise see a warning in each answer.
+/// Clients that send these fields would otherwise see a warning in each answer.
 #[test]
-fn what_clients_send_for_openai_is_no_mistake() {
+fn fields_of_openai_clients_cause_no_warning() {
     for name in [
         "user",
         "store",
@@ -92,11 +92,10 @@ fn what_clients_send_for_openai_is_no_mistake() {
         let body = json!({ "prompt": "a", name: "auto" });
         assert_eq!(warnings(&body), Vec::<String>::new(), "{name}");
     }
-    let answered = json!({
+    let assistant_message = json!({
         "role": "assistant", "content": "b", "refusal": null, "annotations": [], "audio": null, "type": "text",
     });
-    let body =
-        json!({ "messages": [{ "role": "user", "content": "a" }, answered], "max_completion_tokens": 1 });
+    let body = json!({ "messages": [{ "role": "user", "content": "a" }, assistant_message], "max_completion_tokens": 1 });
     assert_eq!(chat_warnings(&body), Vec::<String>::new());
     let mut bodies = 0;
     for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bodies")).unwrap() {
@@ -106,7 +105,7 @@ fn what_clients_send_for_openai_is_no_mistake() {
             chat_warnings(&json!({ "messages": value["messages"], "stream_options": null }))
         } else if value.get("prompt").is_some() {
             let mut value = value;
-            // The checkpoint of these tests has another name, and a shorter context.
+            // The test checkpoint has a different name and a shorter context.
             (value["model"], value["max_tokens"]) = (Value::Null, json!(2));
             value["n_predict"] = Value::Null;
             warnings(&value)
@@ -120,7 +119,7 @@ fn what_clients_send_for_openai_is_no_mistake() {
 }
 
 #[test]
-fn answers_have_the_warnings_once_and_only_if_there_are_any() {
+fn answers_contain_warnings_once_if_any() {
     let body = json!({ "prompt": "a", "max_tokens": 2, "temperature": 0, "n": 2 });
     assert!(tiny().complete(&body).get("warnings").is_none());
     assert!(tiny().stream(&body).iter().all(|chunk| chunk.get("warnings").is_none()));
@@ -133,30 +132,31 @@ fn answers_have_the_warnings_once_and_only_if_there_are_any() {
     body["stream_options"] = Value::Null;
     let whole = tiny().complete(&body);
     assert_eq!(whole["warnings"], json!([MAX_TOKEN]));
-    assert_eq!(whole["usage"]["completion_tokens"], 4, "everything else is as it was");
+    assert_eq!(whole["usage"]["completion_tokens"], 4, "everything else is unchanged");
 }
 
 #[test]
-fn every_route_that_reads_a_body_warns_or_refuses() {
+fn every_route_warns_or_rejects_in_strict_mode() {
     let model = &tiny().model;
-    let of_texts = |strict| Arc::new(ServedModel::new(model, ApiOptions { strict, ..options() }).unwrap());
+    let language_model =
+        |strict| Arc::new(ServedModel::new(model, ApiOptions { strict, ..options() }).unwrap());
     let folder = fixture_path("heads/sequence");
     let labels = ModelOptions { model: folder, ..ModelOptions::default() };
     let classifier = || labels.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
-    let of_labels =
+    let served_classifier =
         |strict| Arc::new(ServedModel::of_classifier(&classifier(), ApiOptions { strict, ..options() }));
     let read = |endpoint: Endpoint, body: &str, is_strict: bool| -> Result<Warnings, ApiError> {
-        let is_of_labels = endpoint == Endpoint::Classify;
-        let served = if is_of_labels { of_labels(is_strict) } else { of_texts(is_strict) };
+        let is_classifier = endpoint == Endpoint::Classify;
+        let served = if is_classifier { served_classifier(is_strict) } else { language_model(is_strict) };
         let work = served.read(endpoint, body.as_bytes(), None)?;
         let options = SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 };
-        let mut session = match is_of_labels {
+        let mut session = match is_classifier {
             true => Session::of_classifier(classifier(), served),
             false => Session::new(model.clone(), served, model.scheduler(options).unwrap()),
         };
         Ok(session.answer(work, || true)?.unwrap().warnings)
     };
-    for (endpoint, given) in [
+    for (endpoint, fields) in [
         (Endpoint::Completions, r#""prompt": "a""#),
         (Endpoint::Classify, r#""input": "a""#),
         (Endpoint::Embeddings, r#""input": "a""#),
@@ -170,13 +170,13 @@ fn every_route_that_reads_a_body_warns_or_refuses() {
         (Endpoint::LookFeature, r#""prompt": "a", "layer": 0, "feature": 0"#),
         (Endpoint::LookGraph, r#""prompt": "a""#),
     ] {
-        let right = format!("{{{given}}}");
-        assert!(read(endpoint, &right, true).unwrap().is_empty(), "{right}");
-        let wrong = format!("{{{given}, \"modle\": \"x\"}}");
-        let found = told(&read(endpoint, &wrong, false).unwrap());
-        assert_eq!(found.len(), 1, "{wrong}");
+        let valid = format!("{{{fields}}}");
+        assert!(read(endpoint, &valid, true).unwrap().is_empty(), "{valid}");
+        let invalid = format!("{{{fields}, \"modle\": \"x\"}}");
+        let found = messages(&read(endpoint, &invalid, false).unwrap());
+        assert_eq!(found.len(), 1, "{invalid}");
         assert!(found[0].starts_with("unknown field `modle` was ignored"), "{found:?}");
-        let error = read(endpoint, &wrong, true).unwrap_err();
+        let error = read(endpoint, &invalid, true).unwrap_err();
         assert_eq!(
             (error.status(), error.param(), error.code()),
             (400, Some("modle"), Some("unknown_parameter"))
@@ -186,13 +186,14 @@ fn every_route_that_reads_a_body_warns_or_refuses() {
     let error = read(Endpoint::Completions, body, true).unwrap_err();
     assert_eq!(error.to_string(), "unknown field `max_token`; did you mean `max_tokens`?");
     let conversation = br#"{"messages": [{"role": "user", "content": "a", "nam": "b"}]}"#;
-    let error = Call::of_chat(ChatRequest::parse(conversation).unwrap(), &of_texts(true), None).unwrap_err();
+    let error =
+        Call::of_chat(ChatRequest::parse(conversation).unwrap(), &language_model(true), None).unwrap_err();
     assert_eq!(error.param(), Some("messages[0].nam"));
 }
 
-/// An answer and a line of a log stay short and in one line, whatever a body has.
+/// Answers and log lines stay short and on one line for any body.
 #[test]
-fn warnings_of_a_hostile_body_are_bounded() {
+fn warnings_for_a_hostile_body_are_bounded() {
     let mut body = json!({ "prompt": "a" });
     for number in 0..5000 {
         body[format!("{number}{}", "x".repeat(100))] = json!(1);

@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 
 use super::format::Format;
 use crate::element::Element;
-use crate::simd::{Apart, Sums, sum_products};
 use crate::simd::{LANES, Simd, TileJob, tile_height};
+use crate::simd::{SeparateRows, Sums, sum_products};
 
-/// f32, or the bits of f16.
+/// Format with elements in f32, or in the bits of f16.
 pub(super) struct Floats<E>(PhantomData<E>);
 
 impl<E: Element> Format for Floats<E> {
@@ -65,7 +65,7 @@ impl<E: Element> Format for Floats<E> {
         queries: [&[f32]; ROWS],
         panels: [&[E]; PANELS],
     ) -> Sums<S, ROWS, PANELS> {
-        sum_products(simd, &Apart::new(queries, queries[0].len()), lines(panels))
+        sum_products(simd, &SeparateRows::new(queries, queries[0].len()), lines(panels))
     }
 
     #[inline(always)]
@@ -74,11 +74,11 @@ impl<E: Element> Format for Floats<E> {
         weights: [&[f32]; ROWS],
         panels: [&[E]; PANELS],
     ) -> Sums<S, ROWS, PANELS> {
-        sum_products(simd, &Apart::new(weights, weights[0].len()), lines(panels))
+        sum_products(simd, &SeparateRows::new(weights, weights[0].len()), lines(panels))
     }
 }
 
-/// The first sixteen values, filled up with zeros if there are fewer, as memory holds them.
+/// Converts the first sixteen values to storage elements, padded with zeros.
 #[inline(always)]
 fn rounded<S: Simd, E: Element>(simd: S, values: &[f32]) -> [E; LANES] {
     let mut sixteen = [E::default(); LANES];
@@ -86,7 +86,7 @@ fn rounded<S: Simd, E: Element>(simd: S, values: &[f32]) -> [E; LANES] {
     sixteen
 }
 
-/// The lines of some panels.
+/// Returns the lines of some panels.
 #[inline(always)]
 fn lines<E: Copy, const PANELS: usize>(panels: [&[E]; PANELS]) -> [&[[E; LANES]]; PANELS] {
     let mut lines: [&[[E; LANES]]; PANELS] = [&[]; PANELS];

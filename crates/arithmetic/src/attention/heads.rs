@@ -1,12 +1,13 @@
-//! Where the heads of a batch have their values.
+//! Location of the heads of a batch in memory.
 
 use std::ops::Range;
 
 use crate::simd::LANES;
 
-/// Room of one row in a KV cache: `capacity` tokens from token `start` on, head by head.
+/// Location of one row in a KV cache: `capacity` tokens starting at token `start`, head by head.
 ///
-/// So rows of one memory need not lie side by side or have the same room, and in a tensor rows that do are `(B, H, S, D)`.
+/// Rows of one memory may be apart and have different capacities. Contiguous rows of the same
+/// capacity form a tensor `(B, H, S, D)`.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::KvSlot;
@@ -17,20 +18,20 @@ use crate::simd::LANES;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSlot {
-    /// The first token, a multiple of 16.
+    /// First token, a multiple of 16.
     pub start: usize,
-    /// Tokens.
+    /// Maximum number of tokens.
     pub capacity: usize,
 }
 
 impl KvSlot {
-    /// The slots of `batch` rows side by side.
+    /// Returns the slots of `batch` consecutive rows.
     pub fn side_by_side(batch: usize, capacity: usize) -> Vec<Self> {
         let room = Self::room_of(capacity);
         (0..batch).map(|row| Self { start: row.saturating_mul(room), capacity }).collect()
     }
 
-    /// Tokens of memory that a slot takes: whole panels of 16.
+    /// Returns the memory that a slot occupies, in tokens: whole panels of 16.
     #[inline(always)]
     pub const fn room_of(capacity: usize) -> usize {
         match capacity.checked_next_multiple_of(LANES) {
@@ -39,53 +40,55 @@ impl KvSlot {
         }
     }
 
-    /// The largest room of so many tokens or fewer.
+    /// Rounds `tokens` down to whole panels of 16.
     pub const fn whole_panels(tokens: usize) -> usize {
         tokens / LANES * LANES
     }
 
-    /// Tokens of memory that it takes.
+    /// Returns the memory that this slot occupies, in tokens.
     #[inline(always)]
     pub const fn room(self) -> usize {
         Self::room_of(self.capacity)
     }
 
-    /// Whether it lies in a memory for so many tokens.
+    /// Whether the slot fits into a memory for `tokens` tokens.
     pub fn is_in(self, tokens: usize) -> bool {
         let end = self.start.checked_add(self.room());
         self.start.is_multiple_of(LANES) && end.is_some_and(|end| end <= tokens)
     }
 }
 
-/// Values of some heads of some rows of a batch, those of a token and head, `D`, in one piece.
-/// [`slot_attention`](crate::slot_attention) takes queries so.
+/// Values of some heads of some rows of a batch; the `D` values of a token and head are contiguous.
+///
+/// [`slot_attention`](crate::slot_attention) takes its queries in this form.
 #[derive(Debug, Clone)]
 pub struct Heads<'a> {
     values: &'a [f32],
-    /// One for each row of the batch.
+    /// Location of each row of the batch.
     pub(super) rows: Vec<HeadsOfRow>,
     pub(super) heads: usize,
-    /// Most tokens of a row.
+    /// Maximum number of tokens of a row.
     pub(super) tokens: usize,
     pub(super) head_dim: usize,
-    /// From one token to the next.
+    /// Distance from one token to the next.
     token_stride: usize,
 }
 
-/// Where a row of a batch has its heads.
+/// Location of the heads of one row of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeadsOfRow {
     start: usize,
-    /// From one head to the next.
+    /// Distance from one head to the next.
     head_stride: usize,
     tokens: usize,
-    /// Tokens of the rows before it.
+    /// Total number of tokens in the rows before this one.
     first: usize,
 }
 
 impl<'a> Heads<'a> {
-    /// Those of a tensor `(B, H, T, D)` that begins with the first value, by its sizes and the strides of the first three axes;
-    /// the values of a token lie side by side.
+    /// Creates a view of a tensor `(B, H, T, D)` from its sizes and the strides of the first three axes.
+    ///
+    /// The tensor begins with the first value, and the values of a token are contiguous.
     pub fn strided(values: &'a [f32], sizes: [usize; 4], strides: [usize; 3]) -> Self {
         let [batch, heads, tokens, head_dim] = sizes;
         let [batch_stride, head_stride, token_stride] = strides;
@@ -93,17 +96,21 @@ impl<'a> Heads<'a> {
         Self { values, rows: (0..batch).map(row).collect(), heads, tokens, head_dim, token_stride }
     }
 
-    /// The same with each row cut into rows of these lengths, which lie one after the other in it.
+    /// Cuts each row into consecutive rows of these lengths.
     ///
     /// # Panics
-    /// When a row has fewer tokens.
+    /// Panics if a row has fewer tokens than the lengths in total.
     #[must_use]
     pub fn cut(mut self, lengths: &[usize]) -> Self {
         let tokens: usize = lengths.iter().sum();
         let mut rows = Vec::with_capacity(self.rows.len() * lengths.len());
         let mut first = 0;
         for row in &self.rows {
-            assert!(tokens <= row.tokens, "rows of {lengths:?} in a row of {} tokens", row.tokens);
+            assert!(
+                tokens <= row.tokens,
+                "rows of {lengths:?} tokens do not fit into a row of {} tokens",
+                row.tokens
+            );
             let mut start = row.start;
             for tokens in lengths {
                 rows.push(HeadsOfRow { start, tokens: *tokens, first, ..*row });
@@ -115,7 +122,7 @@ impl<'a> Heads<'a> {
         Self { rows, ..self }
     }
 
-    /// One token of each row.
+    /// Returns a view of one token of each row.
     #[cfg(test)]
     pub(super) fn token(&self, token: usize) -> Self {
         let row = |(index, row): (usize, &HeadsOfRow)| HeadsOfRow {
@@ -127,28 +134,28 @@ impl<'a> Heads<'a> {
         Self { rows: self.rows.iter().enumerate().map(row).collect(), tokens: 1, ..self.clone() }
     }
 
-    /// Tokens of a row of the batch.
+    /// Returns the number of tokens of a row of the batch.
     #[inline(always)]
     pub(super) fn tokens_of(&self, batch: usize) -> usize {
         self.rows[batch].tokens
     }
 
-    /// Tokens of all rows.
+    /// Returns the total number of tokens in all rows.
     pub(super) fn all_tokens(&self) -> usize {
         self.rows.last().map_or(0, |row| row.first + row.tokens)
     }
 
-    /// The tokens of a row, counted over all rows.
+    /// Returns the range of a row's tokens, counted over all rows.
     #[inline(always)]
     pub(super) fn tokens_in(&self, batch: usize) -> Range<usize> {
         let HeadsOfRow { first, tokens, .. } = self.rows[batch];
         first..first + tokens
     }
 
-    /// The row of a token that is counted over all rows, and its place there.
+    /// Returns the row of a token that is counted over all rows, and its index in the row.
     #[inline(always)]
     pub(super) fn place_of(&self, token: usize) -> (usize, usize) {
-        // By hand: a function of the library would be a call out of the instruction set.
+        // A hand-written binary search: the library's function would be a call out of the instruction set.
         let (mut batch, mut end) = (0, self.rows.len() - 1);
         while batch < end {
             let middle = (batch + end) / 2;
@@ -162,12 +169,12 @@ impl<'a> Heads<'a> {
         (batch, token - self.rows[batch].first)
     }
 
-    /// Values of a token and head.
+    /// Returns the number of values of a token and head.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// One head of a row of the batch.
+    /// Returns one head of a row of the batch.
     #[inline(always)]
     pub(super) fn head(&self, batch: usize, head: usize) -> Head<'a> {
         let HeadsOfRow { start, head_stride, tokens, .. } = self.rows[batch];
@@ -180,7 +187,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// The values of a head, token by token.
+/// Values of a head, token by token.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     values: &'a [f32],
@@ -201,11 +208,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_know_where_they_end() {
+    fn slot_bounds_are_checked() {
         let slots = KvSlot::side_by_side(2, 19);
         assert_eq!(slots, [KvSlot { start: 0, capacity: 19 }, KvSlot { start: 32, capacity: 19 }]);
         assert!(slots[1].is_in(64) && !slots[1].is_in(63));
-        assert!(!KvSlot { start: 8, capacity: 3 }.is_in(64), "not where a panel begins");
+        assert!(!KvSlot { start: 8, capacity: 3 }.is_in(64), "not at the start of a panel");
         for capacity in [usize::MAX, usize::MAX - 15] {
             assert!(!KvSlot { start: 16, capacity }.is_in(64));
         }

@@ -1,57 +1,61 @@
-//! Queries of one head over the keys of a part of 256: scores, their softmax, and the values weighted with it.
+//! Attention of one head's queries over a part of 256 keys: scores, softmax, and weighted values.
 //!
-//! A part gives the largest of its scores, the sum of their exponentials relative to it and the values weighted with those;
-//! parts are put together one after the other, as online softmax does (Milakov and Gimelshein, arXiv:1805.02867). Where parts
-//! begin depends on the key alone, and each sum is one chain: so a query has the same bits with any other queries beside it.
+//! A part yields the largest of its scores, the sum of their exponentials relative to it, and the values
+//! weighted with these. Parts are merged one after another, like online softmax (Milakov and Gimelshein,
+//! arXiv:1805.02867). The bounds of a part depend on the key alone, and each sum is one chain. A query
+//! therefore has the same bits with any other queries.
 
 use std::ops::Range;
 
 use super::format::{Format, value_panels};
-use super::memory::HeldHead;
 use super::softmax::{exponentials, largest};
+use super::units::KvHead;
 use crate::fetch::{AHEAD, fetch};
 use crate::simd::Sums;
 use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 
-/// Keys of a part: few enough that scores, and keys and values of 48 queries after each other, stay in the nearer caches, and
-/// that one head gives work to several threads if the context is long.
+/// Keys of a part.
+///
+/// They are few enough for the scores, and for the keys and values of 48 queries, to stay in the nearer
+/// caches. With a long context, several threads also share one head.
 pub(super) const PART_KEYS: usize = 256;
-/// Queries of a tile that is a walk through memory: it fetches what comes next.
+/// Maximum queries of a tile that streams from memory and prefetches.
 const FETCHED_ROWS: usize = 2;
 
-/// The scores of a query.
+/// Scores of a query.
 pub(super) type PartScores = [f32; PART_KEYS];
 
-/// Keys of a part that a query sees.
+/// Returns the keys of a part that a query sees.
 #[inline(always)]
 pub(super) fn seen_of_part(visible: &Range<usize>, part: usize) -> Range<usize> {
     let first = (part * PART_KEYS).max(visible.start);
     first..visible.end.min((part + 1) * PART_KEYS).max(first)
 }
 
-/// What a query has of some parts: the weighted values, and after them the largest score and the sum of the weights.
+/// Length of a partial softmax result: weighted values, largest score and sum of the weights.
 #[inline(always)]
 pub(super) const fn result_len(value_dim: usize) -> usize {
     value_dim + 2
 }
 
-/// The queries of one tile, and a part of the keys.
+/// Queries of one tile, and a part of the keys.
 pub(super) struct OnPart<'a, F: Format> {
-    pub(super) head: HeldHead<'a, F>,
-    /// The queries one after the other, as products take them.
+    pub(super) head: KvHead<'a, F>,
+    /// Queries in the format of products, one after another.
     pub(super) queries: &'a [F::Query],
-    /// The keys that each of them sees.
+    /// Range of keys that each query sees.
     pub(super) visible: &'a [Range<usize>],
     pub(super) scale: f32,
     pub(super) part: usize,
 }
 
-/// The results of all queries, [`result_len`] each. Those of a query that sees no key of the part mean nothing.
+/// Job that computes the partial results of all queries, [`result_len`] values each.
 ///
-/// A function of its own, which both ways to cut the work share.
+/// The result of a query that sees no key of the part is unspecified. The job is a separate function, which
+/// both divisions of the work share.
 pub(super) struct Results<'a, 'b, F: Format> {
     pub(super) on: OnPart<'a, F>,
-    /// Room for the scores of each query.
+    /// Memory for the scores of each query.
     pub(super) scores: &'b mut [PartScores],
     pub(super) results: &'b mut [f32],
 }
@@ -96,7 +100,8 @@ impl<F: Format> OnPart<'_, F> {
             scores[seen.end - first_key..end - first_key].fill(0.0);
             let scores = &mut scores[seen.start - first_key..seen.end - first_key];
             let largest = largest(simd, scores);
-            // Where every score is -inf, exponentials relative to it would be NaN, though another part may have a larger one.
+            // If every score is -inf, exponentials relative to it would be NaN, though
+            // another part may have a larger one.
             let shift = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
             let sum = exponentials(simd, scores, shift);
             let numbers = &mut results[query * result_len(value_dim) + value_dim..];
@@ -104,7 +109,7 @@ impl<F: Format> OnPart<'_, F> {
             numbers[1] = sum;
         }
 
-        // Tiles of integers may be higher than those of floats.
+        // Tiles of integers may be taller than those of floats.
         let mut row = 0;
         while row < self.visible.len() {
             let rows = row..self.visible.len().min(row + S::TILE_ROWS);
@@ -114,8 +119,8 @@ impl<F: Format> OnPart<'_, F> {
                 Contexts { on: self, rows, keys: first..end, scores, results },
             );
         }
-        // The sums of a tile also have the values that others of its queries see, with weights of zero; that is the same where
-        // those values are finite.
+        // A tile's sums include, with a weight of zero, values that only its other queries see. That changes
+        // nothing if those values are finite.
         for query in 0..self.visible.len() {
             let keys = seen_of_part(&self.visible[query], self.part);
             let mut is_finite = true;
@@ -129,7 +134,7 @@ impl<F: Format> OnPart<'_, F> {
     }
 }
 
-/// The scores of a tile of queries with the keys of some panels of the part.
+/// Scores of a tile of queries with the keys of some panels of the part.
 struct Scores<'a, 'b, F: Format> {
     on: &'a OnPart<'a, F>,
     panels: Range<usize>,
@@ -160,7 +165,7 @@ impl<F: Format> Scores<'_, '_, F> {
         let query_len = queries.len() / visible.len();
         let mut rows: [&[F::Query]; ROWS] = [&[]; ROWS];
         for row in 0..ROWS {
-            // Rows after the last query repeat it.
+            // Rows past the last query repeat it.
             rows[row] = &queries[row.min(visible.len() - 1) * query_len..][..query_len];
         }
         let first_panel = part * (PART_KEYS / LANES) + panel;
@@ -171,7 +176,7 @@ impl<F: Format> Scores<'_, '_, F> {
         if ROWS <= FETCHED_ROWS {
             for index in 0..PANELS {
                 fetch(keys[index], AHEAD);
-                // While keys are read, the values are fetched that are read next.
+                // While keys are read, the values that follow are prefetched.
                 let line = (first_panel + index) * LANES * F::VALUE_LINE;
                 for of_panel in 0..value_panels(head.value_dim) {
                     let values = &head.values[of_panel * head.value_panel_len + line..];
@@ -191,7 +196,7 @@ impl<F: Format> Scores<'_, '_, F> {
     }
 }
 
-/// The weighted sums of some values of the part, for some of the queries.
+/// Weighted sums of some values of the part, for some of the queries.
 struct Contexts<'a, 'b, F: Format> {
     on: &'a OnPart<'a, F>,
     rows: Range<usize>,
@@ -246,14 +251,14 @@ impl<F: Format> Contexts<'_, '_, F> {
     }
 }
 
-/// Adds what a query has of a part to what it has of those before it.
+/// Merges a query's partial result of one part into its result of the parts before.
 #[inline(always)]
 pub(super) fn merge<S: Simd>(simd: S, total: &mut [f32], part: &[f32]) {
     let value_dim = total.len() - 2;
     let (values, numbers) = total.split_at_mut(value_dim);
     let (part_values, part_numbers) = part[..value_dim + 2].split_at(value_dim);
     let highest = if numbers[0] > part_numbers[0] { numbers[0] } else { part_numbers[0] };
-    // As long as every score is -inf there is nothing to weigh.
+    // While every score is -inf, nothing has a weight.
     let shift = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
     let (before, after) =
         (simd.exp(simd.splat(numbers[0] - shift)), simd.exp(simd.splat(part_numbers[0] - shift)));
@@ -267,7 +272,7 @@ pub(super) fn merge<S: Simd>(simd: S, total: &mut [f32], part: &[f32]) {
     }
 }
 
-/// The attention of a query from what it has of all parts.
+/// Computes the attention of a query from its result of all parts.
 #[inline(always)]
 pub(super) fn finish<S: Simd>(simd: S, total: &[f32], context: &mut [f32]) {
     let inverse_sum = simd.splat(total[context.len() + 1].recip());

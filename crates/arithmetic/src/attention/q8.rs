@@ -1,24 +1,26 @@
-//! Keys and values in 8-bit integers with a scale in f16: of a key for every 32 inputs, so that scores are computed in integers,
-//! of a value for every 16 columns.
+//! Keys and values in 8-bit integers with f16 scales.
 //!
-//! `x ≈ s q` with `s = max|x| / 127`, rounded to f16, and `q = round(x / s)`. Queries are rounded as activations are before
-//! packed weights in integers. What is not finite makes its scale NaN.
+//! A key has a scale for every 32 inputs, so that scores are computed in integers. A
+//! value has a scale for every 16 columns.
+//!
+//! `x ≈ s q` with `s = max|x| / 127`, rounded to f16, and `q = round(x / s)`. Queries are rounded like
+//! activations in products with integer weights. A non-finite value makes its scale NaN.
 
 use super::format::Format;
 use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
-use crate::simd::{Apart, PanelLine, Sums, sum_products};
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Simd, TileJob, tile_height};
+use crate::simd::{PanelLine, SeparateRows, Sums, sum_products};
 
 /// Bytes of a line of bytes: four inputs of 16 keys.
 const BYTE_LINE: usize = BYTE_INPUTS * LANES;
-/// Bytes of the integers of a line of keys; after them its scales.
+/// Bytes of the integers in a line of keys; its scales follow them.
 const KEY_QUANTS: usize = BYTE_LINES * BYTE_LINE;
 /// Bytes of a scale.
 const SCALE: usize = 2;
-/// Bytes of a line of values: the integers of 16 columns, and after them their scale.
+/// Bytes of a line of values: the integers of 16 columns, followed by their scale.
 const VALUE_LINE: usize = LANES + SCALE;
 
-/// 8-bit integers.
+/// Format of 8-bit integers.
 pub(super) struct Bytes;
 
 impl Format for Bytes {
@@ -48,7 +50,7 @@ impl Format for Bytes {
             for half in 0..2 {
                 for index in 0..LANES {
                     let (input, quant) = (half * LANES + index, quants[half][index]);
-                    // Products take the keys as unsigned bytes, with 128 added.
+                    // Products take keys as unsigned bytes, with 128 added.
                     line[input / BYTE_INPUTS * BYTE_LINE + lane * BYTE_INPUTS + input % BYTE_INPUTS] =
                         quant.cast_unsigned() ^ 0x80;
                 }
@@ -136,7 +138,7 @@ impl Format for Bytes {
         for panel in 0..PANELS {
             lines[panel] = panels[panel].as_chunks().0;
         }
-        sum_products(simd, &Apart::new(weights, weights[0].len()), lines)
+        sum_products(simd, &SeparateRows::new(weights, weights[0].len()), lines)
     }
 }
 
@@ -154,11 +156,11 @@ fn scale_at(line: &[u8], place: usize) -> f32 {
     half::f16::from_bits(u16::from_le_bytes([line[place], line[place + 1]])).to_f32_const()
 }
 
-/// The integers of 32 numbers, and the bits of their scale.
+/// Rounds 32 numbers to integers and returns them with the bits of their scale.
 #[inline(always)]
 fn quantized<S: Simd>(simd: S, halves: [S::Vector; 2]) -> ([[i8; LANES]; 2], u16) {
     let largest = simd.largest_magnitude(halves[0], halves[1]);
-    // Infinity times zero is NaN.
+    // A non-finite value must make the scale NaN: infinity times zero is NaN.
     let scale = largest * (1.0 / LARGEST_BYTE) + largest * 0.0;
     let mut bits = [0; LANES];
     simd.store_f16(simd.splat(scale), &mut bits);
@@ -169,7 +171,7 @@ fn quantized<S: Simd>(simd: S, halves: [S::Vector; 2]) -> ([[i8; LANES]; 2], u16
     let mut quants = [[0; LANES]; 2];
     for half in 0..2 {
         let nearest = simd.round(simd.mul(halves[half], inverse));
-        // A small scale is rounded much: what it cannot reach becomes the largest.
+        // Small scales have large rounding errors, so quotients beyond the range are clamped.
         simd.store_signed_bytes(simd.min(simd.max(nearest, lowest), highest), &mut quants[half]);
     }
     (quants, bits[0])

@@ -1,8 +1,8 @@
-//! The parts of a softmax over a row of scores.
+//! Steps of a softmax over a row of scores.
 
 use crate::simd::{LANES, Simd};
 
-/// The largest score.
+/// Returns the largest score.
 #[inline(always)]
 pub(super) fn largest<S: Simd>(simd: S, scores: &[f32]) -> f32 {
     let (vectors, rest) = scores.as_chunks::<LANES>();

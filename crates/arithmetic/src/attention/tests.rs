@@ -1,11 +1,17 @@
-//! Every instruction set against the definition in f64, over widths, lengths, types and rows of different lengths.
+//! Compares every instruction set with the definition in f64.
+//!
+//! The tests cover widths, lengths, types and rows of different lengths.
 
 use super::*;
+use crate::{NumberType, uses};
 
-/// Head widths of GPT-2 and others, and odd ones: of keys, of values.
+/// Key and value widths of a head: GPT-2's, others and odd ones.
 const WIDTHS: [(usize, usize); 8] =
     [(64, 64), (32, 32), (80, 80), (96, 96), (128, 128), (7, 5), (1, 1), (20, 33)];
-/// Queries and keys: a step, in one part and in several; a chunk after a past, as high as each tile, a whole prompt.
+/// Numbers of queries and keys.
+///
+/// A decoding step in one part and in several, a chunk after a past with the
+/// height of each tile, and a whole prompt.
 const LENGTHS: [(usize, usize); 12] = [
     (1, 1),
     (1, 1024),
@@ -21,14 +27,14 @@ const LENGTHS: [(usize, usize); 12] = [
     (100, 100),
 ];
 
-/// Values `(B, H, S, D)` in one piece.
+/// Contiguous values `(B, H, S, D)`.
 #[derive(Clone)]
-struct Held {
+struct TensorData {
     values: Vec<f32>,
     sizes: [usize; 4],
 }
 
-impl Held {
+impl TensorData {
     fn noise(sizes: [usize; 4], seed: u64) -> Self {
         Self { values: crate::random::noise(sizes.iter().product(), seed, 0.0, 4.0), sizes }
     }
@@ -37,7 +43,7 @@ impl Held {
         self.tokens(0, self.sizes[2])
     }
 
-    /// Some tokens of every row and head.
+    /// Returns a view of some tokens of every row and head.
     fn tokens(&self, first: usize, count: usize) -> Heads<'_> {
         let [batch, heads, tokens, head_dim] = self.sizes;
         let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim];
@@ -45,8 +51,14 @@ impl Held {
     }
 }
 
-/// `softmax(scale · Q Kᵀ) V` of what is visible, head by head and query by query; `(B, T, H, Dv)`.
-fn reference(q: &Held, k: &Held, v: &Held, scale: f64, visible: &[Range<usize>]) -> Vec<f64> {
+/// Computes `softmax(scale · Q Kᵀ) V` over the visible keys, query by query; `(B, T, H, Dv)`.
+fn reference(
+    q: &TensorData,
+    k: &TensorData,
+    v: &TensorData,
+    scale: f64,
+    visible: &[Range<usize>],
+) -> Vec<f64> {
     let [batch, heads, query_len, head_dim] = q.sizes;
     let [_, _, key_len, value_dim] = v.sizes;
     let mut output = vec![0.0; batch * query_len * heads * value_dim];
@@ -71,8 +83,13 @@ fn reference(q: &Held, k: &Held, v: &Held, scale: f64, visible: &[Range<usize>])
     output
 }
 
-/// Keys and values in the memory of a cache, in slots apart from each other, the later rows first.
-fn in_memory(format: KvFormat, k: &Held, v: &Held, instructions: InstructionSet) -> (KvMemory, Vec<KvSlot>) {
+/// Writes keys and values to the memory of a cache, in separate slots, the later rows first.
+fn in_memory(
+    dtype: NumberType,
+    k: &TensorData,
+    v: &TensorData,
+    instructions: InstructionSet,
+) -> (KvMemory, Vec<KvSlot>) {
     let [batch, heads, tokens, key_dim] = k.sizes;
     let capacity = tokens + 5;
     let mut slots = KvSlot::side_by_side(batch + 1, capacity);
@@ -80,18 +97,18 @@ fn in_memory(format: KvFormat, k: &Held, v: &Held, instructions: InstructionSet)
     slots.truncate(batch);
     let sizes = KvSizes { heads, key_dim, value_dim: v.sizes[3] };
     let room = KvSlot { start: 0, capacity }.room();
-    let mut memory = KvMemory::new(format, sizes, (batch + 1) * room).unwrap();
-    // In pieces, as a cache grows: the first tokens of all rows, then the others.
+    let mut memory = KvMemory::new(dtype, sizes, (batch + 1) * room).unwrap();
+    // Like a growing cache: first the first tokens of all rows, then the others.
     let first = tokens / 3;
     for (start, count) in [(0, first), (first, tokens - first)] {
-        let [keys, values] = [k, v].map(|held| held.tokens(start, count));
+        let [keys, values] = [k, v].map(|stored| stored.tokens(start, count));
         memory.write_with(&slots, [&keys, &values], &vec![start; batch], instructions);
     }
     (memory, slots)
 }
 
-/// What a memory holds of each row, as keys and values.
-fn held_in(memory: &KvMemory, slots: &[KvSlot], tokens: usize) -> [Held; 2] {
+/// Reads the keys and values of each row from a memory.
+fn read_all(memory: &KvMemory, slots: &[KvSlot], tokens: usize) -> [TensorData; 2] {
     let KvSizes { heads, key_dim, value_dim } = memory.sizes();
     let mut both = [Vec::new(), Vec::new()];
     for slot in slots {
@@ -101,10 +118,10 @@ fn held_in(memory: &KvMemory, slots: &[KvSlot], tokens: usize) -> [Held; 2] {
     }
     let [keys, values] = both;
     [(keys, key_dim), (values, value_dim)]
-        .map(|(values, dim)| Held { values, sizes: [slots.len(), heads, tokens, dim] })
+        .map(|(values, dim)| TensorData { values, sizes: [slots.len(), heads, tokens, dim] })
 }
 
-/// Attention over a memory, with threads that share the keys of a query and without.
+/// Computes attention over a memory, with and without threads that share the keys of a query.
 fn over_memory(
     q: &Heads<'_>,
     (memory, slots): (&KvMemory, &[KvSlot]),
@@ -112,21 +129,21 @@ fn over_memory(
     visible: &[Range<usize>],
     instructions: InstructionSet,
 ) -> Vec<f32> {
-    let [apart, shared] = [false, true].map(|shares_keys| {
+    let [separate, shared] = [false, true].map(|shares_keys| {
         let shares_keys = Some(shares_keys);
         let sizes = memory.sizes();
-        memory.with(Attend { q, sizes, slots, scale, visible, instructions, shares_keys })
+        memory.attend(&Attend { q, sizes, slots, scale, visible, instructions, shares_keys })
     });
-    assert_eq!(bits(&apart), bits(&shared), "{instructions:?} {memory:?}");
-    apart
+    assert_eq!(bits(&separate), bits(&shared), "{instructions:?} {memory:?}");
+    separate
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// What scores in integers take queries for.
-fn in_bytes(q: &Held) -> Held {
+/// Rounds queries to 8 bits, like the computation of integer scores.
+fn rounded_to_bytes(q: &TensorData) -> TensorData {
     let mut rounded = q.clone();
     for query in rounded.values.chunks_mut(q.sizes[3]) {
         for group in query.chunks_mut(32) {
@@ -139,7 +156,7 @@ fn in_bytes(q: &Held) -> Held {
     rounded
 }
 
-/// Attention over a memory in f32 of its own.
+/// Computes attention over a separate memory in f32.
 fn attention_with(
     q: &Heads<'_>,
     [k, v]: [&Heads<'_>; 2],
@@ -150,7 +167,7 @@ fn attention_with(
     let sizes = KvSizes { heads: k.heads, key_dim: k.head_dim, value_dim: v.head_dim };
     let slots = KvSlot::side_by_side(k.rows.len(), k.tokens);
     let tokens = slots.iter().map(|slot| slot.room()).sum();
-    let mut memory = KvMemory::new(KvFormat::F32, sizes, tokens)?;
+    let mut memory = KvMemory::new(NumberType::F32, sizes, tokens)?;
     memory.write_with(&slots, [k, v], &vec![0; slots.len()], instructions);
     Some(slot_attention_with(q, &memory, &slots, scale, visible, instructions))
 }
@@ -160,8 +177,8 @@ fn attention_equals_the_reference() {
     for (head_dim, value_dim) in WIDTHS {
         for (query_len, key_len) in LENGTHS {
             let (batch, heads) = (2, 3);
-            let q = Held::noise([batch, heads, query_len, head_dim], 1);
-            // The same queries as a projection lays them out, (B, T, H, D).
+            let q = TensorData::noise([batch, heads, query_len, head_dim], 1);
+            // The same queries in the layout of a projection, (B, T, H, D).
             let mut projected = q.values.clone();
             for (index, query) in q.values.chunks(head_dim).enumerate() {
                 let (row, head, token) =
@@ -173,7 +190,7 @@ fn attention_equals_the_reference() {
             let queries = Heads::strided(&projected, q.sizes, strides);
             let scale = 1.0 / (head_dim as f64).sqrt();
             let causal = |query: usize| key_len - query_len + query + 1;
-            // The second row of the batch is shorter, where there is room for that.
+            // The second row of the batch is shorter, if the keys allow it.
             let shorter = (key_len - query_len).min(2 + key_len / 2);
             let ends =
                 || (0..batch).flat_map(|row| (0..query_len).map(move |query| causal(query) - row * shorter));
@@ -184,17 +201,17 @@ fn attention_equals_the_reference() {
                 ends().enumerate().map(|(index, end)| end.saturating_sub(1 + index % 3)..end).collect();
             for visible in [&all, &wide, &narrow] {
                 let (k, v) = (
-                    Held::noise([batch, heads, key_len, head_dim], 2),
-                    Held::noise([batch, heads, key_len, value_dim], 3),
+                    TensorData::noise([batch, heads, key_len, head_dim], 2),
+                    TensorData::noise([batch, heads, key_len, value_dim], 3),
                 );
                 #[expect(clippy::cast_possible_truncation, reason = "the scores are f32")]
                 let scale_f32 = scale as f32;
-                let of_tensors = reference(&q, &k, &v, scale, visible);
+                let from_tensors = reference(&q, &k, &v, scale, visible);
                 for instructions in InstructionSet::available() {
                     let check = |y: &[f32], expected: &[f64], what: &str| {
                         assert_eq!(y.len(), expected.len());
                         for (index, (y, expected)) in y.iter().zip(expected).enumerate() {
-                            // Values of about unit size, sums and exponentials in another order.
+                            // Values have about unit size; sums and exponentials have another order.
                             assert!(
                                 (f64::from(*y) - expected).abs() < 3e-6,
                                 "{instructions:?} {what} D {head_dim} Dv {value_dim} T {query_len} S {key_len}, value \
@@ -205,22 +222,26 @@ fn attention_equals_the_reference() {
                     let y =
                         attention_with(&queries, [&k.heads(), &v.heads()], scale_f32, visible, instructions);
                     let y = y.unwrap();
-                    check(&y, &of_tensors, "tensors");
-                    for (name, format) in KvFormat::NAMES {
-                        let (memory, slots) = in_memory(*format, &k, &v, instructions);
-                        let of_slots =
+                    check(&y, &from_tensors, "tensors");
+                    for dtype in NumberType::all(uses::KV_CACHE) {
+                        let (memory, slots) = in_memory(dtype, &k, &v, instructions);
+                        let from_slots =
                             over_memory(&queries, (&memory, &slots), scale_f32, visible, instructions);
-                        let [held_k, held_v] = held_in(&memory, &slots, key_len);
-                        match format {
-                            KvFormat::F32 => assert_eq!(bits(&of_slots), bits(&y), "the same as a tensor"),
-                            KvFormat::F16 => {
-                                let expected = reference(&q, &held_k, &held_v, scale, visible);
-                                check(&of_slots, &expected, name);
+                        let [stored_k, stored_v] = read_all(&memory, &slots, key_len);
+                        match dtype {
+                            NumberType::F32 => {
+                                assert_eq!(bits(&from_slots), bits(&y), "the same as a tensor")
                             }
-                            KvFormat::Q8 => {
-                                let expected = reference(&in_bytes(&q), &held_k, &held_v, scale, visible);
-                                check(&of_slots, &expected, name);
+                            NumberType::F16 => {
+                                let expected = reference(&q, &stored_k, &stored_v, scale, visible);
+                                check(&from_slots, &expected, dtype.name());
                             }
+                            NumberType::Q8 => {
+                                let expected =
+                                    reference(&rounded_to_bytes(&q), &stored_k, &stored_v, scale, visible);
+                                check(&from_slots, &expected, dtype.name());
+                            }
+                            _ => panic!("{dtype} has no reference"),
                         }
                     }
                 }
@@ -229,29 +250,30 @@ fn attention_equals_the_reference() {
     }
 }
 
-/// What a memory gives back is what was written, as its format rounds it, with every instruction set.
+/// Checks that a memory returns the written values, rounded to its format, with every instruction set.
 #[test]
-fn formats_round_as_they_say() {
+fn formats_round_within_their_bounds() {
     for (key_dim, value_dim) in WIDTHS {
         let sizes = |dim| [2, 3, 21, dim];
-        let (k, v) = (Held::noise(sizes(key_dim), 2), Held::noise(sizes(value_dim), 3));
+        let (k, v) = (TensorData::noise(sizes(key_dim), 2), TensorData::noise(sizes(value_dim), 3));
         for instructions in InstructionSet::available() {
-            for (_, format) in KvFormat::NAMES {
-                let (memory, slots) = in_memory(*format, &k, &v, instructions);
-                let held = held_in(&memory, &slots, 21);
-                for ((held, written), group) in held.iter().zip([&k, &v]).zip([32, 16]) {
-                    let dim = held.sizes[3];
-                    let rows = held.values.chunks(dim).zip(written.values.chunks(dim));
-                    for (held, written) in rows.flat_map(|(a, b)| a.chunks(group).zip(b.chunks(group))) {
+            for dtype in NumberType::all(uses::KV_CACHE) {
+                let (memory, slots) = in_memory(dtype, &k, &v, instructions);
+                let stored = read_all(&memory, &slots, 21);
+                for ((stored, written), group) in stored.iter().zip([&k, &v]).zip([32, 16]) {
+                    let dim = stored.sizes[3];
+                    let rows = stored.values.chunks(dim).zip(written.values.chunks(dim));
+                    for (stored, written) in rows.flat_map(|(a, b)| a.chunks(group).zip(b.chunks(group))) {
                         let largest = written.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-                        for (held, written) in held.iter().zip(written) {
-                            let off = (held - written).abs();
-                            let bound = match format {
-                                KvFormat::F32 => 0.0,
-                                KvFormat::F16 => written.abs() / 2048.0,
-                                KvFormat::Q8 => largest * (1.0 / 254.0 + 1.0 / 2048.0),
+                        for (stored, written) in stored.iter().zip(written) {
+                            let off = (stored - written).abs();
+                            let bound = match dtype {
+                                NumberType::F32 => 0.0,
+                                NumberType::F16 => written.abs() / 2048.0,
+                                NumberType::Q8 => largest * (1.0 / 254.0 + 1.0 / 2048.0),
+                                _ => panic!("{dtype} has no bound"),
                             };
-                            assert!(off <= bound, "{instructions:?} {format:?}: {held} for {written}");
+                            assert!(off <= bound, "{instructions:?} {dtype:?}: {stored} for {written}");
                         }
                     }
                 }
@@ -260,54 +282,61 @@ fn formats_round_as_they_say() {
     }
 }
 
-/// A copy of a text continues as the original does: within a memory, to another one, to another format.
+/// Checks that a copied sequence equals the original.
+///
+/// The copies are within a memory, to another one, and to another format.
 #[test]
-fn copies_hold_the_same_tokens() {
+fn copies_preserve_the_tokens() {
     let (heads, tokens, dim) = (2, 40, 20);
-    let (k, v) = (Held::noise([2, heads, tokens, dim], 2), Held::noise([2, heads, tokens, dim], 3));
+    let (k, v) =
+        (TensorData::noise([2, heads, tokens, dim], 2), TensorData::noise([2, heads, tokens, dim], 3));
     let instructions = InstructionSet::detected();
-    for (_, format) in KvFormat::NAMES {
-        let (mut memory, slots) = in_memory(*format, &k, &v, instructions);
+    for dtype in NumberType::all(uses::KV_CACHE) {
+        let (mut memory, slots) = in_memory(dtype, &k, &v, instructions);
         let expected = memory.read(slots[0], 0..tokens);
-        let (mut other, other_slots) = in_memory(*format, &v, &k, instructions);
+        let (mut other, other_slots) = in_memory(dtype, &v, &k, instructions);
         other.copy(other_slots[1], Some(&memory), slots[0], 0..tokens);
-        assert_eq!(other.read(other_slots[1], 0..tokens), expected, "{format:?}");
-        let mut exact = KvMemory::new(KvFormat::F32, memory.sizes(), 48).unwrap();
+        assert_eq!(other.read(other_slots[1], 0..tokens), expected, "{dtype:?}");
+        let mut exact = KvMemory::new(NumberType::F32, memory.sizes(), 48).unwrap();
         let place = KvSlot { start: 0, capacity: tokens };
         exact.copy(place, Some(&memory), slots[0], 0..tokens);
-        assert_eq!(exact.read(place, 0..tokens), expected, "{format:?}");
-        // Of the second row the first 19 tokens are made the same; then the others are copied.
+        assert_eq!(exact.read(place, 0..tokens), expected, "{dtype:?}");
+        // The first 19 tokens of the second row are copied first, then the others.
         memory.copy(slots[1], None, slots[0], 0..19);
         assert_eq!(memory.read(slots[1], 0..19), memory.read(slots[0], 0..19));
         memory.copy(slots[1], None, slots[0], 19..tokens);
-        assert_eq!(memory.read(slots[1], 0..tokens), expected, "{format:?}");
+        assert_eq!(memory.read(slots[1], 0..tokens), expected, "{dtype:?}");
     }
 }
 
 #[test]
-fn memory_without_room_is_refused() {
+fn oversized_memory_is_rejected() {
     let sizes = KvSizes { heads: 12, key_dim: 64, value_dim: 64 };
-    for (_, format) in KvFormat::NAMES {
-        // What can be counted but not allocated there is where addresses have 64 bits only.
-        let many = [Some(usize::MAX), Some(usize::MAX / 64), 1_usize.checked_shl(50)];
-        for tokens in many.into_iter().flatten() {
-            assert!(KvMemory::new(*format, sizes, tokens).is_none(), "{format:?} {tokens}");
+    for dtype in NumberType::all(uses::KV_CACHE) {
+        // Only 64-bit targets have a size that can be counted but not allocated.
+        let huge = [Some(usize::MAX), Some(usize::MAX / 64), 1_usize.checked_shl(50)];
+        for tokens in huge.into_iter().flatten() {
+            assert!(KvMemory::new(dtype, sizes, tokens).is_none(), "{dtype:?} {tokens}");
         }
     }
-    let bytes = KvFormat::NAMES.iter().map(|(_, format)| format.bytes_per_token(sizes));
+    let bytes = NumberType::all(uses::KV_CACHE).map(|dtype| sizes.bytes_per_token(dtype));
     assert_eq!(bytes.collect::<Vec<_>>(), [12 * 128 * 4, 12 * 128 * 2, 12 * (2 * 34 + 4 * 18)]);
 }
 
-/// A query has the same bits alone and among others of its row, whatever the height of its tile, in every format.
+/// Checks batch invariance: a query has the same bits alone and among others of its row.
+///
+/// The test covers every tile height and every format.
 #[test]
-fn a_query_has_the_same_bits_alone_and_in_company() {
+fn query_bits_do_not_depend_on_other_queries() {
     let (heads, key_len, head_dim) = (2, 300, 20);
-    let all = Held::noise([1, heads, key_len, head_dim], 1);
-    let (k, v) =
-        (Held::noise([1, heads, key_len, head_dim], 2), Held::noise([1, heads, key_len, head_dim], 3));
+    let all = TensorData::noise([1, heads, key_len, head_dim], 1);
+    let (k, v) = (
+        TensorData::noise([1, heads, key_len, head_dim], 2),
+        TensorData::noise([1, heads, key_len, head_dim], 3),
+    );
     for instructions in InstructionSet::available() {
-        for (_, format) in KvFormat::NAMES {
-            let (memory, slots) = in_memory(*format, &k, &v, instructions);
+        for dtype in NumberType::all(uses::KV_CACHE) {
+            let (memory, slots) = in_memory(dtype, &k, &v, instructions);
             for window in [usize::MAX, 37] {
                 let run = |first: usize, count: usize| {
                     let seen = |query: usize| (query + 1).saturating_sub(window)..query + 1;
@@ -327,7 +356,7 @@ fn a_query_has_the_same_bits_alone_and_in_company() {
                         assert_eq!(
                             run(first, count),
                             expected,
-                            "{instructions:?} {format:?}: {count} from {first}"
+                            "{instructions:?} {dtype:?}: {count} from {first}"
                         );
                     }
                 }
@@ -336,11 +365,11 @@ fn a_query_has_the_same_bits_alone_and_in_company() {
     }
 }
 
-/// Attention over tensors with every instruction set that this processor has.
-fn computed(
-    q: &Held,
-    k: &Held,
-    v: &Held,
+/// Computes attention over tensors with every instruction set that this processor supports.
+fn on_every_instruction_set(
+    q: &TensorData,
+    k: &TensorData,
+    v: &TensorData,
     scale: f32,
     visible: &[Range<usize>],
 ) -> Vec<(InstructionSet, Vec<f32>)> {
@@ -351,30 +380,32 @@ fn computed(
     InstructionSet::available().into_iter().map(run).collect()
 }
 
-/// What is not finite in a key or a value makes of a query what the definition says, and nothing of a query that does not see
-/// it. The lengths put it in the first part, in the last, and after the last key of a query.
+/// Checks that a non-finite key or value affects a query according to the definition.
+///
+/// It must not affect a query that does not see it. The lengths place it in the first part, in the last part,
+/// and after the last key of a query.
 #[test]
-fn what_is_not_finite_reaches_the_queries_that_see_it() {
+fn non_finite_values_reach_only_queries_that_see_them() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (query_len, key_len, place) in
             [(1, 20, 19), (1, 600, 3), (1, 600, 599), (1, 600, 400), (4, 30, 27), (30, 30, 17)]
         {
             for (in_keys, column) in [(true, 0), (false, 5)] {
-                let q = Held::noise([1, 1, query_len, 8], 1);
+                let q = TensorData::noise([1, 1, query_len, 8], 1);
                 let spoiled = |seed: u64, spoils: bool| {
-                    let mut held = Held::noise([1, 1, key_len, 8], seed);
+                    let mut stored = TensorData::noise([1, 1, key_len, 8], seed);
                     if spoils {
-                        held.values[place * 8 + column] = special;
+                        stored.values[place * 8 + column] = special;
                     }
-                    held
+                    stored
                 };
                 let (k, v) = (spoiled(2, in_keys), spoiled(3, !in_keys));
-                // The last query sees all keys, or all but the last ones.
+                // The last query sees all keys, or all except the last ones.
                 for hidden in [0, key_len - 1 - place + 1] {
                     let seen = |query: usize| (key_len - query_len + query + 1).saturating_sub(hidden).max(1);
                     let visible: Vec<Range<usize>> = (0..query_len).map(|query| 0..seen(query)).collect();
                     let expected = reference(&q, &k, &v, 1.0, &visible);
-                    for (instructions, y) in computed(&q, &k, &v, 1.0, &visible) {
+                    for (instructions, y) in on_every_instruction_set(&q, &k, &v, 1.0, &visible) {
                         for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                             let case = format!(
                                 "{instructions:?} {special} at {place} of {key_len}, in keys: {in_keys}, value {index}: \
@@ -394,15 +425,17 @@ fn what_is_not_finite_reaches_the_queries_that_see_it() {
     }
 }
 
-/// Scores that are all `-inf` in one part of the keys weigh nothing there, and NaN where they are all of them.
+/// Checks that a part whose scores are all `-inf` has no weight.
+///
+/// If all parts are like that, the result is NaN.
 #[test]
-fn a_part_without_weight_counts_for_nothing() {
-    let q = Held { values: vec![1.0], sizes: [1; 4] };
-    let v = Held::noise([1, 1, 600, 4], 3);
+fn zero_weight_part_does_not_contribute() {
+    let q = TensorData { values: vec![1.0], sizes: [1; 4] };
+    let v = TensorData::noise([1, 1, 600, 4], 3);
     for (finite, expects_nan) in [(599, false), (0, false), (600, true)] {
         let keys = (0..600).map(|key| if key == finite { 1.0 } else { f32::NEG_INFINITY });
-        let k = Held { values: keys.collect(), sizes: [1, 1, 600, 1] };
-        for (instructions, y) in computed(&q, &k, &v, 1.0, &[Range { start: 0, end: 600 }]) {
+        let k = TensorData { values: keys.collect(), sizes: [1, 1, 600, 1] };
+        for (instructions, y) in on_every_instruction_set(&q, &k, &v, 1.0, &[Range { start: 0, end: 600 }]) {
             if expects_nan {
                 assert!(y.iter().all(|y| y.is_nan()), "{instructions:?}: {y:?}");
             } else {

@@ -1,11 +1,11 @@
-//! Memory in large pages, if the system has them: for packed weights, keys and values.
+//! Memory in large pages for packed weights, keys and values, if the system supports them.
 //!
-//! Reading memory in order, a processor comes to a new page of 4 KiB every hundred nanoseconds and has to look up where it is, and
-//! a page that is touched for the first time costs a fault. With pages of 2 MiB both are rare.
+//! With pages of 4 KiB, a sequential read needs a new address translation every hundred nanoseconds, and the
+//! first access to each page costs a page fault. Pages of 2 MiB make both rare.
 //!
-//! Few matrices of a small model fill a large page alone. So `LargeBox`es lie side by side in regions, and Linux is asked for
-//! large pages (`madvise`) behind what they fill: they take no memory that no box has. On other systems, and after
-//! [`ask`]`(false)`, a box is memory of the allocator.
+//! Few matrices of a small model fill a large page alone, so `LargeBox`es share regions of memory. Linux is
+//! asked (`madvise`) for large pages only within the boxes, so the regions take no memory outside them. On
+//! other systems, and after [`ask`]`(false)`, boxes use the allocator's memory.
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
 mod region;
@@ -14,13 +14,15 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes of zeros that are long.
+/// Minimum size in bytes of zeros that bypass the allocator.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
 const LONG: usize = 8 << 20;
 
 static IS_ASKED: AtomicBool = AtomicBool::new(true);
 
-/// Whether memory for weights, keys and values asks for large pages from here on. Until the first call it does.
+/// Enables or disables large pages for new memory of weights, keys and values.
+///
+/// They are enabled until the first call.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::large_pages;
@@ -32,12 +34,12 @@ pub fn ask(is_asked: bool) {
     IS_ASKED.store(is_asked, Ordering::Relaxed);
 }
 
-/// Whether new memory asks for large pages, see [`ask`].
+/// Whether new memory requests large pages; see [`ask`].
 pub fn is_asked() -> bool {
     IS_ASKED.load(Ordering::Relaxed)
 }
 
-/// Values side by side, in large pages if there are any.
+/// Boxed slice, in large pages if they are available.
 pub(crate) struct LargeBox<T: Copy>(Home<T>);
 
 enum Home<T: Copy> {
@@ -53,7 +55,7 @@ impl<T: Copy> Default for LargeBox<T> {
 }
 
 impl<T: Copy> LargeBox<T> {
-    /// Room for values that have to be written.
+    /// Allocates memory for `len` values that have yet to be written.
     pub(crate) fn new_uninit(len: usize) -> LargeBox<MaybeUninit<T>> {
         #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
         if is_asked()
@@ -64,11 +66,13 @@ impl<T: Copy> LargeBox<T> {
         LargeBox(Home::Allocated(Box::new_uninit_slice(len)))
     }
 
-    /// Zeros, which take no memory until something is written over them; `None` if there is no room for them. What is short is
-    /// left to the allocator: caches come and go, and memory of the system costs a fault for each page.
+    /// Allocates `len` zeros, which take no physical memory until they are overwritten.
+    ///
+    /// Returns `None` if there is not enough memory. Short slices come from the allocator: caches are created
+    /// often, and memory that is new from the system costs a page fault for each page.
     #[cfg_attr(
         all(target_os = "linux", target_pointer_width = "64", not(miri)),
-        expect(unsafe_code, reason = "new memory of the system is zeros")
+        expect(unsafe_code, reason = "new memory from the system is zeroed")
     )]
     pub(crate) fn zeros(len: usize) -> Option<Self>
     where
@@ -82,24 +86,24 @@ impl<T: Copy> LargeBox<T> {
             // SAFETY: zero bits are values of this type.
             return Some(Self(Home::Mapped(unsafe { piece.assume_init() })));
         }
-        // Where the allocation of a vector fails, the process ends; this asks first.
+        // A vector that cannot be allocated would abort the process, so this tries the allocation first.
         Vec::<T>::new().try_reserve_exact(len).ok()?;
         Some(Self(Home::Allocated(vec![T::default(); len].into())))
     }
 }
 
 impl<T: Copy> LargeBox<MaybeUninit<T>> {
-    /// The values, once they are there.
+    /// Marks the values as initialized.
     ///
     /// # Safety
-    /// All of them were written.
+    /// The caller must have written all of them.
     #[expect(unsafe_code, reason = "only the caller knows what was written")]
     pub(crate) unsafe fn assume_init(self) -> LargeBox<T> {
         LargeBox(match self.0 {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees it.
             Home::Allocated(values) => Home::Allocated(unsafe { values.assume_init() }),
             #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees it.
             Home::Mapped(piece) => Home::Mapped(unsafe { piece.assume_init() }),
         })
     }
@@ -129,21 +133,21 @@ impl<T: Copy> DerefMut for LargeBox<T> {
     }
 }
 
-/// A number whose zero is zero bits.
+/// Number type whose zero consists of zero bits.
 ///
 /// # Safety
-/// Memory of zeros is a valid value, which equals the default.
-#[expect(unsafe_code, reason = "memory that comes as zeros is taken for numbers")]
+/// Memory of zero bits must be a valid value that equals the default.
+#[expect(unsafe_code, reason = "zeroed memory is reinterpreted as numbers")]
 pub(crate) unsafe trait ZeroBits: Copy {}
 
 #[expect(unsafe_code, reason = "as above")]
-// SAFETY: the bits of 0.
+// SAFETY: zero bits are the value 0.
 unsafe impl ZeroBits for f32 {}
 #[expect(unsafe_code, reason = "as above")]
-// SAFETY: the bits of 0.
+// SAFETY: zero bits are the value 0.
 unsafe impl ZeroBits for u16 {}
 #[expect(unsafe_code, reason = "as above")]
-// SAFETY: the bits of 0.
+// SAFETY: zero bits are the value 0.
 unsafe impl ZeroBits for u8 {}
 
 #[cfg(test)]
@@ -151,8 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boxes_do_not_overlap_and_begin_as_zeros_again_and_again() {
-        // Between the zeros, what is not cleared.
+    fn boxes_are_zeroed_and_do_not_overlap() {
+        // Boxes between the zeros that are not cleared.
         let between: Vec<_> = (0..3).map(|_| LargeBox::<u8>::new_uninit(300_000)).collect();
         for _ in 0..3 {
             let mut boxes = Vec::new();
@@ -162,7 +166,7 @@ mod tests {
                 let mut values = LargeBox::<u16>::zeros(len).unwrap();
                 assert!(values.len() == len && values.iter().all(|value| *value == 0));
                 let number = u16::try_from(index).unwrap() + 1;
-                // Of the longest one, a part: the rest takes no memory.
+                // Writes only part of the longest box, because the rest takes no memory.
                 values.iter_mut().take(2 << 20).for_each(|value| *value = number);
                 boxes.push((number, values));
                 if index == 3 {
@@ -174,18 +178,18 @@ mod tests {
             }
         }
         drop(between);
-        assert!(LargeBox::<f32>::zeros(usize::MAX / 4).is_none(), "more than there is");
+        assert!(LargeBox::<f32>::zeros(usize::MAX / 4).is_none(), "more than the available memory");
     }
 
     #[test]
-    fn what_is_written_is_there() {
-        let mut room = LargeBox::<[u32; 16]>::new_uninit(50_000);
-        for (index, value) in room.iter_mut().enumerate() {
+    fn written_values_are_read_back() {
+        let mut uninit = LargeBox::<[u32; 16]>::new_uninit(50_000);
+        for (index, value) in uninit.iter_mut().enumerate() {
             value.write([u32::try_from(index).unwrap(); 16]);
         }
         #[expect(unsafe_code, reason = "the function that is tested")]
-        // SAFETY: all were written.
-        let values = unsafe { room.assume_init() };
+        // SAFETY: the loop above wrote all values.
+        let values = unsafe { uninit.assume_init() };
         assert!(
             values.iter().enumerate().all(|(index, value)| *value == [u32::try_from(index).unwrap(); 16])
         );

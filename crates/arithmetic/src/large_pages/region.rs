@@ -1,82 +1,94 @@
-//! Regions of memory that boxes share, on Linux.
+//! Memory regions that boxes share, on Linux.
 
-#![expect(unsafe_code, reason = "memory is mapped and given back by calls of the system")]
+#![expect(unsafe_code, reason = "memory is mapped and unmapped with system calls")]
 
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// The large page of x86-64 and, with pages of 4 KiB, of AArch64. With others the system declines, and nothing is lost.
+/// Size of a large page on x86-64, and on AArch64 with pages of 4 KiB.
+///
+/// With other page sizes, the system rejects the request, which does no harm.
 const LARGE_PAGE: usize = 2 << 20;
-/// Boxes of fewer bytes are left to the allocator.
+/// Minimum size in bytes; smaller boxes come from the allocator.
 const SMALLEST: usize = 128 << 10;
-/// Addresses of a region. Those that no box has take no memory.
+/// Size of a region in bytes of address space.
+///
+/// Addresses outside the boxes take no memory.
 const REGION: usize = 256 << 20;
 
-/// The region that the next piece is taken from, and how much of it is taken.
+/// Region that provides the next piece, and the number of its bytes that are in use.
 static CURRENT: Mutex<Option<(Arc<Region>, usize)>> = Mutex::new(None);
 
-/// Mapped memory from a multiple of [`LARGE_PAGE`] on. Pieces of it belong to one owner each.
+/// Mapped memory that starts at a multiple of [`LARGE_PAGE`].
+///
+/// Each of its pieces has one owner.
 struct Region {
     start: NonNull<u8>,
     bytes: usize,
-    /// Whether memory could not be given back (a process may lock its memory), so that what is free may hold old values.
+    /// Set if the system refused to take memory back, so that free memory may hold old values.
+    ///
+    /// This happens if the process locks its memory.
     is_used_up: AtomicBool,
 }
 
-/// The small page of this system. Pieces begin at multiples of it, so that whole pages are given back.
+/// Returns the size of this system's small pages.
+///
+/// Pieces begin at multiples of it, so that whole pages go back to the system.
 fn page() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
     *PAGE.get_or_init(|| {
-        // SAFETY: the call reads a constant of the system.
+        // SAFETY: the call only reads a constant of the system.
         usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(64 << 10)
     })
 }
 
-// SAFETY: the region hands out addresses; what is behind them belongs to pieces.
+// SAFETY: the region only hands out addresses. The memory behind them belongs to the pieces.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// One with room for so many bytes at least; `None` if the system has none.
+    /// Maps a region of at least `bytes` bytes, or returns `None` if the system has no memory.
     fn new(bytes: usize) -> Option<Arc<Self>> {
         let bytes = bytes.max(REGION).checked_next_multiple_of(LARGE_PAGE)?;
         let mapped = bytes.checked_add(LARGE_PAGE)?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory at an address that the system chooses.
+        // SAFETY: this maps new memory at an address that the system chooses.
         let address = unsafe { libc::mmap(null_mut(), mapped, access, kind, -1, 0) };
         let address =
             NonNull::new(address).filter(|address| address.as_ptr() != libc::MAP_FAILED)?.cast::<u8>();
         let before = address.align_offset(LARGE_PAGE);
         let unmap = |from: usize, bytes: usize| {
             if bytes > 0 {
-                // SAFETY: an unused part of what was just mapped.
+                // SAFETY: the range is an unused part of the new mapping.
                 unsafe { libc::munmap(address.add(from).as_ptr().cast(), bytes) };
             }
         };
         unmap(0, before);
         unmap(before + bytes, LARGE_PAGE - before);
-        // SAFETY: less than a large page after the beginning of what is longer by one.
+        // SAFETY: `before` is less than a large page, and the mapping is a large page longer than the region.
         let start = unsafe { address.add(before) };
         Some(Arc::new(Self { start, bytes, is_used_up: AtomicBool::new(false) }))
     }
 
-    /// Gives advice on some bytes, which begin at a multiple of a page, and returns whether it was taken.
+    /// Calls `madvise` on a page-aligned range and returns whether it succeeded.
     fn advise(&self, from: usize, bytes: usize, advice: libc::c_int) -> bool {
-        // SAFETY: the bytes are in the region, and no advice given changes what a piece holds.
+        // SAFETY: the range is inside the region, and no advice used here changes the contents of a piece.
         unsafe { libc::madvise(self.start.add(from).as_ptr().cast(), bytes, advice) == 0 }
     }
 
-    /// Asks for large pages that end within a piece: all of each is taken now.
+    /// Requests large pages for all pages that end between `from` and `to`.
+    ///
+    /// Pieces now cover all of each such page.
     fn ask_for_large_pages(&self, from: usize, to: usize) {
-        /// Linux 6.1.
+        /// Advice that exists since Linux 6.1.
         const MADV_COLLAPSE: libc::c_int = 25;
         let (first, end) = (from / LARGE_PAGE * LARGE_PAGE, to / LARGE_PAGE * LARGE_PAGE);
-        // If the system declines, small pages do.
+        // If the system declines, small pages work too.
         if first < end && self.advise(first, end - first, libc::MADV_HUGEPAGE) && first < from {
-            // Small pages hold its beginning already.
+            // Small pages already hold the start of the first large page.
             self.advise(first, LARGE_PAGE, MADV_COLLAPSE);
         }
     }
@@ -84,7 +96,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: no piece is left, or it would hold the region.
+        // SAFETY: every piece holds a reference to the region, so none is left.
         let _ = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -97,23 +109,26 @@ pub(super) struct Piece<T: Copy> {
     start: NonNull<T>,
 }
 
-// SAFETY: a piece owns its values, as a box does.
+// SAFETY: a piece owns its values, like a box.
 unsafe impl<T: Copy + Send> Send for Piece<T> {}
 // SAFETY: as above.
 unsafe impl<T: Copy + Sync> Sync for Piece<T> {}
 
 impl<T: Copy> Piece<MaybeUninit<T>> {
-    /// Room for so many values, which begins as zero bits; `None` if it is better taken from the allocator.
+    /// Takes memory for `len` values, initialized to zero bits, from a region.
+    ///
+    /// Returns `None` if the memory should come from the allocator.
     pub(super) fn new(len: usize) -> Option<Self> {
         let bytes = len.checked_mul(size_of::<T>())?;
         if bytes < SMALLEST || align_of::<T>() > page() {
             return None;
         }
         let taken = bytes.checked_next_multiple_of(page())?;
-        // After a fork the lock may be held by a thread that does not exist here, so it is never waited for.
+        // After a fork, a thread that does not exist in this process may hold
+        // the lock. So nothing waits for it.
         let (region, from) = match CURRENT.try_lock() {
             Ok(mut current) => {
-                // This is its only owner: no piece is left.
+                // `CURRENT` is the only owner of the region, so no piece is left.
                 if let Some((region, used)) = &mut *current
                     && Arc::strong_count(region) == 1
                 {
@@ -137,18 +152,21 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
             Err(_) => (Region::new(taken)?, 0),
         };
         region.ask_for_large_pages(from, from + taken);
-        // SAFETY: the region has so many bytes.
+        // SAFETY: the region has at least `from + taken` bytes.
         let start = unsafe { region.start.add(from) }.cast();
         Some(Self { region, from, len, start })
     }
 }
 
 impl<T: Copy> Piece<MaybeUninit<T>> {
+    /// Marks the values as initialized.
+    ///
     /// # Safety
-    /// All values were written, or zero bits are values: memory comes from the system as zeros, and as such again after it was given back.
+    /// All values were written, or zero bits are valid values. Memory from the system consists of zeros, and
+    /// again after it was returned to the system.
     pub(super) unsafe fn assume_init(self) -> Piece<T> {
         let piece = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the other one is not dropped, so this is the only owner of the region's count.
+        // SAFETY: the original is not dropped, so this is the only owner of the region's reference count.
         let region = unsafe { std::ptr::read(&raw const piece.region) };
         Piece { region, from: piece.from, len: piece.len, start: piece.start.cast() }
     }
@@ -157,7 +175,7 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
 impl<T: Copy> Piece<T> {
     #[inline]
     pub(super) fn values(&self) -> &[T] {
-        // SAFETY: so many values are there, and belong to this piece.
+        // SAFETY: the memory holds `len` values, which belong to this piece.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -171,7 +189,8 @@ impl<T: Copy> Piece<T> {
 impl<T: Copy> Drop for Piece<T> {
     fn drop(&mut self) {
         let taken = (self.len * size_of::<T>()).next_multiple_of(page());
-        // Its memory goes back to the system now, whatever else is in the region, and comes as zeros again.
+        // The memory goes back to the system now, even if other pieces keep
+        // the region. It reads as zeros again.
         if !self.region.advise(self.from, taken, libc::MADV_DONTNEED) {
             self.region.is_used_up.store(true, Ordering::Relaxed);
         }

@@ -1,5 +1,6 @@
-//! Weights in f16, two inputs a cache line. Each tile converts them as it meets them, which costs less than a copy that is twice as
-//! large.
+//! Weights in f16, two inputs per cache line.
+//!
+//! Each tile converts them on the fly, which costs less than reading a copy that is twice as large.
 
 use std::slice::Chunks;
 
@@ -7,7 +8,7 @@ use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
 use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
-use crate::fetch::Ahead;
+use crate::fetch::PrefetchPlan;
 use crate::simd::{LANES, Simd, TileJob};
 
 /// Weights in f16.
@@ -56,7 +57,7 @@ impl Block for F16Block {
         simd: S,
         activations: &[f32],
         panels: [&[Self]; PANELS],
-        ahead: Ahead,
+        ahead: PrefetchPlan,
     ) -> [[S::Vector; PANELS]; ROWS] {
         sums(simd, activations, panels, ahead)
     }

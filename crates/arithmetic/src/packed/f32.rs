@@ -1,11 +1,10 @@
-//! Weights as they are.
+//! Unrounded weights.
 
 use std::slice::Chunks;
 
 use super::block::{Block, DEPTH, Expanded};
-use super::floats::{CHAIN_BLOCKS, Lines, SLICE_BLOCKS, interleave, sums};
-use crate::fetch::Ahead;
-use crate::simd::Sums;
+use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
+use crate::fetch::PrefetchPlan;
 use crate::simd::{LANES, Line, Simd, TileJob};
 
 /// Weights in f32.
@@ -49,13 +48,9 @@ impl Block for F32Block {
         simd: S,
         activations: &[f32],
         panels: [&[Self]; PANELS],
-        ahead: Ahead,
+        ahead: PrefetchPlan,
     ) -> [[S::Vector; PANELS]; ROWS] {
-        if S::WALKS_LINES {
-            sums_of_lines(simd, activations, panels)
-        } else {
-            sums(simd, activations, panels, ahead)
-        }
+        sums(simd, activations, panels, ahead)
     }
 }
 
@@ -66,30 +61,4 @@ impl<S: Simd> Lines<S> for F32Block {
     fn lines(&self) -> &Self {
         self
     }
-}
-
-/// As [`sums`], with all lines of a chain in one loop.
-#[inline(always)]
-fn sums_of_lines<S: Simd, const ROWS: usize, const PANELS: usize>(
-    simd: S,
-    activations: &[f32],
-    panels: [&[F32Block]; PANELS],
-) -> Sums<S, ROWS, PANELS> {
-    let (rows, _) = activations.as_chunks();
-    let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
-    let steps = panels[0].len() * DEPTH;
-    for first in (0..steps).step_by(CHAIN_BLOCKS * DEPTH) {
-        let end = steps.min(first + CHAIN_BLOCKS * DEPTH);
-        let mut lines: [&[Line<[f32; LANES]>]; PANELS] = [&[]; PANELS];
-        for panel in 0..PANELS {
-            lines[panel] = &panels[panel].as_flattened()[first..end];
-        }
-        let chain = simd.sum_lines::<ROWS, PANELS>(&rows[first..end], lines);
-        for row in 0..ROWS {
-            for panel in 0..PANELS {
-                sums[row][panel] = simd.add(sums[row][panel], chain[row][panel]);
-            }
-        }
-    }
-    sums
 }

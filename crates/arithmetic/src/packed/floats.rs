@@ -1,22 +1,25 @@
-//! What the formats in floating point share: activations as they are, and sums of them.
+//! Code shared by the floating-point formats: layout of activations, and sums.
 
 use std::slice::Chunks;
 
 use super::block::DEPTH;
-use crate::fetch::{Ahead, FETCHES};
+use crate::fetch::{FETCHES, PrefetchPlan};
 use crate::simd::{Interleaved, PanelLine, Sums, add_products};
 use crate::simd::{LANES, Simd};
 
-/// Blocks of a slice: all 768 inputs of the smallest GPT-2, so that most of its sums are written once. A slice of a panel takes
-/// 48 KiB in f32, which tiles read in order from the second cache.
+/// Blocks of a slice: all 768 inputs of the smallest GPT-2, so that most of its sums are written once.
+///
+/// A slice of a panel takes 48 KiB in f32, which tiles read in order from the L2 cache.
 pub(super) const SLICE_BLOCKS: usize = 12;
-/// Blocks whose products, 256 for each sum, are added one to the other: a long chain of roundings in f32 shows in its sum.
-pub(super) const CHAIN_BLOCKS: usize = 4;
+/// Blocks of a chain of additions, with 256 products for each sum.
+///
+/// Longer chains of f32 roundings would make the sums less accurate.
+const CHAIN_BLOCKS: usize = 4;
 
-/// Inputs between two fetches.
+/// Inputs between two prefetches.
 const FETCHED_INPUTS: usize = if FETCHES { 8 } else { DEPTH };
 
-/// Writes rows side by side, some inputs of all rows at a time, which stay in the first cache meanwhile.
+/// Interleaves rows a few inputs at a time, which stay in the L1 cache meanwhile.
 #[inline(always)]
 pub(super) fn interleave(rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
     for (chunk, tile) in tile.chunks_mut(LANES * height).enumerate() {
@@ -29,20 +32,20 @@ pub(super) fn interleave(rows: Chunks<'_, f32>, tile: &mut [f32], height: usize)
     }
 }
 
-/// A block as lines, one for each input.
+/// Block as lines, one for each input.
 pub(super) trait Lines<S: Simd> {
     type Line: PanelLine<S>;
 
     fn lines(&self) -> &[Self::Line; DEPTH];
 }
 
-/// The products of a slice: those of each chain of inputs, added one chain after the other.
+/// Computes the products of a slice, chain by chain of inputs.
 #[inline(always)]
 pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>(
     simd: S,
     activations: &[f32],
     panels: [&[B]; PANELS],
-    ahead: Ahead,
+    ahead: PrefetchPlan,
 ) -> Sums<S, ROWS, PANELS> {
     let zeros = [[simd.splat(0.0); PANELS]; ROWS];
     let (mut sums, mut chain) = (zeros, zeros);

@@ -1,11 +1,13 @@
-//! What the formats of small integers share: groups of activations, sums in integer arithmetic, scales.
+//! Code shared by the integer formats: groups of activations, sums in integer arithmetic, scales.
 //!
-//! 32 inputs share a scale, on either side: a group of weights is `w ≈ s q`, a group of activations `x ≈ a p`. The sum of
-//! the products `q p` of a group is exact in 32 bits; it is converted to f32 once and multiplied by `s` and `a`, and these are
-//! added group by group, those of a slice of 512 inputs first. That order is the same for one row and for many, and
-//! integers are the same on every processor. Weights have an offset added, which makes them unsigned as the instructions want one
-//! operand: `Σ (q + 128) p` then starts from `-128 Σ p`. Those of fewer than 8 bits are from -32 to 31, so that sums of four
-//! products fit into 16 bits.
+//! On both sides, 32 inputs share a scale: a group of weights is `w ≈ s q`, and a group of activations is
+//! `x ≈ a p`. The sum of a group's products `q p` is exact in 32 bits. It is converted to f32 once and
+//! multiplied by `s` and `a`. The results are added group by group, and a slice of 512 inputs at a time. That
+//! order is the same for one row and for many, and integers are the same on every processor.
+//!
+//! Weights have an offset added, which makes them unsigned, because the instructions need one unsigned
+//! operand. The sum `Σ (q + 128) p` then starts from `-128 Σ p`. Weights of fewer than 8 bits are from -32 to
+//! 31, so that sums of four products fit into 16 bits.
 
 use std::slice::Chunks;
 
@@ -13,7 +15,7 @@ use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
 use crate::byte_group::{add_scaled, nearest_group};
-use crate::fetch::Ahead;
+use crate::fetch::PrefetchPlan;
 use crate::simd::Sums;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use crate::simd::WordGroup;
@@ -21,39 +23,41 @@ use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, T
 
 /// Groups of a block.
 const GROUPS: usize = DEPTH / GROUP;
-/// Blocks of a slice. In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
+/// Blocks of a slice.
+///
+/// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
 const SLICE_BLOCKS: usize = 8;
 /// Bytes of a group of zeros.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
-/// The integers of 32 inputs of 16 outputs.
+/// Integers of 32 inputs of 16 outputs.
 pub(crate) trait Quants: Copy + Send + Sync + 'static {
-    /// What they are expanded to.
+    /// Type that the integers are expanded to.
     type Expanded: Quants<Expanded = Self::Expanded> + AsMut<ByteLines>;
-    /// Integers of zeros.
+    /// Integers that are all zero.
     const ZERO: Self;
-    /// What is added to make them bytes.
+    /// Offset that turns the integers into bytes.
     const OFFSET: u8;
-    /// Whether they are bytes as they are.
+    /// Whether the integers are stored as bytes.
     const ARE_BYTES: bool = false;
 
-    /// The nearest integers, and the scales in f16.
+    /// Rounds to the nearest integers and returns them with the scales in f16.
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]);
 
-    /// The integer of one input and output.
+    /// Returns the integer of one input and output.
     fn value(&self, input: usize, output: usize) -> f32;
 
-    /// Expands the integers to bytes, if they are not.
+    /// Expands the integers to bytes, unless they are stored as bytes.
     fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines);
 
-    /// The bytes: its own, or what [`Quants::expand`] made.
+    /// Returns the stored bytes, or the result of [`Quants::expand`].
     #[inline(always)]
     fn bytes<'a>(&'a self, expanded: &'a ByteLines) -> &'a ByteLines {
         expanded
     }
 }
 
-/// Integers with an offset added, as bytes: those of 8 bits, and what all others are expanded to.
+/// Integers as bytes with an offset added: 8-bit weights, and the expansion of all other formats.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Bytes<const OFFSET: u8>(ByteLines);
@@ -91,7 +95,7 @@ impl<const OFFSET: u8> Quants for Bytes<OFFSET> {
     }
 }
 
-/// A block of integers, and after them the scales of its groups.
+/// Block of integers, followed by the scales of its groups.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Quantized<Q> {
@@ -171,13 +175,13 @@ impl<Q: Quants> Block for Quantized<Q> {
         simd.in_integer_tile(height, job)
     }
 
-    /// Scaled and added group by group.
+    /// Sums group by group, each multiplied by its scales.
     #[inline(always)]
     fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
         simd: S,
         activations: &[ByteGroup],
         mut panels: [&[Self]; PANELS],
-        ahead: Ahead,
+        ahead: PrefetchPlan,
     ) -> Sums<S, ROWS, PANELS> {
         let blocks = panels[0].len();
         for panel in &mut panels {
@@ -211,7 +215,7 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 }
 
-/// The nearest groups of rows of inputs, one group after the other with all of the tile's rows.
+/// Rounds rows of inputs to their nearest groups, interleaved for a tile.
 #[inline(always)]
 fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
     for (row, inputs) in rows.enumerate() {
@@ -221,7 +225,7 @@ fn arrange_groups<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup
     }
 }
 
-/// The nearest integers of magnitudes below `offset`, with that added, and the scales.
+/// Rounds weights to integers of magnitudes below `offset` and adds `offset`; also returns the scales.
 #[inline(always)]
 pub(super) fn encoded_bytes<S: Simd>(
     simd: S,
@@ -248,18 +252,20 @@ pub(super) fn encoded_bytes<S: Simd>(
     (lines, scales)
 }
 
-/// Integers with the scale that has the smallest squared error out of some candidates.
-pub(super) trait Searched {
-    /// The candidates, in shares of the weight of the largest magnitude.
+/// Integers whose scale is the candidate with the smallest squared error.
+pub(super) trait ScaleSearch {
+    /// Candidate scales, as factors of the weight of the largest magnitude.
     const SCALES: &'static [f32];
 
-    /// The integer nearest to the quotient of a weight and its scale.
+    /// Returns the integer nearest to the quotient of a weight and its scale.
     fn nearest<S: Simd>(simd: S, quotient: S::Vector) -> S::Vector;
 }
 
-/// For each lane the best of the candidate scales, the first of several, and its reciprocal.
+/// Returns the best candidate scale of each lane, and its reciprocal.
+///
+/// The first of several equally good candidates is used.
 #[inline(always)]
-pub(super) fn best_scales<Q: Searched, S: Simd>(
+pub(super) fn best_scales<Q: ScaleSearch, S: Simd>(
     simd: S,
     group: &[Line<[f32; LANES]>; GROUP],
 ) -> ([u16; LANES], S::Vector) {
@@ -272,7 +278,7 @@ pub(super) fn best_scales<Q: Searched, S: Simd>(
             let weights = simd.load(&line.0);
             let value = Q::nearest(simd, simd.mul(weights, inverses));
             let error = simd.sub(weights, simd.mul(value, scales));
-            // Rounded each, so that every instruction set chooses the same scales.
+            // Each operation is rounded, so that every instruction set chooses the same scales.
             sum = simd.add(sum, simd.mul(error, error));
         }
         let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
@@ -287,12 +293,14 @@ pub(super) fn best_scales<Q: Searched, S: Simd>(
     (best.1, simd.load(&best.2))
 }
 
-/// The weight of the largest magnitude in each lane; NaN in lanes that have one, since it must reach the result.
+/// Returns the weight of the largest magnitude in each lane.
+///
+/// Lanes with NaN return NaN, because it must reach the result.
 #[inline(always)]
 fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
     let mut highest = simd.splat(0.0);
     let mut lowest = highest;
-    // What is not finite makes this NaN; everything else leaves it zero.
+    // Non-finite values turn this into NaN. Others leave it at zero.
     let mut poison = highest;
     for line in group {
         let weights = simd.load(&line.0);
@@ -310,7 +318,7 @@ fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES
     high
 }
 
-/// Scales in f16, and their reciprocals; the reciprocal of zero is taken as zero.
+/// Rounds scales to f16 and computes their reciprocals, with zero for the reciprocal of zero.
 #[inline(always)]
 fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vector, S::Vector) {
     let mut bits = [0; LANES];
@@ -324,7 +332,7 @@ fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vect
     (bits, rounded, simd.load(&inverses))
 }
 
-/// A block of integers in 16 bits, which those of all formats are expanded to for many rows if no instruction multiplies bytes.
+/// Block of 16-bit integers, the expansion of all formats for many rows without byte products.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) type WordBlock = [WordGroup; GROUPS];
 
@@ -346,8 +354,8 @@ impl Block for WordBlock {
 
     fn value(&self, input: usize, output: usize) -> f32 {
         let group = &self[input / GROUP];
-        let (four, index) = (input % GROUP / BYTE_INPUTS, input % BYTE_INPUTS);
-        f32::from(group.lines[2 * four + index % 2][2 * output + index / 2]) * group.scales[output]
+        let (quad, index) = (input % GROUP / BYTE_INPUTS, input % BYTE_INPUTS);
+        f32::from(group.lines[2 * quad + index % 2][2 * output + index / 2]) * group.scales[output]
     }
 
     #[inline(always)]
@@ -370,7 +378,7 @@ impl Block for WordBlock {
         simd: S,
         activations: &[ByteGroup],
         panels: [&[Self]; PANELS],
-        _: Ahead,
+        _: PrefetchPlan,
     ) -> Sums<S, ROWS, PANELS> {
         let mut groups: [&[WordGroup]; PANELS] = [&[]; PANELS];
         for panel in 0..PANELS {

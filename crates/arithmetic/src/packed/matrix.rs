@@ -1,125 +1,83 @@
-//! The formats of the table, and matrices in any of them.
+//! Matrices packed in any number type of weights.
 
 use std::fmt;
 
-use super::block::{Block, DEPTH};
-use super::integers::Quantized;
+use super::block::{Block, DEPTH, panel_of};
+use super::product::Product;
+use crate::NumberType;
+use crate::epilogue::Epilogue;
 use crate::large_pages::LargeBox;
-use crate::simd::LANES;
-use crate::threads::{Parts, computed_in_parts};
+use crate::simd::{InstructionSet, LANES};
+use crate::threads::{Parts, computed_in_parts, with_job_size};
 
-macro_rules! formats {
-    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident;)+) => {
-        /// The precision in which the weights of linear layers are held.
-        ///
-        /// With f32 and f16 weights products are computed in f32. With integer weights they are computed in integers: each row of
-        /// activations is rounded to 8 bits once a product, in groups of 32 inputs as `x ≈ a p` with `a = max|x| / 127` in f32 and
-        /// `p = round(x / a)`, so that `|x - a p| ≤ max|x| (1/254 + 2^-22)`. Groups below 1e-36 count as zero, and one that holds
-        /// what is not finite makes the row's outputs NaN. A product of a group is `s a Σ q p`, its integer sum exact, so that of
-        /// the result's error nothing but these two roundings and the f32 sum over the groups remains.
-        ///
-        /// ```
-        /// use candle_gpt2_arithmetic::WeightFormat;
-        ///
-        /// assert_eq!(WeightFormat::from_name("q8"), Some(WeightFormat::Q8));
-        /// let [f32s, q8s] = [WeightFormat::F32, WeightFormat::Q8].map(|format| format.packed_bytes(3072, 768));
-        /// assert!(3 * q8s < f32s);
-        /// ```
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum WeightFormat {
-            $($(#[$doc])* $format,)+
-        }
-
-        impl WeightFormat {
-            /// Every format to choose, with its name.
-            pub const NAMES: &'static [(&'static str, Self)] = &[$(($name, Self::$format)),+];
-
-            /// Its name.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$format => $name,)+
-                }
-            }
-
-            /// The format of the embedding and the head of a model whose other matrices are in this one.
-            pub fn of_tables(self) -> Self {
-                match self {
-                    $(Self::$format => Self::$tables,)+
-                }
-            }
-
-            fn block_bytes(self) -> usize {
-                match self {
-                    $(Self::$format => size_of::<$block>(),)+
-                }
-            }
-        }
-
-        /// The blocks of all panels, panel after panel.
-        pub(super) enum Panels {
-            $($format(LargeBox<$block>),)+
-        }
-
-        impl Panels {
-            fn format(&self) -> WeightFormat {
-                match self {
-                    $(Self::$format(_) => WeightFormat::$format,)+
-                }
-            }
-
-            /// What `work` makes of the blocks.
-            pub(super) fn with<W: OnBlocks>(&self, work: W) -> W::Output {
-                match self {
-                    $(Self::$format(blocks) => work.run(blocks),)+
-                }
-            }
-
-            /// The blocks that `make` gives.
-            pub(super) fn made(format: WeightFormat, make: impl MakeBlocks) -> Self {
-                match format {
-                    $(WeightFormat::$format => Self::$format(make.blocks()),)+
-                }
-            }
-        }
-    };
-}
-
-crate::weight_formats!(formats);
-
-/// Work on blocks of any format.
-pub(super) trait OnBlocks {
-    /// What it returns.
-    type Output;
-
-    fn run<B: Block>(self, blocks: &[B]) -> Self::Output;
-}
-
-/// Something that blocks of any format are made of.
-pub(super) trait MakeBlocks {
-    fn blocks<B: Block>(self) -> LargeBox<B>;
-}
-
-impl WeightFormat {
-    /// The format called `name` in [`WeightFormat::NAMES`].
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
-    }
-
-    /// Bytes that a matrix of these widths takes, packed: those of [`PackedMatrix::bytes`], of one that need not be there.
+impl NumberType {
+    /// Returns the packed size in bytes of a matrix of these widths.
+    ///
+    /// It equals [`PackedMatrix::bytes`] and needs no matrix.
+    ///
+    /// ```
+    /// use candle_gpt2_arithmetic::NumberType;
+    ///
+    /// let [f32s, q8s] = [NumberType::F32, NumberType::Q8].map(|dtype| dtype.packed_bytes(3072, 768));
+    /// assert!(3 * q8s < f32s);
+    /// ```
     pub fn packed_bytes(self, out_features: usize, in_features: usize) -> u64 {
         let blocks = (out_features.div_ceil(LANES) as u64).saturating_mul(in_features.div_ceil(DEPTH) as u64);
-        blocks.saturating_mul(self.block_bytes() as u64)
+        self.bytes(blocks.saturating_mul((LANES * DEPTH) as u64)).unwrap_or(u64::MAX)
     }
 }
 
-/// A weight matrix `(out, in)`, packed.
+/// Blocks of one type: all panels, one after another.
+pub(super) trait Panels: Send + Sync {
+    /// Returns the size in bytes.
+    fn bytes(&self) -> usize;
+    /// Returns the weights of some outputs.
+    fn rows(&self, outputs: &[usize], in_features: usize) -> Vec<f32>;
+    /// Computes a product.
+    fn product(&self, product: &Product<'_>) -> Vec<f32>;
+}
+
+impl<B: Block> Panels for LargeBox<B> {
+    fn bytes(&self) -> usize {
+        size_of_val::<[B]>(self)
+    }
+
+    fn rows(&self, outputs: &[usize], in_features: usize) -> Vec<f32> {
+        let parts = Parts { row_len: in_features, rows: 16, columns: in_features };
+        computed_in_parts(outputs.len() * in_features, parts, |mut part| {
+            for row in 0..part.rows() {
+                let output = outputs[part.first_row + row];
+                let panel = panel_of(self, output / LANES, in_features);
+                for (chunk, block) in part.row(row).chunks_mut(DEPTH).zip(panel) {
+                    for (input, value) in chunk.iter_mut().enumerate() {
+                        *value = block.value(input, output % LANES);
+                    }
+                }
+            }
+        })
+    }
+
+    fn product(&self, product: &Product<'_>) -> Vec<f32> {
+        product.with(self)
+    }
+}
+
+/// Packed weight matrix `(out, in)`.
+///
+/// With f32 and f16 weights, products are computed in f32. With integer weights, they are computed in
+/// integers. Each product first rounds the rows of activations to 8 bits, in groups of 32 inputs:
+/// `x ≈ a p` with `a = max|x| / 127` in f32 and `p = round(x / a)`, so that
+/// `|x - a p| ≤ max|x| (1/254 + 2^-22)`. Groups below 1e-36 count as zero. A group with a non-finite
+/// value makes the row's outputs NaN. The product of a group is `s a Σ q p`, and its integer sum is
+/// exact. The error of the result therefore consists only of these two roundings and the rounding of
+/// the f32 sum over the groups.
 ///
 /// ```
-/// use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias, Strided, WeightFormat};
+/// use candle_gpt2_arithmetic::{Epilogue, Finish, NumberType, PackedMatrix, PanelBias, Strided};
 ///
 /// let values = [1., 2., 3., 4., 5., 6.]; // (out 2, in 3)
 /// let weight = Strided { values: &values, strides: (3, 1), shape: (2, 3) };
-/// let matrix = PackedMatrix::from_values(weight, WeightFormat::F32)?;
+/// let matrix = PackedMatrix::from_values(weight, NumberType::F32)?;
 /// let bias = PanelBias::new(&[10., 20.]);
 /// let after = Epilogue { bias: Some(&bias), finish: Finish::Nothing };
 /// assert_eq!(matrix.product(&[1., 1., 1.], 1, after), [16., 35.]);
@@ -128,7 +86,8 @@ impl WeightFormat {
 pub struct PackedMatrix {
     pub(super) out_features: usize,
     pub(super) in_features: usize,
-    pub(super) panels: Panels,
+    pub(super) dtype: NumberType,
+    pub(super) panels: Box<dyn Panels>,
 }
 
 impl PackedMatrix {
@@ -142,67 +101,61 @@ impl PackedMatrix {
         self.in_features
     }
 
-    /// The precision of the weights.
-    pub fn format(&self) -> WeightFormat {
-        self.panels.format()
+    /// Returns the precision of the weights.
+    pub fn dtype(&self) -> NumberType {
+        self.dtype
     }
 
-    /// Bytes that the weights take.
+    /// Returns the size of the weights in bytes.
     pub fn bytes(&self) -> usize {
-        struct Bytes;
-        impl OnBlocks for Bytes {
-            type Output = usize;
-
-            fn run<B: Block>(self, blocks: &[B]) -> usize {
-                size_of_val(blocks)
-            }
-        }
-        self.panels.with(Bytes)
+        self.panels.bytes()
     }
 
-    /// The weights of the given outputs, `(rows, in)` one after the other: an embedding lookup if the matrix is a tied
-    /// head.
+    /// Returns the weights of these outputs, `(rows, in)`, one after another.
+    ///
+    /// This is an embedding lookup if the matrix is a tied head.
     ///
     /// # Panics
-    /// When an output is not below [`PackedMatrix::out_features`].
+    /// Panics if an output is not below [`PackedMatrix::out_features`].
     pub fn rows(&self, outputs: &[usize]) -> Vec<f32> {
-        struct Rows<'a>(&'a [usize], usize);
-        impl OnBlocks for Rows<'_> {
-            type Output = Vec<f32>;
-
-            fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
-                let Self(outputs, in_features) = self;
-                let parts = Parts { row_len: in_features, rows: 16, columns: in_features };
-                computed_in_parts(outputs.len() * in_features, parts, |mut part| {
-                    for row in 0..part.rows() {
-                        let output = outputs[part.first_row + row];
-                        let panel = panel_of(blocks, output / LANES, in_features);
-                        for (chunk, block) in part.row(row).chunks_mut(DEPTH).zip(panel) {
-                            for (input, value) in chunk.iter_mut().enumerate() {
-                                *value = block.value(input, output % LANES);
-                            }
-                        }
-                    }
-                })
-            }
-        }
-        assert!(outputs.iter().all(|output| *output < self.out_features), "an output that there is not");
+        assert!(outputs.iter().all(|output| *output < self.out_features), "output index out of range");
         if self.in_features == 0 {
             return Vec::new();
         }
-        self.panels.with(Rows(outputs, self.in_features))
+        self.panels.rows(outputs, self.in_features)
+    }
+
+    /// Multiplies `rows` rows of activations by the matrix and applies the epilogue.
+    ///
+    /// # Shapes
+    /// `x` is `(rows, in)`. A bias has `out` values, and a residual is `(rows, out)`. Returns `(rows, out)`.
+    ///
+    /// # Panics
+    /// Panics if the slices do not have these sizes.
+    pub fn product(&self, x: &[f32], rows: usize, epilogue: Epilogue<'_>) -> Vec<f32> {
+        self.product_with(x, rows, epilogue, InstructionSet::detected())
+    }
+
+    /// Computes [`PackedMatrix::product`] with a given instruction set.
+    pub(super) fn product_with(
+        &self,
+        x: &[f32],
+        rows: usize,
+        epilogue: Epilogue<'_>,
+        instructions: InstructionSet,
+    ) -> Vec<f32> {
+        assert!(x.len() == rows * self.in_features, "{} input values for {rows} rows", x.len());
+        let (out_features, in_features) = (self.out_features, self.in_features);
+        if rows * out_features == 0 {
+            return Vec::new();
+        }
+        let product = Product { out_features, in_features, rows, x, epilogue, instructions };
+        with_job_size(self.bytes(), rows * out_features * in_features, || self.panels.product(&product))
     }
 }
 
 impl fmt::Debug for PackedMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PackedMatrix({} ({}, {}))", self.format().name(), self.out_features, self.in_features)
+        write!(f, "PackedMatrix({} ({}, {}))", self.dtype, self.out_features, self.in_features)
     }
-}
-
-/// The blocks of panel `index`.
-#[inline(always)]
-pub(super) fn panel_of<B>(blocks: &[B], index: usize, in_features: usize) -> &[B] {
-    let length = in_features.div_ceil(DEPTH);
-    &blocks[index * length..(index + 1) * length]
 }

@@ -1,6 +1,6 @@
-//! Packing: from a checkpoint's bytes, as they lie in the mapped file, or from f32 in memory.
+//! Packing of weights from a checkpoint's bytes in a mapped file, or from f32 in memory.
 
-#![expect(unsafe_code, reason = "packed weights are written once, by all threads, into fresh memory")]
+#![expect(unsafe_code, reason = "all threads write packed weights once, into uninitialized memory")]
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,55 +8,48 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::block::{Block, DEPTH, Expanded};
-use super::matrix::{MakeBlocks, PackedMatrix, Panels, WeightFormat};
+use super::f16::F16Block;
+use super::f32::F32Block;
+use super::integers::{Bytes, Quantized};
+use super::matrix::{PackedMatrix, Panels};
+use super::q4::Nibbles;
+use super::q5::Fives;
+use super::q6::Sixes;
+use crate::NumberType;
 use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 use crate::threads::{Parts, for_each_part};
 
-/// Panels that are packed together: reading an input-major matrix in wider strips reads whole cache lines and pages.
+/// Panels that are packed together.
+///
+/// Wider strips of an input-major matrix consist of whole cache lines and pages.
 const STRIP_PANELS: usize = 4;
-/// Bytes of an output-major matrix that are read between two reports of progress: few compared with any model, and enough to
-/// keep all threads at work.
+/// Bytes of an output-major matrix between two progress reports.
+///
+/// They are few compared with any model, and enough to keep all threads busy.
 const STEP_BYTES: usize = 2 << 20;
 
-/// The type of little-endian values in a file. [`PackedMatrix::from_bytes`] takes it with the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoredFloat {
-    /// 32-bit floating point.
-    F32,
-    /// 16-bit floating point.
-    F16,
-    /// 16-bit floating point with the exponent of f32.
-    BF16,
-}
-
-impl StoredFloat {
-    fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-        }
-    }
-}
-
-/// Which axis of a stored matrix comes first. [`PackedMatrix::from_bytes`] takes it with the bytes.
+/// Axis order of a stored matrix.
+///
+/// It is passed to [`PackedMatrix::from_bytes`] with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredOrder {
-    /// `(out, in)`, as PyTorch's `nn.Linear` and embeddings have it.
+    /// `(out, in)`, the order of PyTorch's `nn.Linear` and of embeddings.
     OutputMajor,
-    /// `(in, out)`, as GPT-2's `Conv1D` has it.
+    /// `(in, out)`, the order of GPT-2's `Conv1D`.
     InputMajor,
 }
 
-/// A matrix as it lies in memory or in a mapped file, in row-major order and at any alignment.
-/// [`PackedMatrix::from_bytes`] takes one.
+/// Row-major matrix in memory or in a mapped file, at any alignment.
+///
+/// Pass it to [`PackedMatrix::from_bytes`].
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixBytes<'a> {
-    /// The values; rows after those that are packed are left out.
+    /// Values; rows past the packed ones are ignored.
     pub bytes: &'a [u8],
-    /// Their type.
-    pub dtype: StoredFloat,
-    /// Their order.
+    /// Type of the little-endian values: f32, f16 or bf16.
+    pub dtype: NumberType,
+    /// Order of the values.
     pub order: StoredOrder,
     /// Width of the output.
     pub out_features: usize,
@@ -64,132 +57,160 @@ pub struct MatrixBytes<'a> {
     pub in_features: usize,
 }
 
-/// A matrix of f32 in memory, whatever its strides. [`PackedMatrix::from_values`] takes one.
+/// Matrix of f32 in memory with any strides.
+///
+/// Pass it to [`PackedMatrix::from_values`].
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
-    /// The values, from the matrix's first one on.
+    /// Values, starting with the matrix's first one.
     pub values: &'a [f32],
-    /// Distance of neighbouring outputs and of neighbouring inputs.
+    /// Distances between neighboring outputs and between neighboring inputs.
     pub strides: (usize, usize),
-    /// Outputs and inputs.
+    /// Numbers of outputs and inputs.
     pub shape: (usize, usize),
 }
 
-/// A matrix that reaches beyond its memory. [`PackedMatrix::from_bytes`] and [`PackedMatrix::from_values`] return it.
+/// Error of [`PackedMatrix::from_bytes`] and [`PackedMatrix::from_values`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a weight of {out_features} by {in_features} values does not fit into {found} bytes")]
-pub struct PackError {
-    /// Width of the output.
-    pub out_features: usize,
-    /// Width of the input.
-    pub in_features: usize,
-    /// Bytes that are there.
-    pub found: usize,
+pub enum PackError {
+    /// The matrix extends beyond its memory.
+    #[error("a weight of {out_features} by {in_features} values does not fit into {found} bytes")]
+    TooFewBytes {
+        /// Width of the output.
+        out_features: usize,
+        /// Width of the input.
+        in_features: usize,
+        /// Available bytes.
+        found: usize,
+    },
+    /// Weights of this type cannot be packed.
+    #[error("cannot pack {dtype} weights")]
+    Unsupported {
+        /// Type of the stored values or of the packed ones.
+        dtype: NumberType,
+    },
 }
 
 impl PackedMatrix {
-    /// Packs a matrix from its bytes, on all threads. `read` is called with the range of bytes that are no longer needed, so that
-    /// a mapped file need not stay in memory next to the packed weights.
+    /// Packs a matrix from its bytes, on all threads.
+    ///
+    /// `read` is called with each range of bytes that is no longer needed. A mapped file thus need not stay
+    /// in memory next to the packed weights.
     ///
     /// ```
-    /// use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+    /// use candle_gpt2_arithmetic::{MatrixBytes, NumberType, PackedMatrix, StoredOrder};
     ///
     /// let stored: Vec<u8> = [1f32, 2., 3., 4., 5., 6.].iter().flat_map(|value| value.to_le_bytes()).collect();
-    /// let (dtype, order) = (StoredFloat::F32, StoredOrder::InputMajor); // as GPT-2's checkpoints have them
+    /// let (dtype, order) = (NumberType::F32, StoredOrder::InputMajor); // as GPT-2's checkpoints have them
     /// let matrix = MatrixBytes { bytes: &stored, dtype, order, out_features: 3, in_features: 2 };
-    /// let packed = PackedMatrix::from_bytes(matrix, WeightFormat::F32, &|_| ())?;
+    /// let packed = PackedMatrix::from_bytes(matrix, NumberType::F32, &|_| ())?;
     /// assert_eq!(packed.rows(&[0]), [1., 4.]);
     /// # Ok::<(), candle_gpt2_arithmetic::PackError>(())
     /// ```
     ///
     /// # Errors
-    /// When there are fewer bytes than the matrix has.
+    /// Returns an error if there are fewer bytes than the matrix needs, or a type is unsupported.
     pub fn from_bytes(
         matrix: MatrixBytes<'_>,
-        format: WeightFormat,
+        to: NumberType,
         read: &dyn Fn(Range<usize>),
     ) -> Result<Self, PackError> {
         let MatrixBytes { bytes, dtype, order, out_features, in_features } = matrix;
-        let expected =
-            out_features.checked_mul(in_features).and_then(|count| count.checked_mul(dtype.size()));
+        let size = match dtype {
+            NumberType::F32 => 4,
+            NumberType::F16 | NumberType::BF16 => 2,
+            _ => return Err(PackError::Unsupported { dtype }),
+        };
+        let expected = out_features.checked_mul(in_features).and_then(|count| count.checked_mul(size));
         if expected.is_none_or(|expected| bytes.len() < expected) {
-            return Err(PackError { out_features, in_features, found: bytes.len() });
+            return Err(PackError::TooFewBytes { out_features, in_features, found: bytes.len() });
         }
         let strides = match order {
             StoredOrder::OutputMajor => (in_features, 1),
             StoredOrder::InputMajor => (1, out_features),
         };
         let shape = (out_features, in_features);
-        let row_bytes = in_features * dtype.size();
+        let row_bytes = in_features * size;
         let read = |outputs: Range<usize>| read(outputs.start * row_bytes..outputs.end * row_bytes);
-        Ok(match dtype {
-            StoredFloat::F32 => {
-                let values = Values { elements: bytes.as_chunks().0, strides, convert: f32::from_le_bytes };
-                pack(&values, shape, format, &read)
-            }
-            StoredFloat::F16 => {
+        match dtype {
+            NumberType::F16 => {
                 let convert = |bytes| f16::from_le_bytes(bytes).to_f32();
-                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, format, &read)
+                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, to, &read)
             }
-            StoredFloat::BF16 => {
+            NumberType::BF16 => {
                 let convert = |bytes| bf16::from_le_bytes(bytes).to_f32();
-                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, format, &read)
+                pack(&Values { elements: bytes.as_chunks().0, strides, convert }, shape, to, &read)
             }
-        })
+            _ => {
+                let values = Values { elements: bytes.as_chunks().0, strides, convert: f32::from_le_bytes };
+                pack(&values, shape, to, &read)
+            }
+        }
     }
 
     /// Packs a matrix of f32, on all threads.
     ///
     /// # Errors
-    /// When the matrix reaches beyond its values.
-    pub fn from_values(matrix: Strided<'_>, format: WeightFormat) -> Result<Self, PackError> {
+    /// Returns an error if the matrix extends beyond its values, or the type is unsupported.
+    pub fn from_values(matrix: Strided<'_>, to: NumberType) -> Result<Self, PackError> {
         let Strided { values: elements, strides, shape } = matrix;
         let last =
             |count: usize, stride: usize| count.checked_sub(1).and_then(|last| last.checked_mul(stride));
         let end = last(shape.0, strides.0).zip(last(shape.1, strides.1)).map(|(a, b)| a.saturating_add(b));
         if shape.0 > 0 && shape.1 > 0 && end.is_none_or(|end| end >= elements.len()) {
             let (out_features, in_features) = shape;
-            return Err(PackError { out_features, in_features, found: size_of_val(elements) });
+            return Err(PackError::TooFewBytes { out_features, in_features, found: size_of_val(elements) });
         }
-        Ok(pack(&Values { elements, strides, convert: |value| value }, shape, format, &|_| ()))
+        pack(&Values { elements, strides, convert: |value| value }, shape, to, &|_| ())
     }
 }
 
-/// A matrix of some stored type, seen as f32.
+/// View of a matrix of some stored type as f32.
 struct Values<'a, T, F> {
     elements: &'a [T],
-    /// Distance of neighbouring outputs and of neighbouring inputs.
+    /// Distances between neighboring outputs and between neighboring inputs.
     strides: (usize, usize),
     convert: F,
 }
 
-/// Blocks of a matrix of any stored type.
+/// Reader of blocks of a matrix of any stored type.
 trait ReadBlocks: Sync {
-    /// Reads the given outputs of the given inputs, each as first and count.
+    /// Reads a range of outputs and a range of inputs, each given as first index and count.
     fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded);
-    /// Bytes of an output, if its inputs lie side by side.
+    /// Returns the size of an output in bytes, if its inputs are contiguous.
     fn bytes_of_output(&self) -> Option<usize>;
 }
 
 fn pack(
     values: &dyn ReadBlocks,
     shape: (usize, usize),
-    format: WeightFormat,
+    dtype: NumberType,
     read: &dyn Fn(Range<usize>),
-) -> PackedMatrix {
-    let panels = Panels::made(format, Packing { values, shape, read });
-    PackedMatrix { out_features: shape.0, in_features: shape.1, panels }
+) -> Result<PackedMatrix, PackError> {
+    let packing = Packing { values, shape, read };
+    let panels: Box<dyn Panels> = match dtype {
+        NumberType::F32 => Box::new(packing.blocks::<F32Block>()),
+        NumberType::F16 => Box::new(packing.blocks::<F16Block>()),
+        NumberType::Q8 => Box::new(packing.blocks::<Quantized<Bytes<128>>>()),
+        NumberType::Q6 => Box::new(packing.blocks::<Quantized<Sixes>>()),
+        NumberType::Q5 => Box::new(packing.blocks::<Quantized<Fives>>()),
+        NumberType::Q4 => Box::new(packing.blocks::<Quantized<Nibbles>>()),
+        _ => return Err(PackError::Unsupported { dtype }),
+    };
+    Ok(PackedMatrix { out_features: shape.0, in_features: shape.1, dtype, panels })
 }
 
-/// A matrix that is about to be packed.
+/// Matrix to be packed.
 struct Packing<'a> {
     values: &'a dyn ReadBlocks,
     shape: (usize, usize),
-    /// Told the outputs that were packed, all of them at once if they do not lie one after the other.
+    /// Callback for the range of packed outputs.
+    ///
+    /// If outputs are not contiguous, one call reports all of them.
     read: &'a dyn Fn(Range<usize>),
 }
 
-impl MakeBlocks for Packing<'_> {
+impl Packing<'_> {
     fn blocks<B: Block>(self) -> LargeBox<B> {
         let Self { values, shape: (out_features, in_features), read } = self;
         let panel_blocks = in_features.div_ceil(DEPTH);
@@ -224,12 +245,13 @@ impl MakeBlocks for Packing<'_> {
             });
             read(first_panel * LANES..out_features.min((first_panel + step) * LANES));
         }
-        // SAFETY: the steps and their parts hold every element, and each part's rows were written from their first block to their last.
+        // SAFETY: the steps and their parts cover every element, and each
+        // part's rows were written completely.
         unsafe { blocks.assume_init() }
     }
 }
 
-/// Encodes one block.
+/// Job that encodes one block.
 struct Encode<'a, B>(&'a Expanded, PhantomData<B>);
 
 impl<B: Block> Job for Encode<'_, B> {

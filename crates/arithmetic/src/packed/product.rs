@@ -1,118 +1,84 @@
-//! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias, GELU, a sum.
+//! `y = x Wᵀ` for packed weights, with a fused epilogue: bias, GELU, a residual.
 //!
-//! The rows of activations are laid out once, in tiles that fill the registers. A part of the output is some of the rows
-//! and a few panels, over which one tile after the other passes: the first finds them in memory, the others in the caches, as
-//! all panels find the rows. Weights that have to be expanded are so once for many rows. Every sum is added in the same order,
-//! whatever the tile: the products of a slice of the depth first, slice by slice. So a row has the same bits alone and in any
-//! company.
+//! The rows of activations are laid out once, in tiles that fill the registers. A part of the output consists
+//! of some rows and a few panels. Its tiles pass over the panels one after another. The first tile reads them
+//! from memory, the others from the caches, and all panels read the rows from the caches. Weights that must
+//! be expanded are expanded once for many rows.
+//!
+//! Every sum is added in the same order in every tile: first the products within a slice of the depth, then
+//! slice by slice. Results are therefore batch-invariant: a row has the same bits alone and in any batch.
 
 use std::marker::PhantomData;
 
-use super::block::{Block, DEPTH};
-use super::matrix::{OnBlocks, PackedMatrix, panel_of};
+use super::block::{Block, DEPTH, panel_of};
 use crate::epilogue::Epilogue;
-use crate::fetch::Ahead;
+use crate::fetch::PrefetchPlan;
 use crate::simd::Sums;
 use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob};
-use crate::threads::{Part, Parts, computed_in_parts, of_size};
+use crate::threads::{Part, Parts, computed_in_parts};
 use crate::tile::TileOutput;
 
 /// Panels of a part.
 const PART_PANELS: usize = 4;
-/// Bytes of activations of a part, but for one tile: they stay in the second cache.
+/// Bytes of activations of a part, unless one tile is larger; they stay in the L2 cache.
 const PART_BYTES: usize = 512 << 10;
-/// Bytes of panels that all tiles pass over before the next ones: for few tiles, which the panels reach from memory, and for many,
-/// which find them in the first cache.
+/// Bytes of panels that all tiles process before the next group, for few tiles and for many.
+///
+/// Few tiles read the panels from memory, and many tiles find them in the L1 cache.
 const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
-/// More tiles than these are many.
+/// Maximum number of tiles that count as few.
 const FEW_TILES: usize = 4;
-/// Rows of a tile that is not the highest one.
+/// Rows of a tile that is lower than the tallest one.
 const LOW_TILE: usize = 4;
-/// Rows of a tile that is always a walk through memory: without a condition, fetches lie between the products and cost nothing.
+/// Maximum rows of a tile that always streams weights from memory.
+///
+/// Without a condition, prefetches are placed between the products and cost nothing.
 const WALK_ROWS: usize = 2;
-/// Rows from which on weights are expanded before they are multiplied, if that is not done on the way.
+/// Minimum rows for expanding weights before their products, rather than on the fly.
 const EXPANDED_ROWS: usize = 20;
 
-impl PackedMatrix {
-    /// The product of `rows` rows of activations with the matrix, and what follows it.
-    ///
-    /// # Shapes
-    /// `x` `(rows, in)`; a bias has `out` values, a residual is `(rows, out)`; returns `(rows, out)`.
-    ///
-    /// # Panics
-    /// When the slices are shorter.
-    pub fn product(&self, x: &[f32], rows: usize, epilogue: Epilogue<'_>) -> Vec<f32> {
-        self.product_with(x, rows, epilogue, InstructionSet::detected())
-    }
-
-    /// The same with these instructions.
-    pub(super) fn product_with(
-        &self,
-        x: &[f32],
-        rows: usize,
-        epilogue: Epilogue<'_>,
-        instructions: InstructionSet,
-    ) -> Vec<f32> {
-        assert!(x.len() == rows * self.in_features, "{} values in {rows} rows", x.len());
-        let (out_features, in_features) = (self.out_features, self.in_features);
-        if rows * out_features == 0 {
-            return Vec::new();
-        }
-        let sizes = Sizes { out_features, in_features, rows };
-        of_size(self.bytes(), rows * out_features * in_features, || {
-            self.panels.with(Product { sizes, x, epilogue, instructions })
-        })
-    }
+/// Product of rows of activations with a matrix of any number type.
+pub(super) struct Product<'a> {
+    pub(super) out_features: usize,
+    pub(super) in_features: usize,
+    pub(super) rows: usize,
+    pub(super) x: &'a [f32],
+    pub(super) epilogue: Epilogue<'a>,
+    pub(super) instructions: InstructionSet,
 }
 
-#[derive(Clone, Copy)]
-struct Sizes {
-    out_features: usize,
-    in_features: usize,
-    rows: usize,
-}
-
-struct Product<'a> {
-    sizes: Sizes,
-    x: &'a [f32],
-    epilogue: Epilogue<'a>,
-    instructions: InstructionSet,
-}
-
-impl OnBlocks for Product<'_> {
-    type Output = Vec<f32>;
-
-    fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
-        let Self { sizes, x, epilogue, instructions } = self;
-        let Sizes { out_features, in_features, rows } = sizes;
+impl Product<'_> {
+    /// Computes the product with these blocks.
+    pub(super) fn with<B: Block>(&self, blocks: &[B]) -> Vec<f32> {
+        let Self { out_features, in_features, rows, epilogue, instructions, .. } = *self;
         let Chosen { full, rest, is_expanded } = instructions.run(Choose::<B>(rows, PhantomData));
         let row_bytes = (Tiles::<B>::row_len(in_features) * size_of::<B::Activation>()).max(1);
         let most = (PART_BYTES / row_bytes).max(full);
         let part_rows = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(full);
-        let tiles = Tiles::<B>::new(x, sizes, (full, rest), rows <= part_rows, instructions);
+        let tiles = Tiles::<B>::new(self, (full, rest), rows <= part_rows);
         let parts = Parts { row_len: out_features, rows: part_rows, columns: PART_PANELS * LANES };
         computed_in_parts(rows * out_features, parts, |part| {
-            let given = Given { in_features, out_features, tiles: &tiles, epilogue };
+            let inputs = ProductInputs { in_features, out_features, tiles: &tiles, epilogue };
             if is_expanded && part.rows() >= EXPANDED_ROWS {
-                instructions.run(Expand { blocks, given, part });
+                instructions.run(Expand { blocks, inputs, part });
             } else {
-                instructions.run(Walk { blocks, given, part });
+                instructions.run(Walk { blocks, inputs, part });
             }
         })
     }
 }
 
-/// What depends on the instructions.
+/// Settings that depend on the instruction set.
 struct Chosen {
     /// Rows of a full tile.
     full: usize,
-    /// Rows of a tile after these.
+    /// Rows of a tile after the full ones.
     rest: usize,
     /// Whether weights are expanded for many rows.
     is_expanded: bool,
 }
 
-/// Chooses for so many rows.
+/// Job that chooses the settings for a number of rows.
 struct Choose<B>(usize, PhantomData<B>);
 
 impl<B: Block> Job for Choose<B> {
@@ -125,7 +91,7 @@ impl<B: Block> Job for Choose<B> {
         let Self(rows, _) = self;
         let mut full = B::tile_height::<S>(rows);
         if full < rows {
-            // As few tiles as possible, of one height.
+            // The minimum number of tiles, all of one height.
             full = B::tile_height::<S>(rows.div_ceil(rows.div_ceil(full)));
         }
         let rest = B::tile_height::<S>(rows % full).min(full);
@@ -133,14 +99,14 @@ impl<B: Block> Job for Choose<B> {
     }
 }
 
-/// Activations laid out for tiles: full ones, and after them others of one height. Rows that are missing are zeros.
+/// Activations laid out for full tiles, followed by tiles of another height, padded with zero rows.
 struct Tiles<B: Block> {
     activations: Vec<B::Activation>,
     /// Rows of a full tile.
     full: usize,
     /// Rows in full tiles.
     full_rows: usize,
-    /// Rows of a tile after these.
+    /// Rows of a tile after the full ones.
     rest_height: usize,
     /// Activations of a row.
     row_len: usize,
@@ -152,19 +118,15 @@ impl<B: Block> Tiles<B> {
         in_features.div_ceil(DEPTH) * B::ACTIVATIONS
     }
 
-    /// Of heights `full` and `rest`; `is_one_part` says that all rows are of one part.
-    fn new(
-        x: &[f32],
-        sizes: Sizes,
-        (full, mut rest_height): (usize, usize),
-        is_one_part: bool,
-        instructions: InstructionSet,
-    ) -> Self {
-        let Sizes { in_features, rows, .. } = sizes;
+    /// Lays out activations in tiles of heights `full` and `rest_height`.
+    ///
+    /// `is_one_part` is true if one part has all the rows.
+    fn new(product: &Product<'_>, (full, mut rest_height): (usize, usize), is_one_part: bool) -> Self {
+        let Product { in_features, rows, x, instructions, .. } = *product;
         let row_len = Self::row_len(in_features);
         let (mut full_rows, mut rest) = (rows - rows % full, rows % full);
         if is_one_part && full == LOW_TILE + 2 && (1..=2).contains(&rest) && full_rows >= FEW_TILES * full {
-            // Two lower tiles in place of a full one and one that is hardly a tile.
+            // Two lower tiles replace a full one and one that is almost empty.
             (full_rows, rest, rest_height) = (full_rows - full, rest + full, LOW_TILE);
         }
         let mut tiles = Self { activations: Vec::new(), full, full_rows, rest_height, row_len };
@@ -187,7 +149,7 @@ impl<B: Block> Tiles<B> {
         tiles
     }
 
-    /// Height of the tile that begins at a row, and its activations.
+    /// Returns the height and the activations of the tile that begins at `row`.
     #[inline(always)]
     fn tile(&self, row: usize) -> (usize, &[B::Activation]) {
         let height = if row < self.full_rows { self.full } else { self.rest_height };
@@ -195,7 +157,7 @@ impl<B: Block> Tiles<B> {
     }
 }
 
-/// Arranges the rows of one tile.
+/// Job that lays out the rows of one tile.
 struct Arrange<'a, B: Block> {
     x: &'a [f32],
     in_features: usize,
@@ -212,18 +174,18 @@ impl<B: Block> Job for Arrange<'_, B> {
     }
 }
 
-/// What all parts of a product take.
-struct Given<'a, B: Block> {
+/// Inputs that all parts of a product share.
+struct ProductInputs<'a, B: Block> {
     in_features: usize,
     out_features: usize,
     tiles: &'a Tiles<B>,
     epilogue: Epilogue<'a>,
 }
 
-/// Some outputs of some rows, with the weights as they are.
+/// Job that computes a part of the output with the stored weights.
 struct Walk<'a, 'b, B: Block> {
     blocks: &'a [B],
-    given: Given<'a, B>,
+    inputs: ProductInputs<'a, B>,
     part: Part<'b, f32>,
 }
 
@@ -234,20 +196,20 @@ impl<B: Block> Job for Walk<'_, '_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { blocks, given, mut part } = self;
+        let Self { blocks, inputs, mut part } = self;
         let mut panels: [&[B]; PART_PANELS] = [&[]; PART_PANELS];
         let count = part.columns().div_ceil(LANES);
         for index in 0..count {
-            panels[index] = panel_of(blocks, part.first_column / LANES + index, given.in_features);
+            panels[index] = panel_of(blocks, part.first_column / LANES + index, inputs.in_features);
         }
-        pass(simd, &given, &panels[..count], true, &mut part);
+        pass(simd, &inputs, &panels[..count], true, &mut part);
     }
 }
 
-/// The same with weights that are expanded first.
+/// Job that computes a part of the output with weights that it expands first.
 struct Expand<'a, 'b, B: Block> {
     blocks: &'a [B],
-    given: Given<'a, B>,
+    inputs: ProductInputs<'a, B>,
     part: Part<'b, f32>,
 }
 
@@ -258,32 +220,34 @@ impl<B: Block> Job for Expand<'_, '_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { blocks, given, mut part } = self;
-        let panel_blocks = given.in_features.div_ceil(DEPTH);
+        let Self { blocks, inputs, mut part } = self;
+        let panel_blocks = inputs.in_features.div_ceil(DEPTH);
         let mut expanded = vec![B::ForManyRows::ZERO; PART_PANELS * panel_blocks];
         let mut panels: [&[B::ForManyRows]; PART_PANELS] = [&[]; PART_PANELS];
         let count = part.columns().div_ceil(LANES);
         for index in 0..count {
-            let blocks = panel_of(blocks, part.first_column / LANES + index, given.in_features);
+            let blocks = panel_of(blocks, part.first_column / LANES + index, inputs.in_features);
             B::expand(simd, blocks, &mut expanded[index * panel_blocks..(index + 1) * panel_blocks]);
         }
         for index in 0..count {
             panels[index] = &expanded[index * panel_blocks..(index + 1) * panel_blocks];
         }
-        pass(simd, &given, &panels[..count], false, &mut part);
+        pass(simd, &inputs, &panels[..count], false, &mut part);
     }
 }
 
-/// Passes with all tiles of a part over its panels, a group of these after the other. The first tile may find them in memory.
+/// Multiplies all tiles of a part by its panels, one group of panels at a time.
+///
+/// The first tile may read the panels from memory.
 #[inline(always)]
 fn pass<S: Simd, B: Block, P: Block<Activation = B::Activation>>(
     simd: S,
-    given: &Given<'_, B>,
+    inputs: &ProductInputs<'_, B>,
     panels: &[&[P]],
     are_in_memory: bool,
     part: &mut Part<'_, f32>,
 ) {
-    let Given { in_features, out_features, tiles, epilogue } = *given;
+    let ProductInputs { in_features, out_features, tiles, epilogue } = *inputs;
     let group_bytes = GROUP_BYTES[usize::from(part.rows() > FEW_TILES * tiles.full)];
     let fitting = group_bytes / size_of_val(panels[0]).max(1);
     let width = if fitting < S::TILE_PANELS { S::TILE_PANELS } else { fitting };
@@ -312,7 +276,7 @@ fn pass<S: Simd, B: Block, P: Block<Activation = B::Activation>>(
     }
 }
 
-/// Some outputs of the rows of one tile.
+/// Job that computes some outputs of the rows of one tile.
 struct Tile<'a, 'b, 'c, P: Block> {
     height: usize,
     activations: &'a [P::Activation],
@@ -320,15 +284,15 @@ struct Tile<'a, 'b, 'c, P: Block> {
     out_features: usize,
     panels: &'a [&'a [P]],
     are_in_memory: bool,
-    /// The first of the panels in the part.
+    /// Index of the first panel within the part.
     first: usize,
-    /// The first of the rows in the part.
+    /// Index of the first row within the part.
     row: usize,
     epilogue: Epilogue<'a>,
     part: &'b mut Part<'c, f32>,
 }
 
-/// A function of its own: formats that expand to the same blocks share it.
+/// Separate function that formats share if they expand to the same blocks.
 impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
@@ -357,7 +321,7 @@ impl<S: Simd, P: Block> TileJob<S> for Tile<'_, '_, '_, P> {
 }
 
 impl<P: Block> Tile<'_, '_, '_, P> {
-    /// All slices of some panels.
+    /// Computes all slices of some panels.
     #[inline(always)]
     fn panels<S: Simd, const ROWS: usize, const PANELS: usize>(&mut self, simd: S, panel: usize) {
         let panel_blocks = self.in_features.div_ceil(DEPTH);
@@ -365,9 +329,9 @@ impl<P: Block> Tile<'_, '_, '_, P> {
         for index in 0..PANELS {
             of_panels[index] = &self.panels[panel + index][..panel_blocks];
         }
-        let mut ahead = Ahead::NOTHING;
+        let mut ahead = PrefetchPlan::NOTHING;
         if ROWS <= WALK_ROWS || self.are_in_memory {
-            ahead = Ahead::of_panels(PANELS, size_of_val(of_panels[0]));
+            ahead = PrefetchPlan::of_panels(PANELS, size_of_val(of_panels[0]));
         }
         let mut sums: Sums<S, ROWS, PANELS> = [[simd.splat(0.0); PANELS]; ROWS];
         for first in (0..panel_blocks).step_by(P::SLICE_BLOCKS) {

@@ -1,19 +1,23 @@
 //! 4-bit indices into a table of 16 integers.
 
-use super::integers::{Bytes, Quants, Searched, best_scales};
+use super::integers::{Bytes, Quants, ScaleSearch, best_scales};
 use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
 /// Inputs in a line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
 
-/// Lines of eight inputs, output by output four bytes, the low halves holding the first four inputs, the high halves the others.
+/// Lines of eight inputs, with four bytes for each output.
+///
+/// The low nibbles hold the first four inputs, the high nibbles the others.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Nibbles([[u8; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS]);
 
-/// The integers of 4-bit weights, in ascending order; the first has the largest magnitude. They have the smallest squared
-/// error for normally distributed weights in groups of 32, each with the best of the candidate scales, that integers of 6 bits can
-/// have (one percent more than those of 8).
+/// Integers of 4-bit weights in ascending order; the first has the largest magnitude.
+///
+/// For normally distributed weights in groups of 32, each with the best of the candidate
+/// scales, they have the smallest squared error among 6-bit integers. Their error is one
+/// percent larger than that of 8-bit integers.
 pub(super) const TABLE: [i8; 16] = [-32, -25, -19, -15, -11, -8, -5, -2, 1, 4, 7, 10, 13, 17, 22, 28];
 
 impl Quants for Nibbles {
@@ -52,8 +56,10 @@ impl Quants for Nibbles {
 }
 
 impl Nibbles {
-    /// The scales that take the weight of the largest magnitude to these multiples of the table's first entry, inverted.
-    const SHARES: [f32; 9] = {
+    /// Factors from the weight of the largest magnitude to the candidate scales.
+    ///
+    /// Each is a multiple of the inverse of the table's first entry.
+    const SCALE_FACTORS: [f32; 9] = {
         let mut shares = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
         let mut index = 0;
         while index < shares.len() {
@@ -63,7 +69,7 @@ impl Nibbles {
         shares
     };
 
-    /// The table with the offset added.
+    /// Table with the offset added.
     const UNSIGNED: [u8; 16] = {
         let mut unsigned = [0; 16];
         let mut index = 0;
@@ -73,13 +79,13 @@ impl Nibbles {
         }
         unsigned
     };
-    /// Half way between neighbouring entries: above it a quotient is nearer to the second.
-    const MIDDLES: [f32; 15] = Self::of_neighbours(0.5, 0.5);
-    /// From each entry to the next.
-    const STEPS: [f32; 15] = Self::of_neighbours(-1.0, 1.0);
+    /// Midpoints of neighboring entries; above one, a quotient is nearer to the second entry.
+    const MIDDLES: [f32; 15] = Self::of_neighbors(0.5, 0.5);
+    /// Differences of neighboring entries.
+    const STEPS: [f32; 15] = Self::of_neighbors(-1.0, 1.0);
 
-    /// The sums of neighbouring entries, each times its factor.
-    const fn of_neighbours(first: f32, second: f32) -> [f32; 15] {
+    /// Computes sums of neighboring entries, each times its factor.
+    const fn of_neighbors(first: f32, second: f32) -> [f32; 15] {
         let mut sums = [0.0; 15];
         let mut index = 0;
         while index < sums.len() {
@@ -104,8 +110,8 @@ impl Nibbles {
     }
 }
 
-impl Searched for Nibbles {
-    const SCALES: &'static [f32] = &Self::SHARES;
+impl ScaleSearch for Nibbles {
+    const SCALES: &'static [f32] = &Self::SCALE_FACTORS;
 
     #[inline(always)]
     fn nearest<S: Simd>(simd: S, quotient: S::Vector) -> S::Vector {

@@ -1,15 +1,17 @@
 //! 5-bit integers.
 
-use super::integers::{Bytes, Quants, Searched, best_scales};
+use super::integers::{Bytes, Quants, ScaleSearch, best_scales};
 use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
 /// Inputs in a line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
-/// What is added to an integer to store it.
+/// Offset of stored integers.
 const STORED_OFFSET: u8 = 16;
 
-/// The low four bits in halves of bytes, in lines of eight inputs as 4-bit weights have them, and the high bits of all 32 inputs in
-/// one line, the bits of four inputs at the same place of their bytes.
+/// Low four bits and high bit of 5-bit integers.
+///
+/// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. One line has the high bits of all
+/// 32 inputs. The high bits of four inputs have the same position in their bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Fives {
@@ -56,7 +58,7 @@ impl Quants for Fives {
         for (line, to) in to.iter_mut().enumerate() {
             let low = &self.low[line / 2];
             for (index, to) in to.iter_mut().enumerate() {
-                // A line is in one place of its bytes, so the shifts are the same for all of them.
+                // A line has one position in its bytes, so all of them use the same shifts.
                 let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
                 *to = (low | (self.high[index] >> line & 1) << 4) + (SMALL_OFFSET - STORED_OFFSET);
             }
@@ -65,13 +67,15 @@ impl Quants for Fives {
 }
 
 impl Fives {
-    /// What the weight of the largest magnitude may become, the likeliest first. All are there, so that a group of multiples of an
-    /// f16 number, as GGUF's Q5_0 has them, finds that number whatever its largest is.
+    /// Integers that the weight of the largest magnitude may become, likeliest first.
+    ///
+    /// All are listed so that a group of multiples of an f16 number, as in GGUF's Q5_0, finds that number
+    /// whatever its largest multiple is.
     const LARGEST: [f32; 31] = [
         -16.0, 15.0, -15.0, 14.0, -14.0, 13.0, -13.0, 12.0, -12.0, 11.0, -11.0, 10.0, -10.0, 9.0, -9.0, 8.0,
         -8.0, 7.0, -7.0, 6.0, -6.0, 5.0, -5.0, 4.0, -4.0, 3.0, -3.0, 2.0, -2.0, 1.0, -1.0,
     ];
-    const SHARES: [f32; 31] = {
+    const SCALE_FACTORS: [f32; 31] = {
         let mut shares = Self::LARGEST;
         let mut index = 0;
         while index < shares.len() {
@@ -82,8 +86,8 @@ impl Fives {
     };
 }
 
-impl Searched for Fives {
-    const SCALES: &'static [f32] = &Self::SHARES;
+impl ScaleSearch for Fives {
+    const SCALES: &'static [f32] = &Self::SCALE_FACTORS;
 
     #[inline(always)]
     fn nearest<S: Simd>(simd: S, quotient: S::Vector) -> S::Vector {

@@ -5,11 +5,13 @@ use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd
 
 /// Inputs in a line of nibbles.
 const NIBBLE_INPUTS: usize = 8;
-/// Inputs in a line of quarters of bytes.
+/// Inputs in a line of two-bit fields.
 const QUARTER_INPUTS: usize = 16;
 
-/// The low four bits in halves of bytes, in lines of eight inputs as 4-bit weights have them, the high two in quarters of bytes, in
-/// lines of sixteen inputs.
+/// Low four bits and high two bits of 6-bit integers.
+///
+/// The low bits are nibbles in lines of eight inputs, as for 4-bit weights. The high bits are two-bit fields
+/// in lines of sixteen inputs.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Sixes {
@@ -56,7 +58,7 @@ impl Quants for Sixes {
         for (line, to) in to.iter_mut().enumerate() {
             let (low, high) = (&self.low[line / 2], &self.high[line / 4]);
             for (index, to) in to.iter_mut().enumerate() {
-                // A line is in one place of its bytes, so the shifts are the same for all of them.
+                // A line has one position in its bytes, so all of them use the same shifts.
                 let low = if line % 2 == 0 { low[index] & 0x0f } else { low[index] >> 4 };
                 *to = low | (high[index] >> (2 * (line % 4)) & 0x03) << 4;
             }

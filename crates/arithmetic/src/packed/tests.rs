@@ -1,45 +1,50 @@
-//! Every format, instruction set and number of rows against a product in f64 with the weights that the format holds.
+//! Compares every format, instruction set and number of rows with a product in f64.
+//!
+//! The f64 product uses the weights as stored in the format.
 
 use std::cell::RefCell;
 
 use super::*;
 use crate::byte_group::nearest_group;
 use crate::epilogue::{Epilogue, Finish, PanelBias};
-use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd, each_of};
+use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd, unpack_quad};
+use crate::{NumberType, uses};
 
-/// Outputs and inputs: whole panels and blocks, odd ones, the widths of GPT-2, more than two slices, its vocabulary, a single
-/// value.
+/// Numbers of outputs and inputs.
+///
+/// Whole panels and blocks, incomplete ones, the widths of GPT-2, more than two slices,
+/// its vocabulary, and a single value.
 const SHAPES: [(usize, usize); 10] =
     [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (33, 1601), (129, 300), (50_257, 8)];
-/// One row, less than a tile, a tile of each instruction set, more, and more than a part.
+/// Numbers of rows: one, less than a tile, a tile of each instruction set, more, and more than a part.
 const ROWS: [usize; 8] = [1, 2, 4, 6, 8, 12, 13, 150];
 
-/// Every format of the table.
-fn formats() -> impl Iterator<Item = WeightFormat> + Clone {
-    WeightFormat::NAMES.iter().map(|(_, format)| *format)
+/// All formats of the table.
+fn formats() -> impl Iterator<Item = NumberType> + Clone {
+    NumberType::all(uses::CPU_WEIGHTS)
 }
 
-/// Those that are multiplied in integers.
-fn integer_formats() -> impl Iterator<Item = WeightFormat> {
-    formats().filter(|format| !matches!(format, WeightFormat::F32 | WeightFormat::F16))
+/// Formats whose products are computed in integers.
+fn integer_formats() -> impl Iterator<Item = NumberType> {
+    formats().filter(|format| !matches!(format, NumberType::F32 | NumberType::F16))
 }
 
-/// Values without a pattern, of about unit size.
+/// Returns values without a pattern, of about unit size.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
     crate::random::noise(count, seed, 0.0, 2.0)
 }
 
-fn packed(out_features: usize, in_features: usize, format: WeightFormat) -> (Vec<f32>, PackedMatrix) {
+fn packed(out_features: usize, in_features: usize, format: NumberType) -> (Vec<f32>, PackedMatrix) {
     let weights = noise(out_features * in_features, 1);
     let matrix = pack(&weights, (out_features, in_features), format);
     (weights, matrix)
 }
 
-fn pack(weights: &[f32], shape: (usize, usize), format: WeightFormat) -> PackedMatrix {
+fn pack(weights: &[f32], shape: (usize, usize), format: NumberType) -> PackedMatrix {
     PackedMatrix::from_values(Strided { values: weights, strides: (shape.1, 1), shape }, format).unwrap()
 }
 
-/// The nearest group of activations with these instructions.
+/// Rounds activations to the nearest group with these instructions.
 fn nearest(x: &[f32], instructions: InstructionSet) -> ByteGroup {
     struct Nearest<'a>(&'a [f32]);
     impl Job for Nearest<'_> {
@@ -53,20 +58,20 @@ fn nearest(x: &[f32], instructions: InstructionSet) -> ByteGroup {
     instructions.run(Nearest(x))
 }
 
-/// The weights that the format holds.
-fn held(matrix: &PackedMatrix) -> Vec<f32> {
+/// Returns the weights as stored in the format.
+fn stored_weights(matrix: &PackedMatrix) -> Vec<f32> {
     matrix.rows(&(0..matrix.out_features()).collect::<Vec<_>>())
 }
 
-/// The activations that a group stands for.
+/// Returns the activations that a group represents.
 fn values(group: &ByteGroup) -> impl Iterator<Item = f32> {
     let scale = group.scale;
-    group.quants.into_iter().flat_map(each_of).map(move |quant| quant as f32 * scale)
+    group.quants.into_iter().flat_map(unpack_quad).map(move |quant| quant as f32 * scale)
 }
 
-/// The activations that products with this format take.
-fn taken(x: &[f32], in_features: usize, format: WeightFormat) -> Vec<f32> {
-    if matches!(format, WeightFormat::F32 | WeightFormat::F16) {
+/// Returns the activations that products with this format use.
+fn rounded_activations(x: &[f32], in_features: usize, format: NumberType) -> Vec<f32> {
+    if matches!(format, NumberType::F32 | NumberType::F16) {
         return x.to_vec();
     }
     let group = |x| nearest(x, InstructionSet::detected());
@@ -92,7 +97,7 @@ fn products_equal_the_reference() {
     for (out_features, in_features) in SHAPES {
         for format in formats() {
             let (_, matrix) = packed(out_features, in_features, format);
-            let weights = held(&matrix);
+            let weights = stored_weights(&matrix);
             let bias = noise(out_features, 3);
             let panel_bias = PanelBias::new(&bias);
             for rows in ROWS {
@@ -100,12 +105,17 @@ fn products_equal_the_reference() {
                     continue;
                 }
                 let x = noise(rows * in_features, 2);
-                let expected = reference(&weights, &taken(&x, in_features, format), in_features, Some(&bias));
+                let expected = reference(
+                    &weights,
+                    &rounded_activations(&x, in_features, format),
+                    in_features,
+                    Some(&bias),
+                );
                 for instructions in InstructionSet::available() {
                     let epilogue = Epilogue { bias: Some(&panel_bias), finish: Finish::Nothing };
                     let y = matrix.product_with(&x, rows, epilogue, instructions);
                     assert_eq!(y.len(), rows * out_features);
-                    // Each of the sums rounds once an addend, relative to sums of about sqrt(in).
+                    // Each sum rounds once per addend, relative to sums of about sqrt(in).
                     let tolerance = 1e-6 * (in_features as f64).sqrt() + 1e-6;
                     for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                         let difference = (f64::from(*y) - expected).abs();
@@ -122,8 +132,8 @@ fn products_equal_the_reference() {
 }
 
 #[test]
-fn gelu_follows_the_bias() {
-    let (_, matrix) = packed(20, 30, WeightFormat::F32);
+fn gelu_is_applied_after_the_bias() {
+    let (_, matrix) = packed(20, 30, NumberType::F32);
     let bias = PanelBias::new(&noise(20, 3));
     for rows in [1, 5] {
         let x = noise(rows * 30, 2);
@@ -141,16 +151,18 @@ fn gelu_follows_the_bias() {
     }
 }
 
-/// Integers are exact: where scales are 1 and the sums below 2^24, so are the products, on every processor and whatever the
-/// signs; the largest magnitudes meet in the first output.
+/// Checks that products of integers are exact, because integer sums are exact.
+///
+/// Scales are 1 and sums are below 2^24, so the products are exact on every processor and for all signs. The
+/// largest magnitudes meet in the first output.
 #[test]
-fn products_of_integers_are_exact() {
+fn integer_products_are_exact() {
     let (out_features, in_features, rows) = (50, 1000, 14);
     let integers = |count: usize, seed: u64, first: usize| -> Vec<f32> {
         let mut values: Vec<f32> =
             noise(count, seed).iter().map(|value| (value * 50.0).round().clamp(-127.0, 127.0)).collect();
         for (index, value) in values.iter_mut().enumerate() {
-            // Each group holds the magnitude that makes its scale 1.
+            // Each group contains the magnitude that makes its scale 1.
             if index < first || index % in_features % GROUP == 7 {
                 *value = if index % 3 == 0 { -127.0 } else { 127.0 };
             }
@@ -159,7 +171,7 @@ fn products_of_integers_are_exact() {
     };
     let weights = integers(out_features * in_features, 1, in_features);
     let x = integers(rows * in_features, 2, 2 * in_features);
-    let matrix = pack(&weights, (out_features, in_features), WeightFormat::Q8);
+    let matrix = pack(&weights, (out_features, in_features), NumberType::Q8);
     let expected = reference(&weights, &x, in_features, None);
     for instructions in InstructionSet::available() {
         let y = matrix.product_with(&x, rows, Epilogue::default(), instructions);
@@ -169,14 +181,16 @@ fn products_of_integers_are_exact() {
     }
 }
 
-/// The law: a row has the same bits alone and in company, in every format, at every width, with every instruction set; also
-/// where neither inputs nor outputs fill their blocks and panels, and over several slices.
+/// Checks batch invariance: a row has the same bits alone and in a batch.
+///
+/// The test covers every format, every width and every instruction set. It includes inputs and outputs that
+/// do not fill their blocks and panels, and several slices.
 #[test]
-fn a_row_has_the_same_bits_alone_and_in_company() {
-    const MOST_ROWS: usize = 40;
+fn row_bits_do_not_depend_on_the_batch() {
+    const MAX_ROWS: usize = 40;
     for (out_features, in_features) in [(1, 1), (17, 65), (70, 1100), (33, 768), (40, 257)] {
-        let x = noise(MOST_ROWS * in_features, 2);
-        let residual = noise(MOST_ROWS * out_features, 4);
+        let x = noise(MAX_ROWS * in_features, 2);
+        let residual = noise(MAX_ROWS * out_features, 4);
         let bias = PanelBias::new(&noise(out_features, 3));
         for format in formats() {
             let (_, matrix) = packed(out_features, in_features, format);
@@ -188,15 +202,15 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
                     let y = matrix.product_with(x, rows, epilogue, instructions);
                     y.iter().map(|y| y.to_bits()).collect()
                 };
-                let alone: Vec<u32> = (0..MOST_ROWS).flat_map(|row| bits(row, 1)).collect();
-                for rows in 2..=MOST_ROWS {
-                    // Also from another row on, so that each row is at other places of the tiles.
-                    for first in [0, MOST_ROWS - rows] {
+                let alone: Vec<u32> = (0..MAX_ROWS).flat_map(|row| bits(row, 1)).collect();
+                for rows in 2..=MAX_ROWS {
+                    // Starting at another row puts each row at other positions of the tiles.
+                    for first in [0, MAX_ROWS - rows] {
                         let expected = &alone[first * out_features..(first + rows) * out_features];
                         assert_eq!(
                             bits(first, rows),
                             expected,
-                            "{format:?} ({out_features}, {in_features}) {instructions:?}: {rows} rows from {first} on"
+                            "{format:?} ({out_features}, {in_features}) {instructions:?}: {rows} rows starting at {first}"
                         );
                     }
                 }
@@ -205,12 +219,12 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
     }
 }
 
-/// The bound of [`WeightFormat`] for activations, on groups of very different size and on what has no scale.
+/// Checks that concurrent products have the same bits as a single one.
 #[test]
 #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-fn products_at_the_same_time_have_the_bits_of_one_alone() {
+fn concurrent_products_are_bit_identical() {
     let x = noise(20 * 768, 2);
-    for format in [WeightFormat::F16, WeightFormat::Q4] {
+    for format in [NumberType::F16, NumberType::Q4] {
         let (_, matrix) = packed(300, 768, format);
         let product = |rows: usize| matrix.product(&x[..rows * 768], rows, Epilogue::default());
         let alone = [1, 20].map(product);
@@ -228,8 +242,11 @@ fn products_at_the_same_time_have_the_bits_of_one_alone() {
     }
 }
 
+/// Checks the bound of [`NumberType`] for activations.
+///
+/// The groups have very different sizes, and some have no scale.
 #[test]
-fn the_error_of_activations_is_bounded() {
+fn activation_error_is_bounded() {
     for instructions in InstructionSet::available() {
         for magnitude in [1.0, 3e38, 1e-30, 1e-36, 1e-40, 0.0] {
             for length in [GROUP, 5] {
@@ -237,12 +254,12 @@ fn the_error_of_activations_is_bounded() {
                     noise(length, 7).iter().map(|value| (value / 2.0).clamp(-1.0, 1.0) * magnitude).collect();
                 let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
                 let group = nearest(&x, instructions);
-                for (value, taken) in x.iter().zip(values(&group)) {
+                for (value, rounded) in x.iter().zip(values(&group)) {
                     let bound =
                         if largest < 1e-36 { largest } else { largest * (1.0 / 254.0 + 0.5f32.powi(22)) };
                     assert!(
-                        (value - taken).abs() <= bound,
-                        "{instructions:?}: {taken} for {value} of {largest}"
+                        (value - rounded).abs() <= bound,
+                        "{instructions:?}: {rounded} for {value} of {largest}"
                     );
                 }
                 assert!(values(&group).skip(length).all(|value| value == 0.0));
@@ -251,9 +268,9 @@ fn the_error_of_activations_is_bounded() {
     }
 }
 
-/// Over several slices, whole and odd panels: the residual is added once, to its own row.
+/// Checks that the residual is added once to its own row, over several slices and incomplete panels.
 #[test]
-fn a_residual_is_added_after_the_bias() {
+fn residual_is_added_after_the_bias() {
     let shapes = [(20, 30), (48, 840), (1, 1)];
     let cases = shapes.iter().flat_map(|shape| formats().map(|format| (*shape, format)));
     for ((out_features, in_features), format) in cases {
@@ -278,9 +295,9 @@ fn a_residual_is_added_after_the_bias() {
     }
 }
 
-/// The bounds of [`WeightFormat`], on groups of very different size.
+/// Checks the bounds of [`NumberType`] on groups of very different sizes.
 #[test]
-fn the_error_of_each_format_is_bounded() {
+fn format_error_is_bounded() {
     let (out_features, in_features) = (40, 96);
     let mut weights = noise(out_features * in_features, 5);
     for (index, weight) in weights.iter_mut().enumerate() {
@@ -288,44 +305,47 @@ fn the_error_of_each_format_is_bounded() {
     }
     for format in formats() {
         let matrix = pack(&weights, (out_features, in_features), format);
-        for (group, held) in weights.chunks(GROUP).zip(held(&matrix).chunks(GROUP)) {
+        for (group, stored) in weights.chunks(GROUP).zip(stored_weights(&matrix).chunks(GROUP)) {
             let largest = group.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-            let errors = group.iter().zip(held).map(|(weight, held)| (weight - held).abs());
+            let errors = group.iter().zip(stored).map(|(weight, stored)| (weight - stored).abs());
             let within = |bound: f32| errors.clone().all(|error| error <= bound * largest);
             let squares: f32 = errors.clone().map(|error| error * error).sum();
             match format {
-                WeightFormat::F32 => assert!(within(0.0)),
-                WeightFormat::F16 => assert!(within(0.5f32.powi(11))),
-                WeightFormat::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
-                WeightFormat::Q6 => assert!(within(1.0 / 62.0 + 0.5f32.powi(11))),
-                WeightFormat::Q5 => {
+                NumberType::F32 => assert!(within(0.0)),
+                NumberType::F16 => assert!(within(0.5f32.powi(11))),
+                NumberType::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
+                NumberType::Q6 => assert!(within(1.0 / 62.0 + 0.5f32.powi(11))),
+                NumberType::Q5 => {
                     let bound = largest * (1.0 / 16.0 + 0.5f32.powi(10));
                     assert!(squares <= GROUP as f32 * bound * bound);
                 }
-                WeightFormat::Q4 => {
+                NumberType::Q4 => {
                     let bound = largest * (17.0 / 127.0 + 0.5f32.powi(10));
                     assert!(squares <= GROUP as f32 * bound * bound);
                 }
+                _ => panic!("{format} has no bound"),
             }
         }
     }
 }
 
-/// Weights that the 4-bit format can hold come back as they were.
+/// Checks that weights that the 4-bit format can represent are stored exactly.
 #[test]
-fn what_the_table_holds_is_kept() {
+fn table_values_are_stored_exactly() {
     let (out_features, in_features) = (20, 96);
     let weights: Vec<f32> = (0..out_features * in_features)
         .map(|index| {
             f32::from(q4::TABLE[index % in_features % GROUP % 16]) * (index / GROUP % 7) as f32 / 16.0
         })
         .collect();
-    assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q4)), weights);
+    assert_eq!(stored_weights(&pack(&weights, (out_features, in_features), NumberType::Q4)), weights);
 }
 
-/// Every 6-bit integer, at every place of a group but that of its largest magnitude, comes back as it was.
+/// Checks that every 6-bit integer is stored exactly.
+///
+/// Covers every position of a group except the position of the largest magnitude.
 #[test]
-fn six_bits_are_kept() {
+fn six_bit_integers_are_stored_exactly() {
     let (out_features, in_features) = (63, 96);
     for largest in [0, GROUP - 1] {
         let quant = |index: usize| match index % in_features % GROUP {
@@ -333,14 +353,16 @@ fn six_bits_are_kept() {
             place => ((index / in_features + place * 5) % 63) as f32 - 31.0,
         };
         let weights: Vec<f32> = (0..out_features * in_features).map(|index| quant(index) / 8.0).collect();
-        assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q6)), weights);
+        assert_eq!(stored_weights(&pack(&weights, (out_features, in_features), NumberType::Q6)), weights);
     }
 }
 
-/// Multiples of an f16 number by integers from -16 to 15 come back as they were: of any size and sign, down to the smallest
-/// number that is no normal one, whatever the largest of a group is.
+/// Checks that multiples of an f16 number by integers from -16 to 15 are stored exactly.
+///
+/// The numbers have any size and sign, down to the smallest denormal f16, and the
+/// largest multiple of a group varies.
 #[test]
-fn five_bits_are_kept() {
+fn five_bit_multiples_are_stored_exactly() {
     let (out_features, in_features) = (32, 96);
     let scales = [0x2e66_u16, 0xb1a3, 0x0001, 0x83ff, 0x0400, 0x0000, 0x3c01].map(half::f16::from_bits);
     for (lowest, highest) in
@@ -353,28 +375,28 @@ fn five_bits_are_kept() {
         };
         let weight = |index: usize| scales[index / GROUP % scales.len()].to_f32() * quant(index) as f32;
         let weights: Vec<f32> = (0..out_features * in_features).map(weight).collect();
-        let found = held(&pack(&weights, (out_features, in_features), WeightFormat::Q5));
+        let found = stored_weights(&pack(&weights, (out_features, in_features), NumberType::Q5));
         assert_eq!(found, weights, "from {lowest} to {highest}");
     }
 }
 
 #[test]
-fn packing_reads_either_order_and_every_type() {
+fn packing_reads_both_orders_and_every_dtype() {
     let (out_features, in_features) = (21, 70);
     let weights = noise(out_features * in_features, 1);
     let transposed: Vec<f32> =
         (0..in_features).flat_map(|input| weights.iter().skip(input).step_by(in_features).copied()).collect();
     let view =
         Strided { values: &transposed, strides: (1, out_features), shape: (out_features, in_features) };
-    assert_eq!(held(&PackedMatrix::from_values(view, WeightFormat::F32).unwrap()), weights);
+    assert_eq!(stored_weights(&PackedMatrix::from_values(view, NumberType::F32).unwrap()), weights);
     let short = Strided { values: &transposed[1..], ..view };
-    assert!(PackedMatrix::from_values(short, WeightFormat::F32).is_err());
-    // A row or a column that is repeated.
+    assert!(PackedMatrix::from_values(short, NumberType::F32).is_err());
+    // A repeated row, and a repeated column.
     let repeated = Strided { strides: (0, 1), ..view };
-    let rows = held(&PackedMatrix::from_values(repeated, WeightFormat::F32).unwrap());
+    let rows = stored_weights(&PackedMatrix::from_values(repeated, NumberType::F32).unwrap());
     assert!(rows.chunks(in_features).all(|row| row == &transposed[..in_features]));
     let repeated = Strided { strides: (1, 0), ..view };
-    let rows = held(&PackedMatrix::from_values(repeated, WeightFormat::F32).unwrap());
+    let rows = stored_weights(&PackedMatrix::from_values(repeated, NumberType::F32).unwrap());
     assert!(rows.chunks(in_features).zip(&transposed).all(|(row, value)| row == vec![*value; in_features]));
     for (order, values) in [(StoredOrder::OutputMajor, &weights), (StoredOrder::InputMajor, &transposed)] {
         let f32_bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -383,28 +405,43 @@ fn packing_reads_either_order_and_every_type() {
         let bf16_bytes: Vec<u8> =
             values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
         for (dtype, bytes, tolerance) in [
-            (StoredFloat::F32, f32_bytes, 0.0),
-            (StoredFloat::F16, f16_bytes, 0.5f32.powi(11)),
-            (StoredFloat::BF16, bf16_bytes, 0.5f32.powi(8)),
+            (NumberType::F32, f32_bytes, 0.0),
+            (NumberType::F16, f16_bytes, 0.5f32.powi(11)),
+            (NumberType::BF16, bf16_bytes, 0.5f32.powi(8)),
         ] {
-            // One byte further on nothing is aligned.
+            // One byte further, no value is aligned.
             let shifted = [&[0], bytes.as_slice()].concat();
             let view = MatrixBytes { bytes: &shifted[1..], dtype, order, out_features, in_features };
-            let matrix = PackedMatrix::from_bytes(view, WeightFormat::F32, &|_| ()).unwrap();
-            for (held, weight) in held(&matrix).iter().zip(&weights) {
-                assert!((held - weight).abs() <= tolerance, "{dtype:?} {order:?}: {held} for {weight}");
+            let matrix = PackedMatrix::from_bytes(view, NumberType::F32, &|_| ()).unwrap();
+            for (stored, weight) in stored_weights(&matrix).iter().zip(&weights) {
+                assert!((stored - weight).abs() <= tolerance, "{dtype:?} {order:?}: {stored} for {weight}");
             }
             let short = MatrixBytes { bytes: &bytes[1..], ..view };
-            assert!(PackedMatrix::from_bytes(short, WeightFormat::F32, &|_| ()).is_err());
+            assert!(PackedMatrix::from_bytes(short, NumberType::F32, &|_| ()).is_err());
         }
     }
 }
 
-/// A weight that is not finite, and an activation that is not, reach the outputs that the reference says, and no other.
 #[test]
-fn what_is_not_finite_stays_where_it_belongs() {
+fn unsupported_types_are_rejected() {
+    let weights = Strided { values: &[1.0; 4], strides: (2, 1), shape: (2, 2) };
+    let order = StoredOrder::OutputMajor;
+    for dtype in [NumberType::BF16, NumberType::Q8_0, NumberType::F64] {
+        let error = PackedMatrix::from_values(weights, dtype).unwrap_err();
+        assert_eq!(error, PackError::Unsupported { dtype });
+    }
+    for dtype in [NumberType::Q8, NumberType::F64] {
+        let stored = MatrixBytes { bytes: &[0; 64], dtype, order, out_features: 2, in_features: 2 };
+        let error = PackedMatrix::from_bytes(stored, NumberType::F32, &|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot pack {dtype} weights"));
+    }
+}
+
+/// Checks that a non-finite weight or activation reaches exactly the outputs of the reference.
+#[test]
+fn non_finite_values_reach_only_their_outputs() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let (mut weights, _) = packed(20, 70, WeightFormat::F32);
+        let (mut weights, _) = packed(20, 70, NumberType::F32);
         weights[3 * 70 + 66] = special;
         for format in formats() {
             let matrix = pack(&weights, (20, 70), format);
@@ -444,12 +481,12 @@ fn what_is_not_finite_stays_where_it_belongs() {
 #[test]
 fn bits_per_weight() {
     for (format, bits) in [
-        (WeightFormat::F32, 32.0),
-        (WeightFormat::F16, 16.0),
-        (WeightFormat::Q8, 8.5),
-        (WeightFormat::Q6, 6.5),
-        (WeightFormat::Q5, 5.5),
-        (WeightFormat::Q4, 4.5),
+        (NumberType::F32, 32.0),
+        (NumberType::F16, 16.0),
+        (NumberType::Q8, 8.5),
+        (NumberType::Q6, 6.5),
+        (NumberType::Q5, 5.5),
+        (NumberType::Q4, 4.5),
     ] {
         let (_, matrix) = packed(48, 768, format);
         assert_eq!(matrix.bytes() as f64 * 8.0 / (48.0 * 768.0), bits);
@@ -457,41 +494,45 @@ fn bits_per_weight() {
     }
 }
 
-/// What was packed is let go step by step, in order and without a gap, so that a file is never in memory as a whole.
+/// Checks that bytes are released step by step, in order and without gaps.
+///
+/// A file is therefore never in memory as a whole.
 #[test]
-fn a_large_matrix_is_packed_in_steps() {
+fn large_matrix_is_packed_in_steps() {
     let (out_features, in_features) = (2003, 768);
     let weights = noise(out_features * in_features, 5);
     let bytes: Vec<u8> = weights.iter().flat_map(|value| value.to_le_bytes()).collect();
     for (order, least_steps) in [(StoredOrder::OutputMajor, 2), (StoredOrder::InputMajor, 1)] {
-        let (dtype, steps) = (StoredFloat::F32, RefCell::new(Vec::new()));
+        let (dtype, steps) = (NumberType::F32, RefCell::new(Vec::new()));
         let view = MatrixBytes { bytes: &bytes, dtype, order, out_features, in_features };
         let read = |bytes| steps.borrow_mut().push(bytes);
-        let matrix = PackedMatrix::from_bytes(view, WeightFormat::F32, &read).unwrap();
+        let matrix = PackedMatrix::from_bytes(view, NumberType::F32, &read).unwrap();
         let steps = steps.into_inner();
         assert!(steps.len() >= least_steps, "{steps:?}");
         assert_eq!((steps[0].start, steps[steps.len() - 1].end), (0, bytes.len()));
         assert!(steps.windows(2).all(|pair| pair[0].end == pair[1].start), "{steps:?}");
         if order == StoredOrder::OutputMajor {
-            assert_eq!(held(&matrix), weights);
+            assert_eq!(stored_weights(&matrix), weights);
         }
     }
 }
 
-/// Compares the products of rows alone and together with the reference, over the weights that the format holds and the
-/// activations that it takes. `is_right` gets the product, what it should be and the sum of the magnitudes behind it.
+/// Compares the products of rows, alone and together, with the reference.
+///
+/// The reference uses the stored weights and the rounded activations. `is_right` receives the product, the
+/// expected value and the sum of the magnitudes behind it.
 fn check_products(
     (out_features, in_features): (usize, usize),
     weights: &[f32],
     x: &[f32],
-    format: WeightFormat,
+    format: NumberType,
     is_right: impl Fn(f32, f64, f64) -> bool,
 ) {
     let matrix = pack(weights, (out_features, in_features), format);
-    let (held, taken) = (held(&matrix), taken(x, in_features, format));
+    let (stored, rounded) = (stored_weights(&matrix), rounded_activations(x, in_features, format));
     let magnitudes = |values: &[f32]| values.iter().map(|value| value.abs()).collect::<Vec<_>>();
-    let expected = reference(&held, &taken, in_features, None);
-    let magnitudes = reference(&magnitudes(&held), &magnitudes(&taken), in_features, None);
+    let expected = reference(&stored, &rounded, in_features, None);
+    let magnitudes = reference(&magnitudes(&stored), &magnitudes(&rounded), in_features, None);
     for instructions in InstructionSet::available() {
         let alone = x.chunks(in_features);
         let alone = alone.flat_map(|x| matrix.product_with(x, 1, Epilogue::default(), instructions));
@@ -508,16 +549,19 @@ fn check_products(
     }
 }
 
-/// Whether `y` is as close as `count` products and sums come, each rounded relative to what is summed or to the smallest f32.
+/// Whether `y` is within the rounding errors of `count` products and sums.
+///
+/// Each of them is rounded relative to the summed magnitudes or to the smallest f32.
 fn is_close(y: f32, expected: f64, magnitude: f64, count: usize) -> bool {
     let unit = f64::from(f32::EPSILON) * magnitude + f64::from(f32::from_bits(1));
     (f64::from(y) - expected).abs() <= count as f64 * unit
 }
 
-/// Denormal, huge and infinite values, NaN and minus zero, in weights and in activations, come out as from a plain sum over
-/// the weights that the format holds.
+/// Checks special values against a plain sum over the stored weights.
+///
+/// Weights and activations include denormal, huge and infinite values, NaN and minus zero.
 #[test]
-fn special_values_come_out_as_in_the_reference() {
+fn special_values_equal_the_reference() {
     const SPECIAL: [f32; 10] = [
         f32::NAN,
         f32::INFINITY,
@@ -528,12 +572,12 @@ fn special_values_come_out_as_in_the_reference() {
         -1e-44,
         -0.0,
         6e-8, // the smallest f16
-        7e4,  // more than the largest
+        7e4,  // beyond the largest f16
     ];
     let (out_features, in_features, rows) = (21, 70, 13);
     let (mut weights, mut x) = (noise(out_features * in_features, 1), noise(rows * in_features, 2));
     for (index, special) in SPECIAL.into_iter().enumerate() {
-        // Some of them after the last whole vector or block.
+        // Some of them follow the last whole vector or block.
         weights[index * in_features + (index * 13 + 63) % in_features] = special;
         x[index * in_features + (index * 7 + 10) % in_features] = special;
     }
@@ -541,7 +585,7 @@ fn special_values_come_out_as_in_the_reference() {
     weights[15 * in_features..16 * in_features].iter_mut().for_each(|weight| *weight *= 1e-40);
     weights[20 * in_features..].iter_mut().for_each(|weight| *weight *= 1e-6);
     x[12 * in_features..].iter_mut().for_each(|x| *x *= 1e-40);
-    for format in [WeightFormat::F32, WeightFormat::F16] {
+    for format in [NumberType::F32, NumberType::F16] {
         check_products((out_features, in_features), &weights, &x, format, |y, expected, magnitude| {
             #[expect(clippy::cast_possible_truncation, reason = "beyond f32 the result is infinite")]
             let rounded = expected as f32;
@@ -550,11 +594,11 @@ fn special_values_come_out_as_in_the_reference() {
                 || (rounded.is_finite() && is_close(y, expected, magnitude, in_features))
         });
     }
-    // In integers a group that holds what is not finite is NaN as a whole, which another test looks at.
+    // In integers, a non-finite value turns its whole group into NaN. Another test covers that.
     for value in weights.iter_mut().chain(&mut x).filter(|value| !value.is_finite()) {
         *value = 2e-36;
     }
-    // Activations whose scale, multiplied with that of the huge weights, is beyond f32.
+    // Activations whose scale, multiplied by that of the huge weights, overflows f32.
     x[11 * in_features..12 * in_features].iter_mut().for_each(|x| *x *= 1e37);
     for format in integer_formats() {
         check_products((out_features, in_features), &weights, &x, format, |y, expected, magnitude| {

@@ -1,9 +1,9 @@
-//! Vectors as arrays, in plain Rust: what is the same for all numbers.
+//! Vectors as arrays in plain Rust: the operations that are the same for all number types.
 
-/// Rows of the highest tile.
+/// Rows of the tallest tile.
 pub(super) const TILE_ROWS: usize = 4;
 
-/// The functions of [`Vectors`](super::Vectors) whose vectors are arrays of this number, but for `mul_add`, `sum` and `exp`.
+/// Implements [`Vectors`](super::Vectors) with arrays, except for `mul_add`, `sum` and `exp`.
 macro_rules! arrays {
     ($real:ident) => {
         const TILE_ROWS: usize = $crate::simd::arrays::TILE_ROWS;

@@ -1,21 +1,25 @@
 //! AVX2 with FMA and F16C: sixteen lanes are two registers of eight.
 
-#![expect(unsafe_code, reason = "instructions that not every processor has are unsafe to call")]
+#![expect(unsafe_code, reason = "intrinsics that some processors lack are unsafe to call")]
 
 use std::arch::x86_64::*;
 
-use super::job::{Job, OfFloats, Simd};
+use super::job::{F32Job, Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work};
 
-/// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
+/// Rows and panels of a tile: 12 of 16 registers accumulate, two hold weights and one an activation.
 const TILE_ROWS: usize = 6;
 const TILE_PANELS: usize = 1;
-/// With VNNI the same for integers; without it, four of the registers hold weights.
+/// Rows of an integer tile without VNNI and with VNNI.
+///
+/// Without VNNI, four of the registers hold weights.
 const INTEGER_TILE_ROWS: usize = 4;
 const VNNI_TILE_ROWS: usize = 6;
 
-/// Proof that the processor has AVX2, FMA and F16C, and AVX-VNNI too if `VNNI`: only [`Avx2::detect`] makes one.
+/// Proof that the processor supports AVX2, FMA and F16C, and also AVX-VNNI if `VNNI`.
+///
+/// Only [`Avx2::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Avx2<const VNNI: bool>(());
 
@@ -33,32 +37,35 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// Both halves of sixteen times four bytes.
+/// Loads both halves of a line of sixteen times four bytes.
 ///
 /// # Safety
-/// The processor has AVX2.
+/// The processor must support AVX2.
 #[inline(always)]
 unsafe fn load_line(line: &[u8; 4 * LANES]) -> Integers {
     let start = line.as_ptr().cast::<__m256i>();
-    // SAFETY: AVX2 by contract; both halves of 32 bytes lie within the array, and the load needs no alignment.
+    // SAFETY: the caller guarantees AVX2. Both halves of 32 bytes lie within the
+    // array, and the load needs no alignment.
     unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] }
 }
 
-/// Both halves of a lanewise operation. (A closure for both could stay a call, without these instructions.)
+/// Applies a lanewise operation to both halves.
+///
+/// A closure might not be inlined, and would then lack these instructions.
 macro_rules! lanewise {
     ($intrinsic:path, $($operand:expr),+) => {
-        // SAFETY: `self` exists, so the processor has AVX2, FMA and F16C.
+        // SAFETY: `self` proves that the processor supports AVX2, FMA and F16C.
         unsafe { [$intrinsic($($operand[0]),+), $intrinsic($($operand[1]),+)] }
     };
 }
 
-/// Eight integers for each of which a byte `j` of a group of four comes from the lowest byte of vector `j`.
+/// Joins the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
 ///
 /// # Safety
-/// The processor has AVX2.
+/// The processor must support AVX2.
 #[inline(always)]
 unsafe fn join_bytes(integers: [__m256i; 4]) -> __m256i {
-    // SAFETY: AVX2 by contract.
+    // SAFETY: the caller guarantees AVX2.
     unsafe {
         let low = _mm256_or_si256(integers[0], _mm256_slli_epi32::<8>(integers[1]));
         let high =
@@ -67,20 +74,20 @@ unsafe fn join_bytes(integers: [__m256i; 4]) -> __m256i {
     }
 }
 
-/// Floats without their sign, ordered as the integers of the same bits, NaN last.
+/// Returns the bits of floats without their sign, which compare like the floats; NaN is the largest.
 ///
 /// # Safety
-/// The processor has AVX2.
+/// The processor must support AVX2.
 #[inline(always)]
 unsafe fn magnitude_bits(x: __m256) -> __m256i {
-    // SAFETY: AVX2 by contract.
+    // SAFETY: the caller guarantees AVX2.
     unsafe { _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)) }
 }
 
-/// As [`Vectors::transpose`], in four squares of eight.
+/// Computes [`Vectors::transpose`] in four squares of eight rows and columns.
 ///
 /// # Safety
-/// The processor has AVX.
+/// The processor must support AVX.
 #[inline(always)]
 pub(super) unsafe fn transpose(rows: &[&[f32]; LANES], first: usize, to: &mut [Line<[f32; LANES]>; LANES]) {
     const HALF: usize = LANES / 2;
@@ -91,14 +98,16 @@ pub(super) unsafe fn transpose(rows: &[&[f32]; LANES], first: usize, to: &mut [L
             let from = first + column;
             columns[index].copy_from_slice(&rows[row + index][from..from + HALF]);
         }
-        // SAFETY: AVX by contract; arrays of eight floats are vectors of as many bytes.
+        // SAFETY: the caller guarantees AVX. Arrays of eight floats and
+        // vectors have the same number of bytes.
         let columns = unsafe {
             let x = std::mem::transmute::<[[f32; HALF]; HALF], [__m256; HALF]>(columns);
             let (a, b) = (_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
             let (c, d) = (_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
             let (e, f) = (_mm256_unpacklo_ps(x[4], x[5]), _mm256_unpackhi_ps(x[4], x[5]));
             let (g, h) = (_mm256_unpacklo_ps(x[6], x[7]), _mm256_unpackhi_ps(x[6], x[7]));
-            // Four rows of each pair of columns; 0x44 takes the lower halves of both operands, 0xee the upper ones.
+            // Four rows of each pair of columns. 0x44 takes the lower halves of
+            // both operands, 0xee the upper halves.
             let (p, q) = (_mm256_shuffle_ps::<0x44>(a, c), _mm256_shuffle_ps::<0xee>(a, c));
             let (r, s) = (_mm256_shuffle_ps::<0x44>(b, d), _mm256_shuffle_ps::<0xee>(b, d));
             let (t, u) = (_mm256_shuffle_ps::<0x44>(e, g), _mm256_shuffle_ps::<0xee>(e, g));
@@ -129,19 +138,19 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
-        // SAFETY: `self` exists, so the processor has AVX.
+        // SAFETY: `self` proves that the processor supports AVX.
         unsafe { [_mm256_set1_ps(value); 2] }
     }
 
     #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> Floats {
-        // SAFETY: both are 64 bytes, any of which are floats.
+        // SAFETY: both types have 64 bytes, and any bits are valid floats.
         unsafe { std::mem::transmute::<[f32; LANES], Floats>(*values) }
     }
 
     #[inline(always)]
     fn store(self, values: Floats, to: &mut [f32; LANES]) {
-        // SAFETY: both are 64 bytes, any of which are floats.
+        // SAFETY: both types have 64 bytes, and any bits are valid floats.
         *to = unsafe { std::mem::transmute::<Floats, [f32; LANES]>(values) };
     }
 
@@ -187,7 +196,7 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
 
     #[inline(always)]
     fn sum(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX.
+        // SAFETY: `self` proves that the processor supports AVX.
         unsafe {
             let eight = _mm256_add_ps(a[0], a[1]);
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
@@ -198,7 +207,7 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
 
     #[inline(always)]
     fn largest(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX.
+        // SAFETY: `self` proves that the processor supports AVX.
         unsafe {
             let eight = _mm256_max_ps(a[0], a[1]);
             let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
@@ -214,13 +223,13 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
 
     #[inline(always)]
     fn transpose(self, rows: &[&[f32]; LANES], first: usize, to: &mut [Line<[f32; LANES]>; LANES]) {
-        // SAFETY: `self` exists, so the processor has AVX.
+        // SAFETY: `self` proves that the processor supports AVX.
         unsafe { transpose(rows, first, to) }
     }
 
     #[inline(never)]
     fn call<W: Work<f32>>(self, work: W) -> W::Output {
-        self.run(OfFloats(work))
+        self.run(F32Job(work))
     }
 
     #[inline(always)]
@@ -243,7 +252,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             job.run(simd)
         }
         if VNNI && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            // SAFETY: `self` proves that the processor supports the features of the compiled function.
             return unsafe { compiled_with_vnni(job, Avx2(())) };
         }
         // SAFETY: as above.
@@ -272,7 +281,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn load_f16(self, bits: &[u16; LANES]) -> Floats {
-        // SAFETY: F16C as `self` exists; both are 32 bytes, any of which are integers.
+        // SAFETY: `self` proves F16C. Both types have 32 bytes, and any bits are valid integers.
         unsafe {
             let [low, high] = std::mem::transmute::<[u16; LANES], [__m128i; 2]>(*bits);
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
@@ -282,7 +291,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
         let start = to.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: F16C as `self` exists; both halves of eight u16 lie within the array, and the store needs no alignment.
+        // SAFETY: `self` proves F16C. Both halves of eight u16 lie within the
+        // array, and the store needs no alignment.
         unsafe {
             _mm_storeu_si128(start, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[0]));
             _mm_storeu_si128(start.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values[1]));
@@ -308,7 +318,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn power_of_two(self, n: Floats) -> Floats {
-        // SAFETY: `self` exists, so the processor has AVX2.
+        // SAFETY: `self` proves that the processor supports AVX2.
         let bias = unsafe { [_mm256_set1_epi32(127); 2] };
         let integers = lanewise!(_mm256_cvtps_epi32, n);
         let exponent = lanewise!(_mm256_add_epi32, integers, bias);
@@ -319,7 +329,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn store_bytes(self, values: [Floats; 4], to: &mut [u8; 4 * LANES]) {
         let start = to.as_mut_ptr().cast::<__m256i>();
-        // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
+        // SAFETY: `self` proves AVX2. Both halves of 32 bytes lie within the
+        // array, and the store needs no alignment.
         unsafe {
             let byte = _mm256_set1_epi32(0xff);
             for half in 0..2 {
@@ -335,7 +346,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
         let start = to.as_mut_ptr().cast::<__m256i>();
-        // SAFETY: AVX2 as `self` exists; both halves of 32 bytes lie within the array, and the store needs no alignment.
+        // SAFETY: `self` proves AVX2. Both halves of 32 bytes lie within the
+        // array, and the store needs no alignment.
         unsafe {
             for half in 0..2 {
                 let mut bytes = [_mm256_setzero_si256(); 4];
@@ -352,9 +364,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
         let [low, high] = lanewise!(_mm256_cvtps_epi32, values);
-        // SAFETY: AVX2 as `self` exists; the array has sixteen bytes, and the store needs no alignment.
+        // SAFETY: `self` proves AVX2. The array has sixteen bytes, and the store needs no alignment.
         unsafe {
-            // Packing keeps each half of a register to itself: 0..4, 8..12, 4..8, 12..16.
+            // Packing works within each half of a register, in the order 0..4, 8..12, 4..8, 12..16.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
@@ -363,7 +375,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
-        // SAFETY: AVX2 as `self` exists; both are 16 bytes, any of which are integers.
+        // SAFETY: `self` proves AVX2. Both types have 16 bytes, and any bits are valid integers.
         unsafe {
             let [low, high] = std::mem::transmute::<[u8; LANES], [i64; 2]>(*bytes);
             let (low, high) = (_mm_cvtsi64_si128(low), _mm_cvtsi64_si128(high));
@@ -380,7 +392,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
         let [low, high] = to;
         let (low, high) = (low.as_mut_ptr().cast::<__m256i>(), high.as_mut_ptr().cast::<__m256i>());
-        // SAFETY: AVX2 as `self` exists; the table has sixteen bytes, a line two times 32, and neither needs alignment.
+        // SAFETY: `self` proves AVX2. The table has sixteen bytes, a line two
+        // times 32, and neither needs alignment.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             let nibble = _mm256_set1_epi8(15);
@@ -401,7 +414,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         rows: &[ByteGroup; ROWS],
         offset: u8,
     ) -> [[Integers; PANELS]; ROWS] {
-        // SAFETY: AVX2, and AVX-VNNI where it says so, as `self` exists.
+        // SAFETY: `self` proves AVX2, and AVX-VNNI in the branches that use it.
         unsafe {
             let mut sums = [[[_mm256_setzero_si256(); 2]; PANELS]; ROWS];
             if VNNI || offset == SMALL_OFFSET {
@@ -419,7 +432,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                             let x = _mm256_set1_epi32(rows[row].quants[2 * line]);
                             let y = _mm256_set1_epi32(rows[row].quants[2 * line + 1]);
                             for half in 0..2 {
-                                // At most four products of 63 and 127.
+                                // Up to four products of 63 and 127 fit into 16 bits.
                                 let pairs = _mm256_maddubs_epi16(first[half], x);
                                 let pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(second[half], y));
                                 let sum = &mut sums[row][panel][half];
@@ -433,8 +446,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             for panel in 0..PANELS {
                 for line in 0..BYTE_LINES {
                     let weights = load_line(&panels[panel][line]);
-                    // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
-                    // 127 · 127 each: without VNNI the sign of the weight goes to the activation.
+                    // Products of an unsigned and a signed byte are added in pairs of 16 bits,
+                    // which hold two products of at most 127 · 127. So without VNNI, the sign of
+                    // the weight moves to the activation.
                     let offset = _mm256_set1_epi8(-128);
                     let signed = [_mm256_xor_si256(weights[0], offset), _mm256_xor_si256(weights[1], offset)];
                     let magnitudes = [_mm256_abs_epi8(signed[0]), _mm256_abs_epi8(signed[1])];
@@ -459,7 +473,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX2.
+        // SAFETY: `self` proves that the processor supports AVX2.
         unsafe {
             let of_a = _mm256_max_epi32(magnitude_bits(a[0]), magnitude_bits(a[1]));
             let of_b = _mm256_max_epi32(magnitude_bits(b[0]), magnitude_bits(b[1]));

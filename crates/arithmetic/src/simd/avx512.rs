@@ -1,24 +1,32 @@
 //! AVX-512: sixteen lanes are one register.
 
-#![expect(unsafe_code, reason = "instructions that not every processor has are unsafe to call")]
+#![expect(unsafe_code, reason = "intrinsics that some processors lack are unsafe to call")]
 
 use std::arch::x86_64::*;
 
-use super::job::{Job, OfFloats, Simd};
+use super::job::{F32Job, Job, Simd};
 use super::vectors::{
     BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work, tile_height,
 };
 use super::{avx2, math};
 
-/// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
+/// Rows and panels of a tile: 24 of 32 registers accumulate.
+///
+/// Multiplications load the activations from memory.
 const TILE_ROWS: usize = 12;
 const TILE_PANELS: usize = 2;
-/// A height between, for products of few rows: with 12, a third of the work for eight of them would be in vain.
+/// Intermediate tile height, for products of few rows.
+///
+/// With 12 rows, a third of the work for eight rows would be wasted.
 const MIDDLE_ROWS: usize = 8;
-/// Twelve registers for the sums of a group, twelve for those of all groups, and six for operands and scales.
+/// Rows of an integer tile.
+///
+/// Twelve registers hold the sums of a group, twelve those of all groups, and six the operands and scales.
 const INTEGER_TILE_ROWS: usize = 6;
 
-/// Proof that the processor has AVX-512 F, BW, DQ and VL, and VNNI too if `VNNI`: only [`Avx512::detect`] makes one.
+/// Proof that the processor supports AVX-512 F, BW, DQ and VL, and also VNNI if `VNNI`.
+///
+/// Only [`Avx512::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Avx512<const VNNI: bool>(());
 
@@ -36,13 +44,13 @@ impl<const VNNI: bool> Avx512<VNNI> {
     }
 }
 
-/// Sixteen integers, of whose bytes byte `j` comes from the lowest byte of vector `j`.
+/// Joins the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
 ///
 /// # Safety
-/// The processor has AVX-512 F.
+/// The processor must support AVX-512 F.
 #[inline(always)]
 unsafe fn join_bytes(integers: [__m512i; 4]) -> __m512i {
-    // SAFETY: AVX-512 F by contract.
+    // SAFETY: the caller guarantees AVX-512 F.
     unsafe {
         let low = _mm512_or_si512(integers[0], _mm512_slli_epi32::<8>(integers[1]));
         let high =
@@ -51,13 +59,13 @@ unsafe fn join_bytes(integers: [__m512i; 4]) -> __m512i {
     }
 }
 
-/// Floats without their sign, ordered as the integers of the same bits, NaN last.
+/// Returns the bits of floats without their sign, which compare like the floats; NaN is the largest.
 ///
 /// # Safety
-/// The processor has AVX-512 F.
+/// The processor must support AVX-512 F.
 #[inline(always)]
 unsafe fn magnitude_bits(x: __m512) -> __m512i {
-    // SAFETY: AVX-512 F by contract.
+    // SAFETY: the caller guarantees AVX-512 F.
     unsafe { _mm512_castps_si512(_mm512_abs_ps(x)) }
 }
 
@@ -69,79 +77,79 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_set1_ps(value) }
     }
 
     #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> __m512 {
-        // SAFETY: both are 64 bytes, any of which are floats.
+        // SAFETY: both types have 64 bytes, and any bits are valid floats.
         unsafe { std::mem::transmute::<[f32; LANES], __m512>(*values) }
     }
 
     #[inline(always)]
     fn store(self, values: __m512, to: &mut [f32; LANES]) {
-        // SAFETY: both are 64 bytes, any of which are floats.
+        // SAFETY: both types have 64 bytes, and any bits are valid floats.
         *to = unsafe { std::mem::transmute::<__m512, [f32; LANES]>(values) };
     }
 
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_div_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_max_ps(a, b) }
     }
 
     #[inline(always)]
     fn root(self, a: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_sqrt_ps(a) }
     }
 
     #[inline(always)]
     fn sum(self, a: __m512) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_reduce_add_ps(a) }
     }
 
     #[inline(always)]
     fn largest(self, a: __m512) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_reduce_max_ps(a) }
     }
 
     #[inline(always)]
     fn transpose(self, rows: &[&[f32]; LANES], first: usize, to: &mut [Line<[f32; LANES]>; LANES]) {
-        // SAFETY: `self` exists, so the processor has AVX-512, and so AVX.
+        // SAFETY: `self` proves that the processor supports AVX-512, which includes AVX.
         unsafe { avx2::transpose(rows, first, to) }
     }
 
@@ -152,7 +160,7 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
 
     #[inline(never)]
     fn call<W: Work<f32>>(self, work: W) -> W::Output {
-        self.run(OfFloats(work))
+        self.run(F32Job(work))
     }
 
     #[inline(always)]
@@ -201,7 +209,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
             job.run(simd)
         }
         if VNNI && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            // SAFETY: `self` proves that the processor supports the features of the compiled function.
             return unsafe { compiled_with_vnni(job, Avx512(())) };
         }
         // SAFETY: as above.
@@ -215,13 +223,13 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn load_f16(self, bits: &[u16; LANES]) -> __m512 {
-        // SAFETY: AVX-512 as `self` exists; both are 32 bytes, any of which are values.
+        // SAFETY: `self` proves AVX-512. Both types have 32 bytes, and any bits are valid values.
         unsafe { _mm512_cvtph_ps(std::mem::transmute::<[u16; LANES], __m256i>(*bits)) }
     }
 
     #[inline(always)]
     fn store_f16(self, values: __m512, to: &mut [u16; LANES]) {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen u16, and the store needs no alignment.
+        // SAFETY: `self` proves AVX-512. The array has sixteen u16, and the store needs no alignment.
         unsafe {
             let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values);
             _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
@@ -230,25 +238,25 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]
     fn add_where_greater(self, sum: __m512, a: __m512, b: __m512, addend: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b), sum, addend) }
     }
 
     #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
     fn power_of_two(self, n: __m512) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe {
             let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
@@ -257,7 +265,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn store_bytes(self, values: [__m512; 4], to: &mut [u8; 4 * LANES]) {
-        // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
+        // SAFETY: `self` proves AVX-512. The array has 64 bytes, and the store needs no alignment.
         unsafe {
             let byte = _mm512_set1_epi32(0xff);
             let mut bits = [byte; 4];
@@ -270,7 +278,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn store_nibbles(self, values: [__m512; 8], to: &mut [u8; 4 * LANES]) {
-        // SAFETY: AVX-512 as `self` exists; the array has 64 bytes, and the store needs no alignment.
+        // SAFETY: `self` proves AVX-512. The array has 64 bytes, and the store needs no alignment.
         unsafe {
             let mut bytes = [_mm512_setzero_si512(); 4];
             for index in 0..4 {
@@ -283,7 +291,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn store_signed_bytes(self, values: __m512, to: &mut [i8; LANES]) {
-        // SAFETY: AVX-512 as `self` exists; the array has sixteen bytes, and the store needs no alignment.
+        // SAFETY: `self` proves AVX-512. The array has sixteen bytes, and the store needs no alignment.
         unsafe {
             let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(values));
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
@@ -292,7 +300,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn load_signed_bytes(self, bytes: &[u8; LANES]) -> __m512 {
-        // SAFETY: AVX-512 as `self` exists; both are 16 bytes, any of which are values.
+        // SAFETY: `self` proves AVX-512. Both types have 16 bytes, and any bits are valid values.
         unsafe {
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(std::mem::transmute::<[u8; LANES], __m128i>(*bytes)))
         }
@@ -300,13 +308,13 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn to_floats(self, values: __m512i) -> __m512 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe { _mm512_cvtepi32_ps(values) }
     }
 
     #[inline(always)]
     fn look_up_nibbles(self, bytes: &[u8; 4 * LANES], table: &[u8; 16], to: &mut [[u8; 4 * LANES]; 2]) {
-        // SAFETY: AVX-512 as `self` exists; lines have 64 bytes, the table sixteen, and neither needs alignment.
+        // SAFETY: `self` proves AVX-512. Lines have 64 bytes, the table sixteen, and neither needs alignment.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             let nibble = _mm512_set1_epi8(15);
@@ -325,7 +333,8 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         rows: &[ByteGroup; ROWS],
         offset: u8,
     ) -> [[__m512i; PANELS]; ROWS] {
-        // SAFETY: AVX-512, and VNNI where it says so, as `self` exists; lines have 64 bytes, and loads need no alignment.
+        // SAFETY: `self` proves AVX-512, and VNNI in the branches that use it. Lines have 64
+        // bytes, and loads need no alignment.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); PANELS]; ROWS];
             if VNNI || offset == SMALL_OFFSET {
@@ -341,7 +350,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
                         for row in 0..ROWS {
                             let x = _mm512_set1_epi32(rows[row].quants[2 * line]);
                             let y = _mm512_set1_epi32(rows[row].quants[2 * line + 1]);
-                            // At most four products of 63 and 127.
+                            // Up to four products of 63 and 127 fit into 16 bits.
                             let pairs = _mm512_maddubs_epi16(first, x);
                             let pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(second, y));
                             let products = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
@@ -366,8 +375,8 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
                     }
                     continue;
                 }
-                // Products of an unsigned and a signed byte are added in pairs of 16 bits, which holds two of at most
-                // 127 · 127 each: the sign of the weight goes to the activation.
+                // Products of an unsigned and a signed byte are added in pairs of 16 bits, which hold two
+                // products of at most 127 · 127. So the sign of the weight moves to the activation.
                 let mut magnitudes = weights;
                 let mut are_negative = [0; PANELS];
                 for panel in 0..PANELS {
@@ -391,7 +400,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn largest_magnitude(self, a: __m512, b: __m512) -> f32 {
-        // SAFETY: `self` exists, so the processor has AVX-512.
+        // SAFETY: `self` proves that the processor supports AVX-512.
         unsafe {
             let largest = _mm512_max_epu32(magnitude_bits(a), magnitude_bits(b));
             f32::from_bits(_mm512_reduce_max_epu32(largest))

@@ -3,7 +3,7 @@
 use super::arrays::arrays;
 use super::vectors::{LANES, TileJob, Vectors, Work};
 
-/// Sixteen f64.
+/// Vectors of sixteen f64.
 #[derive(Clone, Copy)]
 pub(crate) struct Doubles;
 

@@ -1,31 +1,36 @@
-//! `a · b + c` rounded once, for instruction sets without an instruction for it.
+//! `a · b + c` rounded once, for instruction sets without a fused multiply-add.
 //!
-//! The product of two f32 is exact in f64, and the sum is rounded to f64 and then to f32. That is the number nearest to the exact sum
-//! unless the first rounding ends in the middle between two f32: then what it took away decides, and the second rounding no longer
-//! knows it. Such sums are doubtful, and computed again by [`exactly`].
+//! The product of two f32 is exact in f64. The sum is rounded to f64 and then to f32. The result is
+//! the f32 nearest to the exact sum, unless the first rounding ends halfway between two f32. Then
+//! the discarded part decides, but the second rounding no longer sees it. Such sums are doubtful,
+//! and [`exactly`] computes them again.
 
 use super::vectors::LANES;
 
-/// How far both halves of an f64 are shifted to the left, as integers of 32 bits, before they are compared with [`LEAST`].
+/// Left shift of both 32-bit halves of an f64 before they are compared with [`LEAST`].
 pub(super) const SHIFT: u32 = 3;
-/// What the lower and the upper half of an f64 are at least, shifted and with a sign, if it is surely rounded rightly.
+/// Minimum lower and upper half, shifted and signed, of an f64 that certainly rounds correctly.
 ///
-/// The 29 bits that an f32 lacks fill the lower half, and a one and 28 zeros, the middle between two normal f32, are its smallest
-/// number. The upper half begins with the lowest nine bits of the exponent then, which are -126 for 2^-125, and smaller for what lies
-/// below it down to 2^-255: there the middles are elsewhere. Zero is exact, since no product is that small, and greater.
+/// The 29 bits that an f32 lacks fill the lower half. The midpoint between two normal f32, a one and 28
+/// zeros, is its smallest number. The upper half then begins with the lowest nine bits of the exponent.
+/// They are -126 for 2^-125, and less for smaller sums down to 2^-255, where midpoints are elsewhere
+/// because f32 is denormal. Even smaller sums compare as greater and round to zero. A sum of zero is
+/// exact, since no product is that small.
 pub(super) const LEAST: [i32; 2] = [i32::MIN + 1, -126 << 23];
 
-/// Whether the sum in f64 may become another f32 than the exact sum.
+/// Whether the f32 of the sum may differ from the rounded exact sum.
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 #[inline(always)]
 fn is_doubtful(sum: f64) -> bool {
     let bits = sum.to_bits();
-    #[expect(clippy::cast_possible_truncation, reason = "both halves are asked for")]
+    #[expect(clippy::cast_possible_truncation, reason = "both halves are needed")]
     let (low, high) = (bits as i32, (bits >> 32) as i32);
     (low << SHIFT < LEAST[0]) | (high << SHIFT < LEAST[1])
 }
 
-/// `a · b + c` of each lane. Inlined, it would be most of the kernels' machine code and of the time to compile them.
+/// Computes `a · b + c` in each lane, rounded once.
+///
+/// It is not inlined, because it would dominate the kernels' machine code and compile time.
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 #[inline(never)]
 pub(super) fn multiply_add(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES]) -> [f32; LANES] {
@@ -43,20 +48,23 @@ pub(super) fn multiply_add(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES])
 
 #[inline(always)]
 fn nearest(sum: f64) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "rounding is what is asked for")]
+    #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
     let nearest = sum as f32;
     nearest
 }
 
-/// The same, whatever the numbers: rounded to odd in f64, from which f32 is rounded rightly. (S. Boldo and G. Melquiond, "Emulation
-/// of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE Transactions on Computers 57, 2008.)
+/// Computes the sums of [`multiply_add`] for any numbers.
+///
+/// Rounds to odd in f64, from which the rounding to f32 is correct. Source: S. Boldo and G. Melquiond,
+/// "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE
+/// Transactions on Computers 57, 2008.
 #[cold]
 #[inline(never)]
 pub(super) fn exactly(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES]) -> [f32; LANES] {
     std::array::from_fn(|lane| {
         let (product, c) = (f64::from(a[lane]) * f64::from(b[lane]), f64::from(c[lane]));
         let sum = product + c;
-        // What the sum lost (Møller and Knuth); NaN where it is not finite.
+        // Rounding error of the sum (Møller and Knuth); NaN where the sum is not finite.
         let of_c = sum - product;
         let lost = (product - (sum - of_c)) + (c - of_c);
         let is_inexact = lost != 0.0 && !lost.is_nan();

@@ -1,16 +1,16 @@
-//! Whether every job is inlined into its instruction sets, as the machine code of the tests themselves shows.
+//! Checks in the tests' own machine code that every job is inlined into its instruction sets.
 //!
-//! A function without the instructions of a set cannot take in an intrinsic that needs them. It calls it,
-//! each time, with the vectors in memory, and products are ten times slower. A closure is such a function
-//! wherever the compiler decides not to inline it. So the functions that are compiled for an instruction set
-//! may call what ends in a panic, what allocates and what copies memory, and nothing else. The sets that
-//! this processor lacks are compiled too, and looked at like the others.
+//! A function that lacks an instruction set's features cannot inline an intrinsic that needs them. It calls
+//! the intrinsic each time, with the vectors in memory, and products become ten times slower. A closure is
+//! such a function wherever the compiler does not inline it. So functions that are compiled for an
+//! instruction set may only call code that ends in a panic, allocates or copies memory. Sets that this
+//! processor lacks are compiled and checked too.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 #[test]
-#[expect(clippy::print_stdout, reason = "says what is not checked")]
+#[expect(clippy::print_stdout, reason = "reports what is not checked")]
 fn jobs_are_inlined_into_their_instruction_sets() {
-    println!("not checked: only machine code of x86-64 in ELF files is read");
+    println!("not checked: this test reads only x86-64 machine code in ELF files");
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -21,8 +21,9 @@ mod elf {
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
     use object::{Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, RelocationTarget, SymbolKind};
 
-    /// Instruction sets: types, the functions that are compiled for them, and how many jobs they have at
-    /// least, so that a new name cannot make the test look at nothing.
+    /// Instruction sets: the type, the function compiled for it, and the minimum number of jobs.
+    ///
+    /// The minimum ensures that the test still finds the functions after a renaming.
     const SETS: [(&str, &str, usize); 4] = [
         ("simd::avx2::Avx2<_>", "run::compiled", 20),
         ("simd::avx2::Avx2<_>", "run::compiled_with_vnni", 5),
@@ -30,29 +31,29 @@ mod elf {
         ("simd::avx512::Avx512<_>", "run::compiled_with_vnni", 5),
     ];
 
-    /// Rust's functions that jobs may call, by parts of their names.
+    /// Rust functions that jobs may call, by parts of their names.
     const ALLOWED: [&str; 24] = [
-        // These end in a panic, or write its message.
+        // Functions that panic or write the panic message.
         "core::panicking::",
         "core::fmt::",
         "core::option::unwrap_failed",
         "core::option::expect_failed",
         "core::result::unwrap_failed",
         "core::slice::index::slice_",
-        // With debug assertions this asks whether the pointer is one.
+        // Checks pointers if debug assertions are enabled.
         "core::slice::raw::from_raw_parts",
-        // These copy values, or write one value many times.
+        // Functions that copy values or fill memory with one value.
         "core::slice::copy_from_slice_impl",
         "core::slice::specialize::SpecFill",
-        // These make a pair of iterators, and fill memory; no vector passes through them.
+        // Functions that zip iterators or fill memory. No vector passes through them.
         "as core::iter::adapters::zip::ZipImpl<A,B>>::new",
         "core::slice::<impl [T]>::fill",
-        // Functions of one number, in plain Rust.
+        // Scalar functions in plain Rust.
         "libm::math::",
-        // This is a job of its own, compiled for the same instructions.
+        // Separate jobs, compiled for the same instructions.
         "simd::job::Simd>::run::compiled",
         "simd::vectors::Vectors>::call",
-        // These allocate, fill what they allocated with one value, and free.
+        // Functions that allocate memory, fill it with one value, or free it.
         "__rust_",
         "alloc::alloc::handle_alloc_error",
         "alloc::raw_vec::",
@@ -64,17 +65,17 @@ mod elf {
         "alloc::vec::Vec<T,A>::extend_with",
         "core::ptr::drop_in_place",
     ];
-    /// Functions of the C library that jobs may call, and what follows a panic.
+    /// C library functions that jobs may call, and the continuation of a panic.
     const ALLOWED_SYMBOLS: [&str; 6] = ["_Unwind_Resume", "memcpy", "memmove", "memset", "memcmp", "bcmp"];
 
     type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-    /// The functions of a program.
+    /// Program file with its functions and line tables.
     struct Program<'a> {
         file: object::File<'a>,
-        /// Sizes and names by address.
+        /// Size and name of each function, by address.
         functions: BTreeMap<u64, (u64, String)>,
-        /// Which function is in a place that the loader fills.
+        /// Function in each slot that the loader fills.
         slots: HashMap<u64, String>,
         lines: addr2line::Context<Bytes<'a>>,
     }
@@ -112,7 +113,7 @@ mod elf {
             Decoder::with_ip(64, code.unwrap(), start, DecoderOptions::NONE).into_iter().collect()
         }
 
-        /// The functions, each inlined into the next, that give the instruction at `address`: name and line.
+        /// Returns name and line of each function inlined at `address`, innermost first.
         fn frames(&self, address: u64) -> Vec<(String, String)> {
             let mut frames = self.lines.find_frames(address).skip_all_loads().unwrap();
             let frames = std::iter::from_fn(|| frames.next().unwrap());
@@ -126,16 +127,16 @@ mod elf {
             described.collect()
         }
 
-        /// The innermost line of this crate that gives the instruction at `address`.
+        /// Returns the innermost line of this crate for the instruction at `address`.
         fn line(&self, address: u64) -> String {
             let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
             let frames = self.frames(address);
-            // The compiler gives line 0 to what it has moved.
+            // The compiler assigns line 0 to moved code.
             let mut lines = frames.iter().filter_map(|(_, line)| line.strip_prefix(root));
             lines.find(|line| !line.ends_with(":0")).unwrap_or_default().to_owned()
         }
 
-        /// The name of the function at `address`, or of the one that the linker's stub there jumps to.
+        /// Returns the name of the function at `address`, or of the target of the linker's stub there.
         fn name(&self, address: u64) -> String {
             const STUB: u64 = 16;
             if let Some((_, name)) = self.functions.get(&address) {
@@ -146,12 +147,12 @@ mod elf {
             jump.map_or_else(|| format!("{address:#x}"), |jump| self.name_in(jump.ip_rel_memory_address()))
         }
 
-        /// The name of the function whose address the loader writes to `slot`.
+        /// Returns the name of the function whose address the loader writes to `slot`.
         fn name_in(&self, slot: u64) -> String {
             self.slots.get(&slot).cloned().unwrap_or_else(|| format!("a pointer at {slot:#x}"))
         }
 
-        /// The function whose address the instruction loads into a register.
+        /// Returns the function whose address the instruction loads into a register.
         fn loaded(&self, instruction: &Instruction) -> Option<String> {
             let is_load =
                 instruction.is_ip_rel_memory_operand() && instruction.op0_kind() == OpKind::Register;
@@ -163,7 +164,7 @@ mod elf {
             }
         }
 
-        /// What the function at `start` calls or loads the address of: where, and the names.
+        /// Returns the functions that the code at `start` calls or takes the address of, and where.
         fn calls(&self, start: u64, size: u64) -> Vec<(u64, String)> {
             let instructions = self.instructions(start, size);
             let loads = instructions.iter().any(|instruction| self.loaded(instruction).is_some());
@@ -179,12 +180,12 @@ mod elf {
                         let leaves = is_call || instruction.mnemonic() == Mnemonic::Jmp;
                         leaves.then(|| self.name_in(instruction.memory_displacement64()))
                     }
-                    // What is called often has its address in a register, or on the stack meanwhile; it
-                    // counts where it is loaded.
+                    // The address of a callee is often in a register, or spilled to the
+                    // stack. It counts where it is loaded.
                     OpKind::Register if is_call && loads => None,
                     OpKind::Memory if is_call && loads && instruction.memory_base() == Register::RSP => None,
                     OpKind::Register | OpKind::Memory if is_call => Some("a pointer".to_owned()),
-                    // Other jumps are those of a `match`.
+                    // Other jumps belong to a `match`.
                     _ => self.loaded(instruction),
                 }
             };
@@ -209,12 +210,12 @@ mod elf {
         let mut found = SETS.map(|_| BTreeSet::new());
         let mut stray = BTreeMap::<_, BTreeSet<_>>::new();
         for (start, (size, name)) in &program.functions {
-            // Names have their type arguments after this in the compiler's newer form.
+            // In the compiler's newer mangling scheme, type arguments follow this separator.
             let path = name.split("::<").next().unwrap_or_default();
             let is_set =
                 |(set, function, _): &(&str, &str, usize)| path.contains(set) && path.ends_with(function);
             let Some(index) = SETS.iter().position(is_set) else { continue };
-            // Empty if nothing was inlined into it.
+            // Empty if nothing was inlined into the function.
             let job = program.frames(*start).pop().unwrap_or_default().0;
             let job = job.replace(concat!(env!("CARGO_CRATE_NAME"), "::"), "");
             // Jobs of tests may be slow.

@@ -1,30 +1,32 @@
-//! Exponential function and activations of sixteen values at once.
+//! Exponential function and activations on sixteen values at a time.
 //!
-//! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2` in two parts (Cody and Waite), so that
-//! `|r| ≤ ln 2 / 2`, where seven terms of the Taylor series leave less than 2e-9 of the value. The result is within two
-//! units in the last place down to 2^-125.5, and 0 below, where the library function has its last normal numbers and its
-//! denormals.
+//! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2` in two parts (Cody and Waite), so
+//! that `|r| ≤ ln 2 / 2`. There, eight terms of the Taylor series leave a relative error below 8e-9. The
+//! result is within two units in the last place down to 2^-125.5. Below that it is 0, where the library
+//! function returns the smallest normal numbers and the denormal numbers.
 
 use super::job::Simd;
 use super::vectors::{LANES, Number, Vectors};
 
-/// Above this `exp` is infinite in f32.
+/// Input above which `exp` is infinite in f32.
 const EXP_LARGEST: f32 = 88.8;
-/// Below this every result is zero as below 2^-125.5 already: half of the power is 2^-127 then, which is taken as zero.
+/// Lower clamp of the input, whose result is zero like all results below 2^-125.5.
+///
+/// Half of the power is 2^-127 there, which is taken as zero.
 const EXP_SMALLEST: f32 = -87.6;
-/// ln 2 in two parts, the first with so few digits that `n` times it is exact.
+/// ln 2 in two parts; the first has so few digits that `n` times it is exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
-/// 1/7!, …, 1/2!, 1/1!, 1/0!.
+/// Coefficients of the Taylor series: 1/7!, …, 1/2!, 1/1!, 1/0!.
 const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-/// `-2 sqrt(2/π)`: GELU's tanh is a sigmoid of twice its argument.
+/// Linear coefficient `-2 sqrt(2/π)`: GELU's tanh is a sigmoid of twice its argument.
 const GELU_LINEAR: f64 = -1.595_769_121_605_731;
-/// `-2 sqrt(2/π) · 0.044715`.
+/// Cubic coefficient `-2 sqrt(2/π) · 0.044715`.
 const GELU_CUBIC: f64 = GELU_LINEAR * 0.044_715;
-/// `1 / sqrt(2π)`.
+/// Density of the standard normal distribution at 0, `1 / sqrt(2π)`.
 const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
 
-/// `exp(x)` in each lane; NaN for NaN.
+/// Computes `exp(x)` in each lane; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let x = simd.max(simd.splat(EXP_SMALLEST), simd.min(simd.splat(EXP_LARGEST), x));
@@ -36,18 +38,20 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     for coefficient in rest {
         series = simd.mul_add(series, r, simd.splat(coefficient));
     }
-    // 2^128 is no f32, but half of it is; doubling then overflows as it should.
+    // 2^128 overflows f32, but half of it does not. The doubling then overflows where it should.
     let half = simd.power_of_two(simd.sub(n, simd.splat(1.0)));
     simd.mul(simd.mul(series, half), simd.splat(2.0))
 }
 
-/// `0.5 x (1 + tanh(u))` with `u = sqrt(2/π) (x + 0.044715 x³)`, as `x / (1 + exp(-2u))`, which is the same.
+/// Tanh approximation of GELU, `0.5 x (1 + tanh(u))` with `u = sqrt(2/π) (x + 0.044715 x³)`.
+///
+/// Computed in the equivalent form `x / (1 + exp(-2u))`.
 #[inline(always)]
 pub(crate) fn gelu_tanh<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.div(x, gelu_denominator(v, x))
 }
 
-/// The derivative of [`gelu_tanh`]: `s + x s (1 - s) 2u'` with `s = 1 / (1 + exp(-2u))`.
+/// Derivative of [`gelu_tanh`]: `s + x s (1 - s) 2u'` with `s = 1 / (1 + exp(-2u))`.
 #[inline(always)]
 pub(crate) fn gelu_tanh_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let constant = |value: f64| v.splat(V::Real::of(value));
@@ -57,7 +61,7 @@ pub(crate) fn gelu_tanh_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.mul_add(v.mul(v.mul(x, s), v.sub(one, s)), twice_u_slope, s)
 }
 
-/// `1 + exp(-2u)`.
+/// Denominator of [`gelu_tanh`], `1 + exp(-2u)`.
 #[inline(always)]
 fn gelu_denominator<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let constant = |value: f64| v.splat(V::Real::of(value));
@@ -65,13 +69,13 @@ fn gelu_denominator<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.add(constant(1.0), v.exp(v.mul(x, factor)))
 }
 
-/// `x sigmoid(factor x)`.
+/// Swish function with a factor, `x sigmoid(factor x)`.
 #[inline(always)]
 pub(crate) fn swish<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
     v.div(x, swish_denominator(v, x, factor))
 }
 
-/// The derivative of [`swish`]: `s + factor x s (1 - s)` with `s = sigmoid(factor x)`.
+/// Derivative of [`swish`]: `s + factor x s (1 - s)` with `s = sigmoid(factor x)`.
 #[inline(always)]
 pub(crate) fn swish_slope<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
     let one = v.splat(V::Real::ONE);
@@ -80,19 +84,19 @@ pub(crate) fn swish_slope<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vec
     v.mul_add(v.mul(scaled, s), v.sub(one, s), s)
 }
 
-/// `1 + exp(-factor x)`.
+/// Denominator of [`swish`], `1 + exp(-factor x)`.
 #[inline(always)]
 fn swish_denominator<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
     v.add(v.splat(V::Real::ONE), v.exp(v.mul(x, v.splat(V::Real::of(-factor)))))
 }
 
-/// `0.5 x (1 + erf(x / sqrt 2))`.
+/// Exact GELU, `0.5 x (1 + erf(x / sqrt 2))`.
 #[inline(always)]
 pub(crate) fn gelu_erf<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.mul(x, normal_distribution(v, x))
 }
 
-/// The derivative of [`gelu_erf`]: the share of a normal distribution below `x`, and `x` times its density there.
+/// Derivative of [`gelu_erf`]: the normal distribution function at `x`, plus `x` times the density.
 #[inline(always)]
 pub(crate) fn gelu_erf_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let constant = |value: f64| v.splat(V::Real::of(value));
@@ -100,7 +104,7 @@ pub(crate) fn gelu_erf_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.mul_add(x, density, normal_distribution(v, x))
 }
 
-/// `0.5 (1 + erf(x / sqrt 2))`.
+/// Normal distribution function, `0.5 (1 + erf(x / sqrt 2))`.
 #[inline(always)]
 fn normal_distribution<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let constant = |value: f64| v.splat(V::Real::of(value));
@@ -112,7 +116,7 @@ fn normal_distribution<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.mul(constant(0.5), v.add(constant(1.0), v.load(&lanes)))
 }
 
-/// `tanh(x)`.
+/// Hyperbolic tangent.
 #[inline(always)]
 pub(crate) fn tanh<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let mut lanes = [V::Real::ZERO; LANES];
@@ -123,7 +127,7 @@ pub(crate) fn tanh<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.load(&lanes)
 }
 
-/// The derivative of [`tanh`]: `1 - tanh² x`.
+/// Derivative of [`tanh`]: `1 - tanh² x`.
 #[inline(always)]
 pub(crate) fn tanh_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     let y = tanh(v, x);
@@ -135,7 +139,7 @@ mod tests {
     use super::*;
     use crate::simd::{InstructionSet, Job};
 
-    /// The exponential function of all values, or GELU.
+    /// Job that applies the exponential function to all values, or GELU if the flag is false.
     struct Map<'a>(&'a mut [f32], bool);
 
     impl Job for Map<'_> {
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_within_two_units_in_the_last_place() {
+    fn exp_is_within_two_ulps() {
         for set in InstructionSet::available() {
             let mut results = everywhere();
             set.run(Map(&mut results, true));
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn gelu_is_that_of_the_definition() {
+    fn gelu_equals_its_definition() {
         for set in InstructionSet::available() {
             let mut results = everywhere();
             set.run(Map(&mut results, false));
@@ -202,7 +206,7 @@ mod tests {
                 } else if expected.is_infinite() {
                     assert_eq!(f64::from(result), expected, "{set:?}: gelu({x})");
                 } else {
-                    // Relative to x: near -5 the definition itself loses its digits in 1 + tanh.
+                    // Relative to x, because near -5 the definition itself loses digits in 1 + tanh.
                     let tolerance = 4.0 * f64::from(f32::EPSILON) * wide.abs().max(1e-30);
                     assert!(
                         (f64::from(result) - expected).abs() <= tolerance,

@@ -1,12 +1,15 @@
-//! What differs between processors.
+//! SIMD vectors and kernels for every supported instruction set.
 //!
-//! [`InstructionSet::run`] compiles a kernel for every instruction set and calls the one that was detected, so the released
-//! program needs no `target-cpu`. An instruction set is one file and its rows here.
+//! [`InstructionSet::run`] compiles a kernel for every instruction set and calls the detected
+//! one, so the released program needs no `target-cpu`. Each instruction set has one file and
+//! one or more rows of the table here.
 
 use std::sync::OnceLock;
 
-/// Runs a job in the tile of a height: for each height the panels that fill the registers, and at last height and panels for all
-/// others.
+/// Runs a job in a tile of the given height.
+///
+/// Each arm lists a height and the number of panels that fill the registers. The last arm gives height and
+/// panels for all other heights.
 macro_rules! tiles {
     ($simd:ident, $height:ident, $job:ident: $($rows:tt => $panels:tt),+; else $most:expr => $fewest:tt) => {
         match $height {
@@ -41,49 +44,51 @@ mod vectors;
 mod wasm128;
 
 #[cfg(test)]
-pub(crate) use job::OfFloats;
+pub(crate) use job::F32Job;
 pub(crate) use job::{Job, Simd};
 pub(crate) use math::{
     gelu_erf, gelu_erf_slope, gelu_tanh, gelu_tanh_slope, swish, swish_slope, tanh, tanh_slope,
 };
 pub use mode::rounded_to_nearest;
 pub(crate) use real::Real;
-pub(crate) use sums::{Apart, Interleaved, PanelLine, Sums, add_products, stored, sum_products};
+pub(crate) use sums::{Interleaved, PanelLine, SeparateRows, Sums, add_products, stored, sum_products};
 pub use vectors::Number;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) use vectors::WordGroup;
 #[cfg(test)]
-pub(crate) use vectors::each_of;
+pub(crate) use vectors::unpack_quad;
 pub(crate) use vectors::{
     BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Line, MAX_TILE_PANELS, SMALL_OFFSET,
-    TileJob, Vectors, Work, four, tile_height,
+    TileJob, Vectors, Work, pack_quad, tile_height,
 };
 
-/// The instruction sets, slowest first: where they are compiled, name of the variant, its type in a file of its own, its name,
-/// what it is.
+/// Declares `InstructionSet` from a table of instruction sets, slowest first.
+///
+/// Each row lists the compile-time condition, the variant, its type in a separate
+/// file, its name and its description.
 macro_rules! instruction_sets {
     ($($(#[$compiled:meta])? $variant:ident($set:ty), $name:literal, $what:literal;)+) => {
-        /// An instruction set that this processor has.
+        /// Instruction set that this processor supports.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum InstructionSet {
             $(#[doc = $what] $(#[$compiled])? $variant($set),)+
         }
 
         impl InstructionSet {
-            /// All that this processor has, slowest first.
+            /// Returns the instruction sets that this processor supports, slowest first.
             pub(crate) fn available() -> Vec<Self> {
                 let sets = [$($(#[$compiled])? <$set>::detect().map(Self::$variant),)+];
                 sets.into_iter().flatten().collect()
             }
 
-            /// Its name.
+            /// Returns the name of the instruction set.
             pub(crate) fn name(self) -> &'static str {
                 match self {
                     $($(#[$compiled])? Self::$variant(_) => $name,)+
                 }
             }
 
-            /// Runs `job` with these instructions, in the mode in which they are the same everywhere.
+            /// Runs `job` with these instructions, in the floating-point mode of IEEE 754.
             pub(crate) fn run<J: Job>(self, job: J) -> J::Output {
                 rounded_to_nearest(|| match self {
                     $($(#[$compiled])? Self::$variant(simd) => simd.run(job),)+
@@ -115,18 +120,18 @@ instruction_sets! {
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
 
 impl InstructionSet {
-    /// The one that needs no more than the program itself does.
+    /// Instruction set that needs no more than the program itself does.
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     const COMPILED_FOR: Self = Self::Portable(portable::Portable);
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     const COMPILED_FOR: Self = Self::Wasm128(wasm128::Wasm128::<true>(()));
 
-    /// The fastest one here, or the one that was chosen before the first computation.
+    /// Returns the fastest supported instruction set, or the one chosen before the first computation.
     pub(crate) fn detected() -> Self {
         *CHOSEN.get_or_init(|| Self::available().pop().unwrap_or(Self::COMPILED_FOR))
     }
 
-    /// Makes [`InstructionSet::detected`] return this one; returns whether it could.
+    /// Makes [`InstructionSet::detected`] return this one, and returns whether that succeeded.
     pub(crate) fn choose(self) -> bool {
         *CHOSEN.get_or_init(|| self) == self
     }

@@ -1,9 +1,13 @@
-//! How the processor rounds, which is a setting of each thread: a library that was compiled for speed alone may have left results of
-//! less than 2^-126 as zeros, and a program may round downwards. Kernels compute in the mode that IEEE 754 begins with, and leave the
-//! thread as they found it.
+//! Floating-point mode of the processor: rounding direction and denormal numbers.
+//!
+//! The mode is a setting of each thread. A library that was compiled for speed alone may have enabled
+//! flushing of results below 2^-126 to zero, and a program may round downward. Kernels compute in the default
+//! mode of IEEE 754 and then restore the thread's mode.
 
-/// Computes in the mode of IEEE 754 (to nearest, with denormal numbers), whatever this thread's is, and leaves that as it was. The
-/// kernels do so by themselves: this is for what is computed around them.
+/// Runs `compute` in the default mode of IEEE 754 and then restores this thread's mode.
+///
+/// The default mode rounds to nearest and keeps denormal numbers. Kernels set it themselves. Use this
+/// function for computations around them.
 ///
 /// ```
 /// let third = candle_gpt2_arithmetic::rounded_to_nearest(|| std::hint::black_box(1f32) / 3.0);
@@ -11,23 +15,23 @@
 /// ```
 #[inline]
 pub fn rounded_to_nearest<R>(compute: impl FnOnce() -> R) -> R {
-    /// A function of its own: the compiler knows no modes, and would compute before the mode is set.
+    /// Separate function: the compiler ignores modes and could compute before the mode is set.
     #[inline(never)]
-    fn apart<R>(compute: impl FnOnce() -> R) -> R {
+    fn call_not_inlined<R>(compute: impl FnOnce() -> R) -> R {
         compute()
     }
     let found = control();
-    let _found = (found & CHANGED != 0).then(|| {
+    let _guard = (found & CHANGED != 0).then(|| {
         set_control(found & !CHANGED);
-        Found(found)
+        ModeGuard(found)
     });
-    apart(compute)
+    call_not_inlined(compute)
 }
 
-/// The mode that a thread had, which comes back at the end.
-struct Found(Control);
+/// RAII guard that restores the thread's mode when dropped.
+struct ModeGuard(Control);
 
-impl Drop for Found {
+impl Drop for ModeGuard {
     fn drop(&mut self) {
         set_control(self.0);
     }
@@ -37,28 +41,28 @@ impl Drop for Found {
 pub(super) use x86::{CHANGED, Control, control, set_control};
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[expect(unsafe_code, reason = "the register has no other way to it")]
+#[expect(unsafe_code, reason = "only inline assembly can access the register")]
 mod x86 {
     use std::arch::asm;
 
-    /// The register MXCSR.
+    /// Value of the MXCSR register.
     pub(in crate::simd) type Control = u32;
 
-    /// Denormal operands as zeros, the direction of rounding, and denormal results as zeros.
+    /// Bits to clear: denormal operands as zeros, rounding direction, denormal results as zeros.
     pub(in crate::simd) const CHANGED: Control = 1 << 6 | 0b11 << 13 | 1 << 15;
 
     #[inline(always)]
     pub(in crate::simd) fn control() -> Control {
         let mut control = 0;
-        // SAFETY: the instruction writes the four bytes that the pointer leads to.
+        // SAFETY: the instruction writes the four bytes that the pointer refers to.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut control, options(nostack, preserves_flags)) };
         control
     }
 
     #[inline(always)]
     pub(in crate::simd) fn set_control(control: Control) {
-        // SAFETY: the instruction reads the four bytes that the pointer leads to, which were read from the register, but for bits that
-        // choose among valid modes.
+        // SAFETY: the instruction reads the four bytes that the pointer refers to. Their value comes from the
+        // register, except for bits that select among valid modes.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack, preserves_flags)) };
     }
 }
@@ -67,33 +71,37 @@ mod x86 {
 pub(super) use arm::{CHANGED, Control, control, set_control};
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
-#[expect(unsafe_code, reason = "the register has no other way to it")]
+#[expect(unsafe_code, reason = "only inline assembly can access the register")]
 mod arm {
     use std::arch::asm;
 
-    /// The register FPCR.
+    /// Value of the FPCR register.
     pub(in crate::simd) type Control = u64;
 
-    /// Denormal operands as zeros, other rules for them, denormal f16 as zeros, the direction of rounding, denormal numbers as zeros, one NaN
-    /// for all, and another format of f16.
+    /// Bits to clear: FIZ, AH, FZ16, RMode, FZ, DN and AHP.
+    ///
+    /// FIZ, FZ16 and FZ replace denormal numbers by zeros, and AH changes other rules for them. RMode is the
+    /// rounding direction. DN replaces every NaN by the default NaN, and AHP selects another f16 format.
     pub(in crate::simd) const CHANGED: Control = 0b11 | 1 << 19 | 0b11 << 22 | 1 << 24 | 1 << 25 | 1 << 26;
 
     #[inline(always)]
     pub(in crate::simd) fn control() -> Control {
         let control;
-        // SAFETY: the instruction only writes the register that is named.
+        // SAFETY: the instruction only writes the named register.
         unsafe { asm!("mrs {}, fpcr", out(reg) control, options(nostack, preserves_flags)) };
         control
     }
 
     #[inline(always)]
     pub(in crate::simd) fn set_control(control: Control) {
-        // SAFETY: the value was read from the register, but for bits that choose among valid modes.
+        // SAFETY: the value comes from the register, except for bits that select among valid modes.
         unsafe { asm!("msr fpcr, {}", in(reg) control, options(nostack, preserves_flags)) };
     }
 }
 
-/// WebAssembly has one mode, and of other processors Rust names no register.
+/// Platforms without an adjustable mode.
+///
+/// WebAssembly has one mode, and Rust gives no access to the register of other processors.
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 mod fixed {
     pub(in crate::simd) type Control = u32;

@@ -1,25 +1,31 @@
-//! NEON, which every 64-bit ARM processor with an operating system has: sixteen lanes are four registers.
+//! NEON: sixteen lanes are four registers.
+//!
+//! Every 64-bit ARM processor that runs an operating system supports it.
 
-#![expect(unsafe_code, reason = "instructions that not every processor has are unsafe to call")]
+#![expect(unsafe_code, reason = "intrinsics that some processors lack are unsafe to call")]
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::job::{Job, OfFloats, Simd};
+use super::job::{F32Job, Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, TileJob, Vectors, Work};
 
-/// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
+/// Rows and panels of a tile: 24 of 32 registers accumulate, four hold weights, and four activations.
 const TILE_ROWS: usize = 6;
 const TILE_PANELS: usize = 1;
-/// Twelve registers for the sums of a group, twelve for those of all groups, and the others for operands and scales.
+/// Rows of an integer tile.
+///
+/// Twelve registers hold the sums of a group, twelve those of all groups, and the others operands and scales.
 const INTEGER_TILE_ROWS: usize = 3;
 
-/// Lanes of a register, and bytes of one.
+/// Lanes of a register, and its size in bytes.
 const QUARTER: usize = LANES / 4;
 const REGISTER_BYTES: usize = 16;
 
-/// Proof that the processor has NEON, and its dot products of bytes too if `DOT`: only [`Neon::detect`] makes one.
+/// Proof that the processor supports NEON, and also its dot products of bytes if `DOT`.
+///
+/// Only [`Neon::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Neon<const DOT: bool>(());
 
@@ -29,25 +35,25 @@ type Integers = [int32x4_t; 4];
 
 impl<const DOT: bool> Neon<DOT> {
     pub(super) fn detect() -> Option<Self> {
-        // Integers are taken as registers of bytes, the lowest first.
+        // Integers are reinterpreted as registers of bytes, lowest first.
         let has_all = cfg!(target_endian = "little")
             && is_aarch64_feature_detected!("neon")
             && (!DOT || is_aarch64_feature_detected!("dotprod"));
         has_all.then_some(Self(()))
     }
 
-    /// The nearest integers, ties to even.
+    /// Rounds to the nearest integers, ties to even.
     #[inline(always)]
     fn integers(self, a: Floats) -> Integers {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         a.map(|a| unsafe { vcvtnq_s32_f32(a) })
     }
 
-    /// Byte `j` of each group of four from the lowest byte of vector `j`.
+    /// Stores the lowest byte of vector `j` as byte `j` of each group of four.
     #[inline(always)]
     fn store_lowest(self, integers: [Integers; 4], to: &mut [u8; 4 * LANES]) {
         for (quarter, to) in to.as_chunks_mut::<REGISTER_BYTES>().0.iter_mut().enumerate() {
-            // SAFETY: NEON as `self` exists; the array has 16 bytes, and the store needs no alignment.
+            // SAFETY: `self` proves NEON. The array has 16 bytes, and the store needs no alignment.
             unsafe {
                 // Each step keeps the bytes below and replaces all above.
                 let one = vsliq_n_s32::<8>(integers[0][quarter], integers[1][quarter]);
@@ -58,13 +64,14 @@ impl<const DOT: bool> Neon<DOT> {
         }
     }
 
-    /// Adds to each lane of `sum` the products of its four bytes of `a` and `b`, -127 to 127 each.
+    /// Adds the products of four bytes of `a` and `b`, from -127 to 127, to each lane of `sum`.
     #[inline(always)]
     fn add_products(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
         if DOT {
             let mut sum = sum;
-            // The intrinsic `vdotq_s32` is stable since Rust 1.98 only.
-            // SAFETY: `self` exists, so the processor has the instruction, which only writes the register that is named.
+            // The intrinsic `vdotq_s32` is stable only since Rust 1.98.
+            // SAFETY: `self` proves that the processor has the instruction,
+            // which only writes the named register.
             unsafe {
                 asm!(
                     "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
@@ -74,7 +81,7 @@ impl<const DOT: bool> Neon<DOT> {
             }
             return sum;
         }
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         unsafe {
             // 16 bits hold the sum of two products.
             let low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
@@ -83,10 +90,10 @@ impl<const DOT: bool> Neon<DOT> {
     }
 }
 
-/// All quarters of a lanewise operation.
+/// Applies a lanewise operation to all quarters.
 macro_rules! lanewise {
     ($intrinsic:ident, $($operand:expr),+) => {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         std::array::from_fn(|quarter| unsafe { $intrinsic($($operand[quarter]),+) })
     };
 }
@@ -99,21 +106,21 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         unsafe { [vdupq_n_f32(value); 4] }
     }
 
     #[inline(always)]
     fn load(self, values: &[f32; LANES]) -> Floats {
         let quarters = values.as_chunks::<QUARTER>().0;
-        // SAFETY: NEON as `self` exists; a quarter has four values, and the load needs no alignment.
+        // SAFETY: `self` proves NEON. A quarter has four values, and the load needs no alignment.
         std::array::from_fn(|quarter| unsafe { vld1q_f32(quarters[quarter].as_ptr()) })
     }
 
     #[inline(always)]
     fn store(self, values: Floats, to: &mut [f32; LANES]) {
         for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
-            // SAFETY: NEON as `self` exists; a quarter has four values, and the store needs no alignment.
+            // SAFETY: `self` proves NEON. A quarter has four values, and the store needs no alignment.
             unsafe { vst1q_f32(to.as_mut_ptr(), values) }
         }
     }
@@ -156,7 +163,7 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
 
     #[inline(always)]
     fn sum(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         unsafe {
             let four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
             vaddv_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)))
@@ -165,7 +172,7 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
 
     #[inline(always)]
     fn largest(self, a: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a[0], a[2]), vmaxnmq_f32(a[1], a[3]))) }
     }
 
@@ -176,7 +183,7 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
 
     #[inline(never)]
     fn call<W: Work<f32>>(self, work: W) -> W::Output {
-        self.run(OfFloats(work))
+        self.run(F32Job(work))
     }
 
     #[inline(always)]
@@ -199,7 +206,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             job.run(simd)
         }
         if DOT && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` exists, so the processor has the features that the function is compiled for.
+            // SAFETY: `self` proves that the processor supports the features of the compiled function.
             return unsafe { compiled_with_dot(job, Neon(())) };
         }
         // SAFETY: as above.
@@ -216,9 +223,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         let quarters = bits.as_chunks::<QUARTER>().0;
         std::array::from_fn(|quarter| {
             let values: float32x4_t;
-            // The intrinsic `vcvt_f32_f16` is stable since Rust 1.94 only.
-            // SAFETY: NEON as `self` exists; a quarter has four u16, and the load needs no alignment. The instruction only
-            // writes the register that is named.
+            // The intrinsic `vcvt_f32_f16` is stable only since Rust 1.94.
+            // SAFETY: `self` proves NEON. A quarter has four u16, and the load needs no alignment. The
+            // instruction only writes the named register.
             unsafe {
                 asm!(
                     "fcvtl {values:v}.4s, {bits:v}.4h",
@@ -234,9 +241,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn store_f16(self, values: Floats, to: &mut [u16; LANES]) {
         for (values, to) in values.into_iter().zip(to.as_chunks_mut::<QUARTER>().0) {
             let bits: uint16x4_t;
-            // The intrinsic `vcvt_f16_f32` is stable since Rust 1.94 only.
-            // SAFETY: NEON as `self` exists; a quarter has four u16, and the store needs no alignment. The instruction only
-            // writes the register that is named.
+            // The intrinsic `vcvt_f16_f32` is stable only since Rust 1.94.
+            // SAFETY: `self` proves NEON. A quarter has four u16, and the store needs no alignment. The
+            // instruction only writes the named register.
             unsafe {
                 asm!(
                     "fcvtn {bits:v}.4h, {values:v}.4s",
@@ -250,7 +257,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn min(self, a: Floats, b: Floats) -> Floats {
-        // NEON's own minimum is NaN where either operand is.
+        // NEON's own minimum is NaN if either operand is NaN.
         let is_less: [uint32x4_t; 4] = lanewise!(vcltq_f32, a, b);
         lanewise!(vbslq_f32, is_less, a, b)
     }
@@ -268,7 +275,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn power_of_two(self, n: Floats) -> Floats {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         self.integers(n)
             .map(|n| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127)))) })
     }
@@ -283,7 +290,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         let nibbles = values.map(|values| self.integers(values));
         let bytes = std::array::from_fn(|byte| -> Integers {
             let (low, high) = (nibbles[byte], nibbles[4 + byte]);
-            // SAFETY: `self` exists, so the processor has NEON.
+            // SAFETY: `self` proves that the processor supports NEON.
             std::array::from_fn(|quarter| unsafe { vsliq_n_s32::<4>(low[quarter], high[quarter]) })
         });
         self.store_lowest(bytes, to);
@@ -292,7 +299,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
         let [a, b, c, d] = self.integers(values);
-        // SAFETY: NEON as `self` exists; the array has 16 bytes, and the store needs no alignment.
+        // SAFETY: `self` proves NEON. The array has 16 bytes, and the store needs no alignment.
         unsafe {
             let low = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
             let high = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
@@ -302,7 +309,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
-        // SAFETY: NEON as `self` exists; the array has sixteen bytes, and the load needs no alignment.
+        // SAFETY: `self` proves NEON. The array has sixteen bytes, and the load needs no alignment.
         unsafe {
             let bytes = vld1q_s8(bytes.as_ptr().cast());
             let halves = [vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))];
@@ -322,7 +329,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         let [low, high] = to.each_mut().map(|line| line.as_chunks_mut::<REGISTER_BYTES>().0);
         let quarters = bytes.as_chunks::<REGISTER_BYTES>().0.iter().zip(low).zip(high);
         for ((bytes, low), high) in quarters {
-            // SAFETY: NEON as `self` exists; each array has 16 bytes, and neither loads nor stores need alignment.
+            // SAFETY: `self` proves NEON. Each array has 16 bytes, and
+            // neither loads nor stores need alignment.
             unsafe {
                 let (table, bytes) = (vld1q_u8(table.as_ptr()), vld1q_u8(bytes.as_ptr()));
                 vst1q_u8(low.as_mut_ptr(), vqtbl1q_u8(table, vandq_u8(bytes, vdupq_n_u8(15))));
@@ -338,20 +346,20 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         rows: &[ByteGroup; ROWS],
         offset: u8,
     ) -> [[Integers; PANELS]; ROWS] {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         let mut sums = unsafe { [[[vdupq_n_s32(0); 4]; PANELS]; ROWS] };
         for line in 0..BYTE_LINES {
             let weights: [[int8x16_t; 4]; PANELS] = panels.map(|lines| {
                 let quarters = lines[line].as_chunks::<REGISTER_BYTES>().0;
-                // SAFETY: NEON as `self` exists; a quarter has 16 bytes, and the load needs no alignment.
+                // SAFETY: `self` proves NEON. A quarter has 16 bytes, and the load needs no alignment.
                 std::array::from_fn(|quarter| unsafe {
                     let bytes = vld1q_u8(quarters[quarter].as_ptr());
-                    // Without the offset they are signed bytes, whichever it was.
+                    // Without their offset, whichever it was, they are signed bytes.
                     vreinterpretq_s8_u8(vsubq_u8(bytes, vdupq_n_u8(offset)))
                 })
             });
             for row in 0..ROWS {
-                // SAFETY: `self` exists, so the processor has NEON.
+                // SAFETY: `self` proves that the processor supports NEON.
                 let x = unsafe { vreinterpretq_s8_s32(vdupq_n_s32(rows[row].quants[line])) };
                 for panel in 0..PANELS {
                     for quarter in 0..4 {
@@ -366,9 +374,9 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
-        // SAFETY: `self` exists, so the processor has NEON.
+        // SAFETY: `self` proves that the processor supports NEON.
         unsafe {
-            // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+            // Without the sign, floats compare like integers with the same bits. NaN is the largest.
             let bits = |x: float32x4_t| vreinterpretq_u32_f32(vabsq_f32(x));
             let either =
                 |x: Floats| vmaxq_u32(vmaxq_u32(bits(x[0]), bits(x[1])), vmaxq_u32(bits(x[2]), bits(x[3])));

@@ -1,4 +1,4 @@
-//! Vectors as arrays, for processors without a file of their own and as the oracle of the others.
+//! Vectors as arrays, for processors without a separate file and as the reference for all others.
 
 use half::f16;
 
@@ -6,10 +6,13 @@ use super::arrays::arrays;
 use super::fused;
 use super::job::{Job, Simd};
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Four, LANES, TileJob, Vectors, Work, each_of};
+use super::vectors::{
+    BYTE_LINES, ByteGroup, ByteLines, LANES, QuantQuad, TileJob, Vectors, Work, unpack_quad,
+};
 
-/// Whether all processors that this is compiled for have an instruction for `a · b + c`. Without one the `mul_add` of f32 is a library
-/// call, and [`fused::multiply_add`] is faster.
+/// Whether all processors of the compilation target have an instruction for `a · b + c`.
+///
+/// Without one, the `mul_add` of f32 is a library call, and [`fused::multiply_add`] is faster.
 const HAS_FUSED: bool = cfg!(any(
     target_feature = "fma",
     target_arch = "aarch64",
@@ -19,27 +22,27 @@ const HAS_FUSED: bool = cfg!(any(
     target_arch = "s390x"
 ));
 
-/// Plain Rust.
+/// Instruction set of plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Portable;
 
 impl Portable {
-    #[expect(clippy::unnecessary_wraps, reason = "the other sets are not everywhere")]
+    #[expect(clippy::unnecessary_wraps, reason = "other instruction sets may be unavailable")]
     pub(super) fn detect() -> Option<Self> {
         Some(Self)
     }
 }
 
-/// Rows of the highest tile of integers.
+/// Rows of the tallest integer tile.
 const INTEGER_TILE_ROWS: usize = 2;
 
 type Floats = [f32; LANES];
 type Integers = [i32; LANES];
 
-/// Adds the products of four activations, a byte each, with four bytes of every lane.
+/// Adds the products of four activations, one byte each, and four bytes of every lane.
 #[inline(always)]
-fn add_products(weights: &[u8; 4 * LANES], quants: Four, sums: &mut Integers) {
-    let quants = each_of(quants);
+fn add_products(weights: &[u8; 4 * LANES], quants: QuantQuad, sums: &mut Integers) {
+    let quants = unpack_quad(quants);
     for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
         for (weight, quant) in weights.iter().zip(quants) {
             *sum += i32::from(*weight) * quant;
@@ -138,7 +141,10 @@ impl Simd for Portable {
     fn power_of_two(self, n: Floats) -> Floats {
         let mut results = n;
         for lane in 0..LANES {
-            #[expect(clippy::cast_possible_truncation, reason = "n is an integer of this range by contract")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the contract requires an integer in this range"
+            )]
             let integer = n[lane] as i32;
             results[lane] = f32::from_bits((integer.wrapping_add(127) as u32) << 23);
         }
@@ -149,7 +155,7 @@ impl Simd for Portable {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "integers of this range by contract"
+        reason = "the contract requires integers in this range"
     )]
     fn store_bytes(self, values: [Floats; 4], to: &mut [u8; 4 * LANES]) {
         *to = std::array::from_fn(|index| values[index % 4][index / 4] as u8);
@@ -159,7 +165,7 @@ impl Simd for Portable {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "integers of this range by contract"
+        reason = "the contract requires integers in this range"
     )]
     fn store_nibbles(self, values: [Floats; 8], to: &mut [u8; 4 * LANES]) {
         let nibble = |index: usize, lane: usize| values[index][lane] as u8;
@@ -168,7 +174,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "integers of this range by contract")]
+    #[expect(clippy::cast_possible_truncation, reason = "the contract requires integers in this range")]
     fn store_signed_bytes(self, values: Floats, to: &mut [i8; LANES]) {
         *to = values.map(|value| value.round_ties_even() as i8);
     }
@@ -219,7 +225,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
-        // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+        // Without the sign, floats compare like integers with the same bits. NaN is the largest.
         let largest = a.iter().chain(&b).fold(0, |largest, value| value.abs().to_bits().max(largest));
         f32::from_bits(largest)
     }

@@ -1,20 +1,23 @@
-//! Work on f32 takes the best instructions of this processor; on f64, in which gradients are checked against finite
-//! differences, plain Rust: what is checked there is the very code that trains.
+//! Choice of vectors by number type.
+//!
+//! Work on f32 uses the best instructions of this processor. Work on f64 runs in plain Rust and
+//! serves to check gradients against finite differences. Both run the same generic code, so the
+//! check covers the code that trains.
 
 use super::InstructionSet;
 use super::doubles::Doubles;
-use super::job::OfFloats;
+use super::job::F32Job;
 use super::vectors::{Number, Work};
 
-/// A number for which work is compiled.
+/// Number type for which work is compiled.
 pub(crate) trait Real: Number {
-    /// Does the work with the best instructions of this processor.
+    /// Runs `work` with the best vectors for this number type.
     fn vectorized<W: Work<Self>>(work: W) -> W::Output;
 }
 
 impl Real for f32 {
     fn vectorized<W: Work<Self>>(work: W) -> W::Output {
-        InstructionSet::detected().run(OfFloats(work))
+        InstructionSet::detected().run(F32Job(work))
     }
 }
 

@@ -1,23 +1,23 @@
-//! The matrix kernel in floating point: the products of a tile of rows with panels of sixteen columns, in registers.
+//! Floating-point matrix kernel: multiplies a tile of rows by panels of sixteen columns in registers.
 //!
-//! Packed weights, attention and training all multiply with it, and differ in how they lay out rows and lines, in how deep
-//! a tile is, and in what becomes of its sums. Each sum is one chain of additions in the order of the steps, whatever the
-//! height and the width of the tile: so a row has the same bits in every tile.
+//! Packed weights, attention and training all use it. They differ in the layout of rows and lines, in the
+//! depth of a tile, and in the use of its sums. Each sum is one chain of additions in the order of the steps,
+//! whatever the height and the width of the tile. A row therefore has the same bits in every tile.
 
-use super::vectors::{LANES, Lanes, Line, Number, Vectors};
+use super::vectors::{LANES, Line, Number, Vectors};
 
-/// The values of a tile's rows, step by step.
+/// Values of a tile's rows, step by step along the depth.
 pub(crate) trait Rows<R, const ROWS: usize> {
     fn steps(&self) -> usize;
 
     fn value(&self, step: usize, row: usize) -> R;
 }
 
-/// Rows laid out step by step.
+/// Rows that are interleaved step by step.
 pub(crate) struct Interleaved<'a, R, const ROWS: usize>(&'a [[R; ROWS]]);
 
 impl<'a, R, const ROWS: usize> Interleaved<'a, R, ROWS> {
-    /// Of `steps` steps.
+    /// Wraps the values of `steps` steps.
     #[inline(always)]
     pub(crate) fn new(values: &'a [R], steps: usize) -> Self {
         Self(&values.as_chunks().0[..steps])
@@ -36,11 +36,11 @@ impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Interleaved<'_, R, ROWS> {
     }
 }
 
-/// Rows in one piece each.
-pub(crate) struct Apart<'a, R, const ROWS: usize>([&'a [R]; ROWS]);
+/// Rows that are contiguous slices.
+pub(crate) struct SeparateRows<'a, R, const ROWS: usize>([&'a [R]; ROWS]);
 
-impl<'a, R, const ROWS: usize> Apart<'a, R, ROWS> {
-    /// Of `steps` steps.
+impl<'a, R, const ROWS: usize> SeparateRows<'a, R, ROWS> {
+    /// Wraps the first `steps` values of each row.
     #[inline(always)]
     pub(crate) fn new(mut rows: [&'a [R]; ROWS], steps: usize) -> Self {
         for row in &mut rows {
@@ -50,7 +50,7 @@ impl<'a, R, const ROWS: usize> Apart<'a, R, ROWS> {
     }
 }
 
-impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Apart<'_, R, ROWS> {
+impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for SeparateRows<'_, R, ROWS> {
     #[inline(always)]
     fn steps(&self) -> usize {
         self.0[0].len()
@@ -62,7 +62,7 @@ impl<R: Copy, const ROWS: usize> Rows<R, ROWS> for Apart<'_, R, ROWS> {
     }
 }
 
-/// Sixteen columns of a panel at one step, as memory holds them.
+/// Sixteen columns of a panel at one step, as stored in memory.
 pub(crate) trait PanelLine<V: Vectors> {
     fn load(&self, v: V) -> V::Vector;
 }
@@ -74,11 +74,12 @@ impl<V: Vectors> PanelLine<V> for Line<[V::Real; LANES]> {
     }
 }
 
-/// The sums of a tile.
+/// Sums of a tile, by row and panel.
 pub(crate) type Sums<V, const ROWS: usize, const PANELS: usize> = [[<V as Vectors>::Vector; PANELS]; ROWS];
 
-/// For each row and panel the sum over all steps of the row's value times the panel's line, added to `sums`. All panels have a line
-/// for each step.
+/// Adds the products of the rows and the panels over all steps to `sums`.
+///
+/// Each product is a row's value times a panel's line. All panels must have a line for each step.
 #[inline(always)]
 pub(crate) fn add_products<V, L, R, const ROWS: usize, const PANELS: usize>(
     v: V,
@@ -93,31 +94,9 @@ where
 {
     let steps = rows.steps();
     for panel in &mut panels {
-        // One length for all, which the compiler then need not check at each step.
+        // With a common length, the compiler need not check the bounds at each step.
         *panel = &panel[..steps];
     }
-    if ROWS < V::ROWS_IN_HALVES {
-        return pass(v, Lanes::All, sums, rows, &panels, steps);
-    }
-    sums = pass(v, Lanes::FirstHalf, sums, rows, &panels, steps);
-    pass(v, Lanes::SecondHalf, sums, rows, &panels, steps)
-}
-
-/// A pass over all steps, for some of the lanes.
-#[inline(always)]
-fn pass<V, L, R, const ROWS: usize, const PANELS: usize>(
-    v: V,
-    lanes: Lanes,
-    mut sums: Sums<V, ROWS, PANELS>,
-    rows: &R,
-    panels: &[&[L]; PANELS],
-    steps: usize,
-) -> Sums<V, ROWS, PANELS>
-where
-    V: Vectors,
-    L: PanelLine<V>,
-    R: Rows<V::Real, ROWS>,
-{
     for step in 0..steps {
         let mut lines = [v.splat(V::Real::ZERO); PANELS];
         for panel in 0..PANELS {
@@ -126,14 +105,14 @@ where
         for row in 0..ROWS {
             let value = v.splat(rows.value(step, row));
             for panel in 0..PANELS {
-                sums[row][panel] = v.mul_add_in(lanes, value, lines[panel], sums[row][panel]);
+                sums[row][panel] = v.mul_add(value, lines[panel], sums[row][panel]);
             }
         }
     }
     sums
 }
 
-/// The same from zero.
+/// Computes [`add_products`] from zero.
 #[inline(always)]
 pub(crate) fn sum_products<V, L, R, const ROWS: usize, const PANELS: usize>(
     v: V,
@@ -148,7 +127,9 @@ where
     add_products(v, [[v.splat(V::Real::ZERO); PANELS]; ROWS], rows, panels)
 }
 
-/// The sums of a tile in memory: registers cannot be indexed by a number that is known at run time only.
+/// Stores the sums of a tile in memory.
+///
+/// Registers cannot be indexed by a number that is known only at run time.
 #[inline(always)]
 pub(crate) fn stored<V: Vectors, const ROWS: usize, const PANELS: usize>(
     v: V,

@@ -1,15 +1,15 @@
-//! Every operation of every instruction set against the portable one, lane by lane.
+//! Compares every operation of every instruction set with the portable one, lane by lane.
 
 use half::f16;
 
 use super::portable::Portable;
 use super::vectors::*;
 use super::*;
-use crate::RandomStream;
+use crate::{QUICK_GELU_FACTOR, RandomStream};
 
 const PORTABLE: InstructionSet = InstructionSet::Portable(Portable);
 
-/// What floats can be: ordinary, ties of rounding, not finite, denormal, at the edges of f32 and of f16.
+/// Floats of every kind: ordinary, rounding ties, not finite, denormal, at the limits of f32 and f16.
 const SPECIAL: [f32; 2 * LANES] = [
     0.0,
     -0.0,
@@ -49,7 +49,7 @@ fn is_same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Runs `job` with every instruction set; all have to return what the portable one does, up to which NaN a NaN is.
+/// Runs `job` with every instruction set and expects the portable result, with any NaN for NaN.
 fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
     let expected = PORTABLE.run(job);
     for instructions in InstructionSet::available() {
@@ -61,7 +61,7 @@ fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
     }
 }
 
-/// Each special value with each other one: the sixteen first and the sixteen second operands.
+/// Pairs each special value with each other one: sixteen first and sixteen second operands at a time.
 fn pairs() -> impl Iterator<Item = ([f32; LANES], [f32; LANES])> {
     (0..SPECIAL.len()).flat_map(|shift| {
         SPECIAL.as_chunks().0.iter().enumerate().map(move |(index, a)| {
@@ -104,7 +104,7 @@ impl Job for Lanewise {
 }
 
 #[test]
-fn lanewise_operations_are_those_of_the_portable_set() {
+fn lanewise_operations_equal_the_portable_set() {
     pairs().for_each(|(a, b)| compare(Lanewise(a, b)));
 }
 
@@ -120,7 +120,7 @@ impl Job for MulAdd {
     }
 }
 
-/// Compares with the C library of Rust, in which `fmaf` is integers.
+/// Compares with `fmaf` of `libm`, which computes in integers.
 fn assert_rounded_once(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) {
     for instructions in InstructionSet::available() {
         for (lane, found) in instructions.run(MulAdd(a, b, c)).into_iter().enumerate() {
@@ -136,7 +136,7 @@ fn assert_rounded_once(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) {
 
 #[test]
 #[expect(clippy::cast_possible_truncation, reason = "half of the random bits are enough")]
-fn a_product_and_a_sum_are_rounded_once() {
+fn multiply_add_rounds_once() {
     for ((a, b), c) in pairs().flat_map(|pair| [1.0, -1e30, f32::INFINITY].map(|c| (pair, [c; LANES]))) {
         assert_rounded_once(a, b, c);
     }
@@ -144,13 +144,13 @@ fn a_product_and_a_sum_are_rounded_once() {
         assert_rounded_once(a, b, pairs().nth(7).unwrap().0);
         assert_rounded_once(a, b, b);
     }
-    // Any bits, and exponents so near that products and addends meet.
+    // Arbitrary bits, and exponents that are close enough for products and addends to overlap.
     let mut random = RandomStream::new(1);
     let any = |random: &mut RandomStream| f32::from_bits(random.seed() as u32);
     let near = |random: &mut RandomStream, exponent: u32| {
         let bits = random.seed() as u32;
         let exponent = (exponent + bits % 61).min(254);
-        // Few digits make ties.
+        // Few digits produce ties.
         let digits = [0x7f_ffff, 0x7f_f000, 0x7f_0000][(bits >> 8) as usize % 3];
         f32::from_bits(exponent << 23 | bits & digits | bits & 1 << 31)
     };
@@ -160,23 +160,25 @@ fn a_product_and_a_sum_are_rounded_once() {
             std::array::from_fn(|_| any(&mut random)),
             std::array::from_fn(|_| any(&mut random)),
         );
-        // The last ones are around the smallest numbers, 2^-149 to 2^-89.
-        let (of_factors, of_addends) = [(97, 67), (127, 127), (64, 1), (40, 0)][round % 4];
+        // The last exponents are around the smallest numbers, 2^-149 to 2^-89.
+        let (factor_exponent, addend_exponent) = [(97, 67), (127, 127), (64, 1), (40, 0)][round % 4];
         assert_rounded_once(
-            std::array::from_fn(|_| near(&mut random, of_factors)),
-            std::array::from_fn(|_| near(&mut random, of_factors)),
-            std::array::from_fn(|_| near(&mut random, of_addends)),
+            std::array::from_fn(|_| near(&mut random, factor_exponent)),
+            std::array::from_fn(|_| near(&mut random, factor_exponent)),
+            std::array::from_fn(|_| near(&mut random, addend_exponent)),
         );
     }
 }
 
-/// Sums that are rounded to the middle between two f32 first, and then to the wrong side: `c` is an f32 and half of its last place
-/// comes from a product, which has a little more or less.
+/// Checks sums that double rounding gets wrong: first to a tie between two f32, then the wrong way.
+///
+/// `c` is an f32. Half of its last place comes from a product that is slightly larger or smaller.
 #[test]
-fn what_the_first_rounding_takes_away_decides_a_tie() {
+fn multiply_add_avoids_double_rounding() {
     let ulp = |exponent: i32| libm::ldexpf(1.0, exponent);
     for exponent in (-126..=120).step_by(3) {
-        // (1 + 2^-23)(1 - 2^-23) = 1 - 2^-46, and (1 + 2^-23)^2 = 1 + 2^-22 + 2^-46: a half of a last place, and a bit of 2^-46 of it.
+        // (1 + 2^-23)(1 - 2^-23) = 1 - 2^-46, and (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: half of a last place,
+        // and a little more or less.
         for (x, y) in [
             (1.0 + ulp(-23), 1.0 - ulp(-23)),
             (1.0 + ulp(-12), 1.0 + ulp(-12)),
@@ -188,16 +190,16 @@ fn what_the_first_rounding_takes_away_decides_a_tie() {
                 let (left, right) = (half / 2, half - half / 2);
                 let (a, b) = (x * ulp(left), y * ulp(right));
                 let signs = [(a, c), (-a, c), (a, -c), (-a, -c)];
-                let of = |lane: usize| signs[lane % 4];
+                let signed = |lane: usize| signs[lane % 4];
                 assert_rounded_once(
-                    std::array::from_fn(|lane| of(lane).0),
+                    std::array::from_fn(|lane| signed(lane).0),
                     [b; LANES],
-                    std::array::from_fn(|lane| of(lane).1),
+                    std::array::from_fn(|lane| signed(lane).1),
                 );
             }
         }
     }
-    // Below the smallest normal number the middles are elsewhere.
+    // Below the smallest normal number, midpoints are elsewhere.
     for digits in [1, 2, 3, 4, 0x40_0000, 0x7f_fffe, 0x7f_ffff] {
         for extra in [0, 1, 2, 3, 5, 0x3f_ffff] {
             let c = f32::from_bits(digits);
@@ -222,8 +224,8 @@ impl Job for Activations {
             gelu_tanh_slope(simd, x),
             gelu_erf(simd, x),
             gelu_erf_slope(simd, x),
-            swish(simd, x, 1.702),
-            swish_slope(simd, x, 1.702),
+            swish(simd, x, QUICK_GELU_FACTOR),
+            swish_slope(simd, x, QUICK_GELU_FACTOR),
             tanh(simd, x),
             tanh_slope(simd, x),
             simd.exp(x),
@@ -233,17 +235,19 @@ impl Job for Activations {
 }
 
 #[test]
-#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "there are sixteen lanes")]
-fn exponentials_and_activations_are_those_of_the_portable_set() {
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "only sixteen lanes")]
+fn exp_and_activations_equal_the_portable_set() {
     SPECIAL.as_chunks().0.iter().for_each(|x| compare(Activations(*x)));
     for first in (-4000..4000).step_by(LANES) {
         compare(Activations(std::array::from_fn(|lane| (first + lane as i32) as f32 * 0.0237)));
     }
 }
 
-/// A thread that takes denormal numbers as zeros, or rounds downwards, gets the bits of any other, and stays as it is.
+/// Checks that the mode of a thread neither changes results nor is changed.
+///
+/// The thread treats denormal numbers as zeros and rounds downward.
 #[test]
-fn the_mode_of_a_thread_changes_nothing() {
+fn results_do_not_depend_on_the_thread_mode() {
     let small = 3e-39; // a denormal number
     let values = std::array::from_fn(|lane| (lane as f32 + 0.1) / 3.0);
     let (a, b, c) = ([1e-20; LANES], [7e-20; LANES], [small; LANES]);
@@ -252,19 +256,19 @@ fn the_mode_of_a_thread_changes_nothing() {
             let sums = instructions.run(MulAdd(a, b, c)).into_iter();
             let quotients = instructions.run(Lanewise(values, [small; LANES])).into_iter();
             let all = sums.chain(quotients).chain(instructions.run(Activations(values)));
-            let around = rounded_to_nearest(|| std::hint::black_box(small) * std::hint::black_box(0.7));
-            all.chain([around]).map(f32::to_bits).collect::<Vec<_>>()
+            let rounded = rounded_to_nearest(|| std::hint::black_box(small) * std::hint::black_box(0.7));
+            all.chain([rounded]).map(f32::to_bits).collect::<Vec<_>>()
         };
         let expected = compute();
         let own = mode::control();
         mode::set_control(own | mode::CHANGED);
-        // Not every processor has all of these bits.
+        // Some processors lack some of these bits.
         let changed = mode::control() & mode::CHANGED;
         let found = compute();
         let after = mode::control();
         mode::set_control(own);
         assert_eq!(found, expected, "{instructions:?}");
-        // The bits of exceptions come and go.
+        // Only the exception bits may differ.
         assert_eq!(after & mode::CHANGED, changed, "{instructions:?}");
         assert!(mode::CHANGED == 0 || changed != own & mode::CHANGED);
     }
@@ -340,11 +344,11 @@ impl Job for ToHalves {
 }
 
 #[test]
-fn every_half_is_converted_exactly_and_every_tie_to_even() {
+fn f16_conversion_is_exact_and_rounds_ties_to_even() {
     let halves: Vec<u16> = (0..=u16::MAX).collect();
     for bits in halves.as_chunks().0 {
         compare(FromHalves(*bits));
-        // The half itself, and the middle between it and the next one, with a little less and a little more.
+        // The f16 itself, the midpoint to the next one, and a little less and more than that.
         let middle = bits.map(|bits| (f16::from_bits(bits).to_f32().to_bits()) + (1 << 12));
         for floats in [
             middle.map(|bits| bits - (1 << 12)),
@@ -386,7 +390,7 @@ impl Job for Bytes {
     }
 }
 
-/// `first`, `first + step` and so on.
+/// Returns `first`, `first + step` and so on.
 fn progression<const COUNT: usize>(first: u8, step: u8) -> [u8; COUNT] {
     let mut next = first;
     std::array::from_fn(|_| {
@@ -397,7 +401,7 @@ fn progression<const COUNT: usize>(first: u8, step: u8) -> [u8; COUNT] {
 }
 
 #[test]
-fn every_byte_is_read_and_written_at_every_place() {
+fn bytes_round_trip_at_every_position() {
     let table = progression(7, 29);
     for first in 0..=u8::MAX {
         compare(Bytes(progression(first, 37), table));
@@ -422,8 +426,8 @@ impl Job for AcrossLanes {
 }
 
 #[test]
-fn sums_and_the_largest_see_every_lane() {
-    // Whole numbers, so that the sum is exact in any order.
+fn reductions_cover_every_lane() {
+    // Whole numbers give an exact sum in any order.
     let lanes: [f32; LANES] = std::array::from_fn(|lane| (lane * lane) as f32 - 300.0);
     for shift in 0..LANES {
         let mut values = lanes;
@@ -443,7 +447,7 @@ fn sums_and_the_largest_see_every_lane() {
 }
 
 #[test]
-fn blocks_of_rows_are_transposed() {
+fn row_blocks_are_transposed() {
     #[derive(Clone, Copy)]
     struct Transpose;
     impl Job for Transpose {
@@ -476,9 +480,9 @@ fn blocks_of_rows_are_transposed() {
     compare(Transpose);
 }
 
-/// Bytes at their limits with integers at theirs: sums of 16 bits must hold what they add.
+/// Checks that sums in 16 bits hold the products of bytes and integers at their limits.
 #[test]
-fn sums_of_bytes_are_exact_at_their_limits() {
+fn byte_sums_are_exact_at_their_limits() {
     #[derive(Clone, Copy)]
     struct SumBytes {
         weight: u8,
@@ -493,7 +497,7 @@ fn sums_of_bytes_are_exact_at_their_limits() {
         fn run<S: Simd>(self, simd: S) -> Vec<f32> {
             let bytes = [[self.weight; BYTE_INPUTS * LANES]; BYTE_LINES];
             let start = -128 * 32 * i32::from(self.x);
-            let row = ByteGroup { quants: [four([self.x; 4]); 8], start, scale: 1.0 };
+            let row = ByteGroup { quants: [pack_quad([self.x; 4]); 8], start, scale: 1.0 };
             let [[sums]] = simd.byte_sums([&bytes], &[row], self.offset);
             let mut values = [0.0; LANES];
             simd.store(simd.to_floats(sums), &mut values);

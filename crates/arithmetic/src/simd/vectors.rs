@@ -1,36 +1,38 @@
-//! The vocabulary in which the kernels are written: sixteen values at a time, whatever the processor.
+//! Vectors of sixteen values, the vocabulary of the kernels on every processor.
 //!
-//! A kernel is [`Work`] on any number, or a [`Job`](super::Job) on f32, written once over these traits. Sixteen lanes are one register of
-//! AVX-512, two of AVX2, four of NEON, and an array in portable code. A value of a [`Simd`](super::Simd) type proves that the processor
-//! has those instructions; that is what makes calling them sound.
+//! A kernel is [`Work`] on any number type, or a [`Job`](super::Job) on f32, written once over these
+//! traits. Sixteen lanes are one register of AVX-512, two of AVX2, four of NEON, and an array in
+//! portable code. A value of a [`Simd`](super::Simd) type proves that the processor has those
+//! instructions, which makes it sound to call them.
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Sub, SubAssign};
 
-/// Lanes of a vector: the width of a panel.
+/// Lanes of a vector, and width of a panel.
 pub(crate) const LANES: usize = 16;
 /// Panels of the widest tile of any instruction set.
 pub(crate) const MAX_TILE_PANELS: usize = 4;
 
-/// Inputs that share a scale, if weights and activations are integers.
+/// Inputs that share a scale when weights and activations are integers.
 pub(crate) const GROUP: usize = 32;
 /// Inputs in a line of bytes.
 pub(crate) const BYTE_INPUTS: usize = 4;
-/// Lines of bytes that hold a group of inputs of a panel, four each.
+/// Lines of bytes in a group of inputs of a panel, with four inputs each.
 pub(crate) const BYTE_LINES: usize = GROUP / BYTE_INPUTS;
-/// What is added to small integers, from -32 to 31, so that they are bytes.
+/// Offset that turns small integers, from -32 to 31, into unsigned bytes.
 pub(crate) const SMALL_OFFSET: u8 = 32;
-/// The bytes of a group of inputs of a panel: lines of four inputs, lane by lane.
+/// Bytes of a group of inputs of a panel: lines of four inputs, lane by lane.
 pub(crate) type ByteLines = [[u8; BYTE_INPUTS * LANES]; BYTE_LINES];
 
-/// The integers of a group of inputs of a panel in 16 bits, and their scales: lines of two inputs, the first and the third of four or
-/// the second and the fourth, lane by lane.
+/// Integers of a group of inputs of a panel in 16 bits, and their scales.
+///
+/// Each line has two inputs, lane by lane: the first and third of four inputs, or the second and fourth.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct WordGroup {
-    /// The integers.
+    /// Integers, in lines of two inputs.
     pub(crate) lines: [[i16; 2 * LANES]; GROUP / 2],
-    /// What they are multiplied by.
+    /// Scale of each output.
     pub(crate) scales: [f32; LANES],
 }
 
@@ -39,56 +41,58 @@ pub(crate) struct WordGroup {
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// Four integers from -127 to 127: in bytes each, or in 16 bits if bytes cannot be multiplied.
+/// Four integers from -127 to 127, in 8 bits each, or in 16 bits if bytes cannot be multiplied.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
-pub(crate) type Four = i32;
+pub(crate) type QuantQuad = i32;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-pub(crate) type Four = i64;
+pub(crate) type QuantQuad = i64;
 
-/// The place of each of the four, counted from the lowest bits. Bytes come in pairs of 16 bits, so that a mask and a shift widen the first
-/// and the third, and the second and the fourth.
+/// Position of each of the four integers, counted from the lowest bits.
+///
+/// WebAssembly widens bytes in pairs of 16 bits. A mask widens the first and third byte, and a shift the
+/// second and fourth, so the integers have the same order.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 const PLACES: [u32; BYTE_INPUTS] = [0, 1, 2, 3];
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 const PLACES: [u32; BYTE_INPUTS] = [0, 2, 1, 3];
 
-/// Bits of each.
-const BITS_OF_FOUR: u32 = Four::BITS / 4;
+/// Bits of each of the four integers.
+const QUAD_BITS: u32 = QuantQuad::BITS / 4;
 
-/// These integers as [`Four`].
+/// Packs these integers into a [`QuantQuad`].
 #[inline(always)]
-pub(crate) fn four(integers: [i8; BYTE_INPUTS]) -> Four {
+pub(crate) fn pack_quad(integers: [i8; BYTE_INPUTS]) -> QuantQuad {
     let mut bits = 0;
     for (integer, place) in integers.into_iter().zip(PLACES) {
-        bits |= (Four::from(integer) & ((1 << BITS_OF_FOUR) - 1)) << (BITS_OF_FOUR * place);
+        bits |= (QuantQuad::from(integer) & ((1 << QUAD_BITS) - 1)) << (QUAD_BITS * place);
     }
     bits
 }
 
-/// The integers of [`four`].
+/// Unpacks the integers of a [`QuantQuad`].
 #[inline(always)]
-pub(crate) fn each_of(four: Four) -> [i32; BYTE_INPUTS] {
+pub(crate) fn unpack_quad(quad: QuantQuad) -> [i32; BYTE_INPUTS] {
     PLACES.map(|place| {
         #[expect(clippy::cast_possible_truncation, reason = "the lowest byte is the integer")]
-        let integer = (four >> (BITS_OF_FOUR * place)) as i8;
+        let integer = (quad >> (QUAD_BITS * place)) as i8;
         i32::from(integer)
     })
 }
 
-/// 32 numbers as integers of 8 bits with one scale.
+/// Group of 32 numbers as 8-bit integers with one scale.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ByteGroup {
-    /// The integers.
-    pub(crate) quants: [Four; BYTE_LINES],
-    /// What a sum of products with weights that have 128 added starts from: -128 times the sum of the integers.
+    /// Integers, four in each element.
+    pub(crate) quants: [QuantQuad; BYTE_LINES],
+    /// Start value of a sum over weights with 128 added: -128 times the sum of the integers.
     pub(crate) start: i32,
-    /// What an integer is multiplied by; NaN if a number is not finite.
+    /// Factor of the integers; NaN if a number is not finite.
     pub(crate) scale: f32,
 }
 
 impl ByteGroup {
-    /// What a sum starts from if `offset`, a power of two, has been added to the weights.
+    /// Returns the start value of a sum over weights with `offset`, a power of two, added.
     #[inline(always)]
     pub(crate) fn start(&self, offset: u8) -> i32 {
         self.start / i32::from(128 / offset)
@@ -102,7 +106,9 @@ impl Default for ByteGroup {
     }
 }
 
-/// A number to compute with: f32, or f64 if gradients are checked. [`Float`](crate::Float) computes with it.
+/// Number type of computations: f32, or f64 to check gradients.
+///
+/// See [`Float`](crate::Float) for computations on it.
 pub trait Number:
     Copy
     + Default
@@ -125,15 +131,15 @@ pub trait Number:
     /// Negative infinity.
     const LOWEST: Self;
 
-    /// The nearest number of this type.
+    /// Returns the nearest number of this type.
     fn of(value: f64) -> Self;
-    /// The same number.
+    /// Returns the same number as f64.
     fn to_f64(self) -> f64;
-    /// The square root.
+    /// Returns the square root.
     fn root(self) -> Self;
-    /// The error function.
+    /// Returns the error function.
     fn error_function(self) -> Self;
-    /// The hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     fn hyperbolic_tangent(self) -> Self;
 }
 
@@ -143,7 +149,7 @@ impl Number for f32 {
     const LOWEST: Self = Self::NEG_INFINITY;
 
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "rounding is what is asked for")]
+    #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
     fn of(value: f64) -> Self {
         value as Self
     }
@@ -196,29 +202,18 @@ impl Number for f64 {
     }
 }
 
-/// The lanes of which sums are added in one pass.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Lanes {
-    All,
-    FirstHalf,
-    SecondHalf,
-}
-
-/// Vectors of sixteen numbers and what the kernels do with them.
+/// Vectors of sixteen numbers and the operations of the kernels.
 ///
-/// `min` and `max` return their second operand if either is NaN, as x86 does; the kernels put the value that has to
-/// survive there.
+/// `min` and `max` return their second operand if either is NaN, like x86. Kernels pass the value that must
+/// survive as the second operand.
 pub(crate) trait Vectors: Copy {
-    /// Type of a lane.
+    /// Number type of a lane.
     type Real: Number;
-    /// Sixteen of them.
+    /// Vector of sixteen lanes.
     type Vector: Copy;
-    /// Rows and panels of the highest tile.
+    /// Rows and panels of the tallest tile.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
-    /// Rows from which on the sums of a tile are added in two passes, for half of the lanes each, if all do not fit into the
-    /// registers.
-    const ROWS_IN_HALVES: usize = usize::MAX;
 
     fn splat(self, value: Self::Real) -> Self::Vector;
     fn load(self, values: &[Self::Real; LANES]) -> Self::Vector;
@@ -227,37 +222,36 @@ pub(crate) trait Vectors: Copy {
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// `a · b + c`, rounded once if the processor can.
+    /// Computes `a · b + c`.
+    ///
+    /// Results in f32 are rounded once, except on WebAssembly in jobs that multiply f32 weights.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// The same in some of the lanes, and `c` in the others.
-    #[inline(always)]
-    fn mul_add_in(self, _: Lanes, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
-        self.mul_add(a, b, c)
-    }
-    /// A count, hidden from the compiler if the loops that it would unroll need more registers than there are.
+    /// Returns `count`, hidden from the compiler where unrolling a loop would need too many registers.
     #[inline(always)]
     fn unknown(self, count: usize) -> usize {
         count
     }
     fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// The square root.
+    /// Computes the square root.
     fn root(self, a: Self::Vector) -> Self::Vector;
-    /// The exponential function.
+    /// Computes the exponential function.
     fn exp(self, a: Self::Vector) -> Self::Vector;
-    /// Sum of the lanes; in halves if lanes are f32.
+    /// Sums the lanes, in halves if they are f32.
     fn sum(self, a: Self::Vector) -> Self::Real;
-    /// Largest lane.
+    /// Returns the largest lane.
     fn largest(self, a: Self::Vector) -> Self::Real;
 
-    /// Runs `job` for a tile of `height` rows, which is 1, 2, 4 or [`Vectors::TILE_ROWS`], with as many panels as fill the
-    /// registers.
+    /// Runs `job` for a tile of `height` rows, with the number of panels that fill the registers.
+    ///
+    /// The height must be 1, 2, 4 or [`Vectors::TILE_ROWS`].
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
-    /// Does `work` in a function of its own, which is compiled once for all places that call it: what is large and used in
-    /// several of them.
+    /// Runs `work` in a separate function, which is compiled once for all call sites.
+    ///
+    /// It serves large work that several places use.
     fn call<W: Work<Self::Real>>(self, work: W) -> W::Output;
 
-    /// The transpose of sixteen values of each of sixteen rows, from `first` on.
+    /// Transposes sixteen values of each of sixteen rows, starting at column `first`.
     #[inline(always)]
     fn transpose(
         self,
@@ -273,7 +267,7 @@ pub(crate) trait Vectors: Copy {
         }
     }
 
-    /// Up to sixteen values, filled up with `filling`.
+    /// Loads up to sixteen values, padded with `filling`.
     #[inline(always)]
     fn load_first(self, values: &[Self::Real], filling: Self::Real) -> Self::Vector {
         if let Some(whole) = values.first_chunk() {
@@ -284,7 +278,7 @@ pub(crate) trait Vectors: Copy {
         self.load(&whole)
     }
 
-    /// Stores as many lanes as there is room for.
+    /// Stores the lanes that fit into `to`.
     #[inline(always)]
     fn store_first(self, values: Self::Vector, to: &mut [Self::Real]) {
         if let Some(whole) = to.first_chunk_mut() {
@@ -299,23 +293,27 @@ pub(crate) trait Vectors: Copy {
     }
 }
 
-/// A computation over vectors of any number; for `run` the same holds as in a [`Job`](super::Job).
+/// Computation over vectors of any number type.
+///
+/// `run` must follow the inlining rule of [`Job`](super::Job).
 pub(crate) trait Work<T> {
-    /// What it returns.
+    /// Result of the work.
     type Output;
 
     fn run<V: Vectors<Real = T>>(self, v: V) -> Self::Output;
 }
 
-/// What is computed for a tile of some rows and panels in registers.
+/// Computation for a tile of rows and panels in registers.
 pub(crate) trait TileJob<V: Vectors> {
-    /// What it returns.
+    /// Result of the job.
     type Output;
 
     fn run<const ROWS: usize, const PANELS: usize>(self, v: V) -> Self::Output;
 }
 
-/// The height of a tile for so many rows, where the highest has `full`: the lowest that holds them.
+/// Returns the tile height for `rows` rows if the tallest tile has `full` rows.
+///
+/// It is the lowest height that holds the rows, or `full` for many rows.
 #[inline(always)]
 pub(crate) const fn tile_height(rows: usize, full: usize) -> usize {
     match rows {

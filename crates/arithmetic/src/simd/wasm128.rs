@@ -1,9 +1,12 @@
-//! simd128 of WebAssembly, which every browser in use has: sixteen lanes are four registers.
+//! WebAssembly's simd128: sixteen lanes are four registers.
 //!
-//! A module with an instruction that a browser lacks does not load at all, so these are chosen when it is built: with the target
-//! feature `simd128`. A product and a sum are two instructions, rounded each, where other processors round once. They are computed in
-//! f64, but for products with weights in f32, which that would make many times slower. Relaxed instructions, whose results differ
-//! between machines, are not used.
+//! Every browser in use supports it.
+//!
+//! A module with an instruction that a browser lacks does not load at all. The instructions are therefore
+//! chosen at build time, with the target feature `simd128`. A product and a sum are two instructions with a
+//! rounding each, where other processors round once. They are computed in f64 to round once, except in
+//! products with f32 weights, which would become many times slower. Relaxed instructions are not used,
+//! because their results differ between machines.
 
 #![expect(unsafe_code, reason = "loads and stores take pointers")]
 
@@ -11,22 +14,28 @@ use std::arch::wasm32::*;
 use std::hint::black_box;
 
 use super::fused;
-use super::job::{Job, OfFloats, Simd};
+use super::job::{F32Job, Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, TileJob, Vectors, WordGroup, Work};
 use crate::simd::Sums;
 
-/// Rows and panels of a tile: of the 15 registers that engines on x86-64 have to give, eight accumulate.
+/// Rows and panels of a tile.
+///
+/// Engines on x86-64 have 15 free registers. Eight accumulate in an integer tile of several rows.
 const TILE_ROWS: usize = 4;
 const TILE_PANELS: usize = 1;
 const INTEGER_TILE_ROWS: usize = 4;
-/// Bytes of a register.
+/// Size of a register in bytes.
 const REGISTER_BYTES: usize = 16;
 
-/// 1.5 · 2^23, in whose last place is a one: added to small integers in f32, it leaves them in the low bits, in two's complement.
+/// Constant 1.5 · 2^23: added to small integers in f32, it leaves them in the low bits.
+///
+/// Its last place is one, and the integers are in two's complement.
 const INTEGERS_IN_LOW_BITS: f32 = 12_582_912.0;
 
-/// That these instructions are compiled says that they are there. With `ONCE` a product and a sum are rounded once.
+/// Instruction set that every module compiled with this file supports.
+///
+/// With `ONCE`, a product and a sum are rounded once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wasm128<const ONCE: bool>(pub(super) ());
 
@@ -40,7 +49,7 @@ impl Wasm128<true> {
     }
 }
 
-/// All quarters of a lanewise operation.
+/// Applies a lanewise operation to all quarters.
 macro_rules! lanewise {
     ($intrinsic:path, $($operand:expr),+) => {
         [
@@ -52,19 +61,19 @@ macro_rules! lanewise {
     };
 }
 
-/// Two lanes of `a · b + c` in f64, of numbers that were widened.
+/// Computes two lanes of `a · b + c` from numbers that were widened to f64.
 #[inline(always)]
 fn wide_sums(a: v128, b: v128, c: v128) -> v128 {
     f64x2_add(f64x2_mul(a, b), c)
 }
 
-/// Both halves of a register in f64.
+/// Widens both halves of a register to f64.
 #[inline(always)]
 fn widened(x: v128) -> [v128; 2] {
     [f64x2_promote_low_f32x4(x), f64x2_promote_low_f32x4(i32x4_shuffle::<2, 3, 2, 3>(x, x))]
 }
 
-/// `a · b + c`, by way of f64 as in [`fused`].
+/// Computes `a · b + c` through f64, as in [`fused`].
 #[inline(always)]
 fn multiply_add(a: Floats, b: Floats, c: Floats) -> Floats {
     let mut rounded = c;
@@ -80,14 +89,14 @@ fn multiply_add(a: Floats, b: Floats, c: Floats) -> Floats {
     if is_doubtful(least) { exactly(a, b, c) } else { rounded }
 }
 
-/// Whether the least of the shifted halves is of a sum that may have been rounded wrongly.
+/// Whether the smallest of the shifted halves belongs to a sum that may be rounded incorrectly.
 #[inline(always)]
 fn is_doubtful(least: v128) -> bool {
     let [low, high] = fused::LEAST;
     v128_any_true(i32x4_lt(least, i32x4(low, high, low, high)))
 }
 
-/// The same, whatever the numbers.
+/// Computes the sums of [`multiply_add`] for any numbers.
 #[cold]
 #[inline(never)]
 fn exactly(a: Floats, b: Floats, c: Floats) -> Floats {
@@ -99,14 +108,14 @@ fn exactly(a: Floats, b: Floats, c: Floats) -> Floats {
     simd.load(&fused::exactly(&lanes[0], &lanes[1], &lanes[2]))
 }
 
-/// Integers in the low bits of each lane.
+/// Returns the integers in the low bits of each lane.
 #[inline(always)]
 fn integers(a: Floats) -> Integers {
     let last_place = [f32x4_splat(INTEGERS_IN_LOW_BITS); 4];
     lanewise!(f32x4_add, a, last_place)
 }
 
-/// The sixteen lowest bytes of the lanes.
+/// Returns the sixteen lowest bytes of the lanes.
 #[inline(always)]
 fn lowest_bytes(a: Integers) -> v128 {
     let byte = [i32x4_splat(0xff); 4];
@@ -114,7 +123,7 @@ fn lowest_bytes(a: Integers) -> v128 {
     u8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d))
 }
 
-/// Bytes from `start` on.
+/// Loads sixteen bytes.
 #[inline(always)]
 fn load(bytes: &[u8; REGISTER_BYTES]) -> v128 {
     // SAFETY: the array has 16 bytes, and the load needs no alignment.
@@ -127,7 +136,7 @@ fn store(values: v128, to: &mut [u8; REGISTER_BYTES]) {
     unsafe { v128_store(to.as_mut_ptr().cast(), values) }
 }
 
-/// Four integers for each of which byte `j` comes from the lowest byte of vector `j`.
+/// Joins the lowest bytes of four vectors: byte `j` of each integer comes from vector `j`.
 #[inline(always)]
 fn join_bytes(integers: [v128; 4]) -> v128 {
     let byte = i32x4_splat(0xff);
@@ -136,11 +145,14 @@ fn join_bytes(integers: [v128; 4]) -> v128 {
     v128_or(low, v128_or(i32x4_shl(v128_and(c, byte), 16), i32x4_shl(d, 24)))
 }
 
-/// Eight f16 as f32. (A float with the exponent and the mantissa of an f16 is 2^-112 of it, and the product with 2^112 is exact.)
+/// Converts eight f16 to f32.
+///
+/// A float with the exponent and the mantissa of an f16 is 2^-112 times its
+/// value. The product with 2^112 is exact.
 #[inline(always)]
 fn from_f16(bits: v128) -> [v128; 2] {
     let magnitude = v128_and(bits, i16x8_splat(0x7fff));
-    // Where all five bits of the exponent are set all eight have to be.
+    // If all five bits of the exponent are set, all eight must be.
     let is_not_finite = i16x8_gt(magnitude, i16x8_splat(0x7bff));
     let high = v128_and(i16x8_shr(bits, 3), i16x8_splat(0x8fff_u16.cast_signed()));
     let high = v128_or(high, v128_and(is_not_finite, i16x8_splat(0x7000)));
@@ -150,14 +162,15 @@ fn from_f16(bits: v128) -> [v128; 2] {
     [first, second].map(|quarter| f32x4_mul(quarter, f32x4_splat(2f32.powi(112))))
 }
 
-/// Four f32 to the nearest f16, ties to even, in the low bits of each lane.
+/// Rounds four f32 to the nearest f16, ties to even, in the low bits of each lane.
 ///
-/// Adding a power of two 2^13 times the value's own rounds it to the eleven bits that remain, and leaves them lowest.
+/// Adding a power of two that is 2^13 times the value's own rounds it to the eleven bits
+/// that remain, and leaves them lowest.
 #[inline(always)]
 fn to_f16(values: v128) -> v128 {
     let twice = i32x4_shl(values, 1);
     let magnitude = f32x4_abs(values);
-    // What is beyond the largest f16 becomes infinite.
+    // Values beyond the largest f16 become infinite.
     let magnitude =
         f32x4_mul(f32x4_mul(magnitude, f32x4_splat(2f32.powi(112))), f32x4_splat(2f32.powi(-110)));
     // Denormal f16 have the exponent of the smallest normal one.
@@ -170,17 +183,19 @@ fn to_f16(values: v128) -> v128 {
     v128_or(bits, v128_and(u32x4_shr(values, 16), i32x4_splat(0x8000)))
 }
 
-/// `pointer.add(count)`, with a mask of ones that the compiler does not know.
+/// Returns `pointer.add(count)`, with a mask of ones that the compiler does not know.
 ///
-/// Where it knows how pointers proceed, it computes the addresses of a step with instructions of their own instead of using the offsets
-/// that loads have, and keeps the products of several steps in registers.
+/// If the compiler knows how pointers advance, it computes the addresses of a step with separate instructions
+/// instead of the offsets of loads. It also keeps the products of several steps in registers.
 #[inline(always)]
 fn next<T>(pointer: *const T, count: usize, mask: usize) -> *const T {
     let next = pointer.expose_provenance().wrapping_add(count * size_of::<T>());
     std::ptr::with_exposed_provenance(next & mask)
 }
 
-/// For each row and some quarters of the outputs, from `first` on, the scaled sums of the products of all groups.
+/// Computes the scaled sums of all groups for each row.
+///
+/// Covers the quarters of the outputs starting at quarter `first`.
 #[inline(always)]
 fn word_quarters<const ROWS: usize, const QUARTERS: usize>(
     groups: &[WordGroup],
@@ -197,7 +212,7 @@ fn word_quarters<const ROWS: usize, const QUARTERS: usize>(
         for _ in 0..steps {
             let mut weights = [i32x4_splat(0); QUARTERS];
             for quarter in 0..QUARTERS {
-                // SAFETY: the quarter lies in the line of these inputs.
+                // SAFETY: the quarter is inside the line of these inputs.
                 weights[quarter] = unsafe { v128_load(line.add(quarter)) };
             }
             for row in 0..ROWS {
@@ -224,7 +239,9 @@ fn word_quarters<const ROWS: usize, const QUARTERS: usize>(
     sums
 }
 
-/// For each row and some quarters of the outputs, from `first` on, the sums of the products of a group.
+/// Computes the sums of a group's products for each row.
+///
+/// Covers the quarters of the outputs starting at quarter `first`.
 #[inline(always)]
 fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
     lines: &ByteLines,
@@ -233,7 +250,7 @@ fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
     first: usize,
 ) -> [[v128; QUARTERS]; ROWS] {
     let mask = black_box(usize::MAX);
-    // As known constants they would be made anew at each step.
+    // If they were known constants, they would be rebuilt at each step.
     let low_bytes = u16x8_shr(i8x16_splat(black_box(-1)), 8);
     let mut sums = [[i32x4_splat(0); QUARTERS]; ROWS];
     for row in 0..ROWS {
@@ -244,7 +261,7 @@ fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
     for _ in 0..black_box(BYTE_LINES) {
         let mut weights = [[i32x4_splat(0); 2]; QUARTERS];
         for quarter in 0..QUARTERS {
-            // SAFETY: the quarter lies in the line of these inputs.
+            // SAFETY: the quarter is inside the line of these inputs.
             let bytes = unsafe { v128_load(line.add(quarter)) };
             weights[quarter] = [v128_and(bytes, low_bytes), u16x8_shr(bytes, 8)];
         }
@@ -323,7 +340,7 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 
     #[inline(always)]
     fn max(self, a: Floats, b: Floats) -> Floats {
-        // This returns its first operand where either is NaN.
+        // `pmax` returns its first operand if either is NaN.
         lanewise!(f32x4_pmax, b, a)
     }
 
@@ -353,7 +370,7 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 
     #[inline(never)]
     fn call<W: Work<f32>>(self, work: W) -> W::Output {
-        self.run(OfFloats(work))
+        self.run(F32Job(work))
     }
 
     #[inline(always)]
@@ -414,7 +431,7 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
 
     #[inline(always)]
     fn power_of_two(self, n: Floats) -> Floats {
-        // All bits above the exponent leave the register.
+        // All bits above the exponent are shifted out of the register.
         let bias = [f32x4_splat(INTEGERS_IN_LOW_BITS + 127.0); 4];
         lanewise!(f32x4_add, n, bias).map(|n| i32x4_shl(n, 23))
     }
@@ -491,7 +508,7 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
                 }
                 continue;
             }
-            // Of several rows the sums of a half fill the registers.
+            // With several rows, the sums of one half fill the registers.
             for half in 0..2 {
                 let of_half = byte_quarters::<ROWS, 2>(panels[panel], rows, offset, 2 * half);
                 for row in 0..ROWS {
@@ -539,7 +556,7 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
 
     #[inline(always)]
     fn largest_magnitude(self, a: Floats, b: Floats) -> f32 {
-        // Without their sign, floats are ordered as the integers of the same bits, NaN last.
+        // Without the sign, floats compare like integers with the same bits. NaN is the largest.
         let (a, b) = (lanewise!(f32x4_abs, a), lanewise!(f32x4_abs, b));
         let [a, b, c, d] = lanewise!(i32x4_max, a, b);
         let four = i32x4_max(i32x4_max(a, b), i32x4_max(c, d));

@@ -1,4 +1,4 @@
-//! The threads that compute, and how an output is cut into parts for them.
+//! Thread pool, and the division of an output into parts for its threads.
 
 mod parts;
 mod pool;
@@ -7,5 +7,5 @@ pub use parts::map_items;
 pub(crate) use parts::{
     Output, Part, Parts, computed_in_parts, computed_together, for_each_item, for_each_part,
 };
-pub(crate) use pool::{for_each_index, of_size};
+pub(crate) use pool::{for_each_index, with_job_size};
 pub use pool::{region_count, set_thread_count, thread_count};

@@ -1,6 +1,6 @@
-//! Work on parts of an output by all threads of the [`pool`](super::pool).
+//! Parallel work on the parts of an output, on all threads of the [`pool`](super::pool).
 //!
-//! Every part is computed by one thread in one way, so results do not depend on the number of threads.
+//! One thread computes each part, always in the same way, so results do not depend on the number of threads.
 
 #![expect(unsafe_code, reason = "threads write disjoint parts of one output")]
 
@@ -12,10 +12,10 @@ use std::sync::{Mutex, PoisonError};
 use super::pool::for_each_index;
 use crate::simd::rounded_to_nearest;
 
-/// How an output of rows is cut into parts.
+/// Division of an output into parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
-    /// Elements of a row.
+    /// Elements in a row of the output.
     pub(crate) row_len: usize,
     /// Rows of a part; the last part may have fewer.
     pub(crate) rows: usize,
@@ -23,11 +23,11 @@ pub(crate) struct Parts {
     pub(crate) columns: usize,
 }
 
-/// One part of an output: some columns of some rows.
+/// Part of an output: a range of columns in a range of rows.
 pub(crate) struct Part<'a, T> {
-    /// Index of its first row in the output.
+    /// Index of the first row in the output.
     pub(crate) first_row: usize,
-    /// Index of its first column in the output.
+    /// Index of the first column in the output.
     pub(crate) first_column: usize,
     rows: usize,
     columns: usize,
@@ -37,11 +37,16 @@ pub(crate) struct Part<'a, T> {
 }
 
 impl<'a, T> Part<'a, T> {
-    /// The first columns of some rows of `output`, each row `row_len` after the one before, as one part.
+    /// Creates one part from the first columns of some rows of `output`.
+    ///
+    /// Consecutive rows start `row_len` elements apart.
     #[inline(always)]
     pub(crate) fn of_rows(output: &'a mut [T], row_len: usize, (rows, columns): (usize, usize)) -> Self {
         let needed = if rows == 0 { 0 } else { (rows - 1) * row_len + columns };
-        assert!(columns <= row_len && needed <= output.len(), "{rows} rows of {columns} do not fit");
+        assert!(
+            columns <= row_len && needed <= output.len(),
+            "{rows} rows of {columns} columns do not fit into the output"
+        );
         Self {
             first_row: 0,
             first_column: 0,
@@ -65,58 +70,66 @@ impl<'a, T> Part<'a, T> {
         self.columns
     }
 
-    /// Row `row` of this part.
+    /// Returns row `row` of this part.
     #[inline(always)]
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: a `Cut` or `of_rows` made this part of columns within rows that all lie inside the output, and
-        // no other part has any element of it; the output stays borrowed for 'a, and `&mut self` hands out one row at a time.
+        assert!(row < self.rows, "row {row} is out of range; the part has {} rows", self.rows);
+        // SAFETY: a `Cut` or `of_rows` created this part from columns of rows that all lie inside the output,
+        // and no other part contains any of its elements. The output stays borrowed for 'a, and `&mut self`
+        // hands out one row at a time.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_len), self.columns) }
     }
 }
 
 impl<T> Part<'_, T> {
-    /// The rows `first`, `first + step` and so on, `rows` of them, as a part of their own.
+    /// Returns every `step`-th row starting at `first`, `rows` rows in total, as a separate part.
     #[inline(always)]
     pub(crate) fn stepped(&mut self, first: usize, step: usize, rows: usize) -> Part<'_, T> {
         let fits = rows == 0 || first + (rows - 1) * step < self.rows;
-        assert!(fits, "{rows} rows from {first} on of {}", self.rows);
+        assert!(fits, "{rows} rows starting at row {first} of {}", self.rows);
         Part {
             first_row: self.first_row + first,
             first_column: self.first_column,
             rows,
             columns: self.columns,
             row_len: self.row_len * step,
-            // SAFETY: the first row is one of this part, or there are no rows and the pointer is not used.
+            // SAFETY: the first row is in this part, or there are no rows and the pointer is not used.
             start: if rows == 0 { self.start } else { unsafe { self.start.add(first * self.row_len) } },
             output: PhantomData,
         }
     }
 
-    /// All elements of a part of whole rows.
+    /// Returns all elements of a part that consists of whole rows.
     #[inline(always)]
     pub(crate) fn all(&mut self) -> &mut [T] {
-        assert!(self.columns == self.row_len, "{} columns of {}", self.columns, self.row_len);
-        // SAFETY: as in `row`; whole rows lie one after the other.
+        assert!(
+            self.columns == self.row_len,
+            "the part has {} columns, but whole rows have {}",
+            self.columns,
+            self.row_len
+        );
+        // SAFETY: as in `row`. Whole rows are contiguous.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.rows * self.row_len) }
     }
 }
 
 impl<'a, T: Copy + Default> Part<'a, MaybeUninit<T>> {
-    /// The part with default values in it. What was cleared in one go is in the caches when tiles write to it here and there.
+    /// Fills the part with default values.
+    ///
+    /// Clearing the part at once loads it into the caches before tiles write to scattered places of it.
     #[inline(always)]
     fn cleared(mut self) -> Part<'a, T> {
         for row in 0..self.rows() {
             self.row(row).fill(MaybeUninit::new(T::default()));
         }
-        // SAFETY: every element was just written.
+        // SAFETY: the loop above wrote every element.
         unsafe { self.assume_init() }
     }
 
-    /// The part of an output that holds values.
+    /// Marks the part's elements as initialized.
     ///
     /// # Safety
-    /// Every element of the part was written.
+    /// Every element of the part must have been written.
     #[inline(always)]
     unsafe fn assume_init(self) -> Part<'a, T> {
         let Part { first_row, first_column, rows, columns, row_len, start, .. } = self;
@@ -124,12 +137,12 @@ impl<'a, T: Copy + Default> Part<'a, MaybeUninit<T>> {
     }
 }
 
-/// An output of `len` elements whose parts `work` computes, on all threads of the pool.
+/// Computes an output of `len` elements by calling `work` on each part, on all threads of the pool.
 ///
-/// `work` finds default values; they are written part by part, by the thread that then computes the part, since clearing a
-/// large output on one thread takes longer than an integer product with its weights.
+/// `work` receives default values. The thread that computes a part also clears it, because clearing a large
+/// output on one thread takes longer than an integer product that fills it.
 ///
-/// `len` is a multiple of `parts.row_len`, which is not zero; neither are the sizes of the parts.
+/// `len` must be a multiple of `parts.row_len`. The row length and the part sizes must not be zero.
 pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
     len: usize,
     parts: Parts,
@@ -139,7 +152,9 @@ pub(crate) fn computed_in_parts<T: Copy + Default + Send>(
     computed.pop().unwrap_or_default()
 }
 
-/// Several outputs, each as in [`computed_in_parts`], of as many parts each: `work` gets the parts of one number together.
+/// Computes several outputs with the same number of parts, like [`computed_in_parts`].
+///
+/// `work` receives the parts with the same index together.
 pub(crate) fn computed_together<T: Copy + Default + Send>(
     outputs: &[(usize, Parts)],
     work: impl Fn(Vec<Part<'_, T>>) + Sync,
@@ -150,9 +165,9 @@ pub(crate) fn computed_together<T: Copy + Default + Send>(
     };
     let cuts: Vec<Cut<MaybeUninit<T>>> = values.iter_mut().zip(outputs).map(cut).collect();
     let count = cuts.first().map_or(0, Cut::len);
-    assert!(cuts.iter().all(|cut| cut.len() == count), "outputs of other numbers of parts");
+    assert!(cuts.iter().all(|cut| cut.len() == count), "all outputs must have the same number of parts");
     for_each_index(count, |index| {
-        // SAFETY: each index comes once, and each output has its own cut.
+        // SAFETY: each index occurs once, and each output has its own cut.
         work(cuts.iter().map(|cut| unsafe { cut.part(index) }.cleared()).collect());
     });
     drop(cuts);
@@ -160,38 +175,40 @@ pub(crate) fn computed_together<T: Copy + Default + Send>(
     values.into_iter().map(|values| unsafe { values.assume_init() }.into_vec()).collect()
 }
 
-/// An output that is computed in several goes, some columns in each, and some more than once.
+/// Output that is computed in several passes over ranges of columns.
+///
+/// Passes may cover the same columns again.
 pub(crate) struct Output<'a, T> {
     values: &'a mut [MaybeUninit<T>],
     row_len: usize,
-    /// The columns before it hold values; those from it on are cleared before they are computed.
+    /// Number of columns that hold values; later columns are cleared before they are computed.
     written: usize,
 }
 
 impl<'a, T: Copy + Default + Send> Output<'a, T> {
-    /// Rows of `row_len` values, to be overwritten, or to be added to.
+    /// Wraps rows of `row_len` values, to overwrite them if `is_fresh`, or else to add to them.
     pub(crate) fn of(values: &'a mut [T], row_len: usize, is_fresh: bool) -> Self {
         let (start, len) = (values.as_mut_ptr().cast(), values.len());
-        // SAFETY: the memory is the same, it stays borrowed, and nothing but values is written to it.
+        // SAFETY: the memory is the same, it stays borrowed, and only initialized values are written to it.
         let values = unsafe { std::slice::from_raw_parts_mut(start, len) };
         Self { values, row_len, written: if is_fresh { 0 } else { row_len } }
     }
 
-    /// Rows of `row_len` values, `len` in all, that `compute` computes in memory of their own.
+    /// Allocates `len` values in rows of `row_len`, which `compute` must write.
     pub(crate) fn computed(len: usize, row_len: usize, compute: impl FnOnce(&mut Output<'_, T>)) -> Vec<T> {
         let mut values = Box::new_uninit_slice(len);
         let mut output = Output { values: &mut values, row_len, written: 0 };
         compute(&mut output);
         assert!(
             len == 0 || output.written == row_len,
-            "{} columns of {row_len} were computed",
+            "only {} of {row_len} columns were computed",
             output.written
         );
         // SAFETY: all columns hold values.
         unsafe { values.assume_init() }.into_vec()
     }
 
-    /// Whether it is yet to be computed, and not to be added to.
+    /// Whether the output has yet to be computed, so that results overwrite it.
     pub(crate) fn is_fresh(&self) -> bool {
         self.written == 0
     }
@@ -201,8 +218,10 @@ impl<'a, T: Copy + Default + Send> Output<'a, T> {
         self.values.len()
     }
 
-    /// Gives every part of `columns` to `work`, on all threads of the pool: with what it holds, or cleared by that thread. Columns that hold no
-    /// values come in their order.
+    /// Calls `work` on every part of `columns`, on all threads of the pool.
+    ///
+    /// Parts keep the values that they hold. Otherwise, the thread that computes a part clears it first.
+    /// Columns without values must come in order.
     pub(crate) fn for_each_part_in(
         &mut self,
         parts: Parts,
@@ -210,8 +229,17 @@ impl<'a, T: Copy + Default + Send> Output<'a, T> {
         work: impl Fn(Part<'_, T>) + Sync,
     ) {
         let is_written = columns.end <= self.written;
-        assert!(is_written || columns.start == self.written, "columns {columns:?} after {}", self.written);
-        assert!(parts.row_len == self.row_len, "rows of {} in place of {}", parts.row_len, self.row_len);
+        assert!(
+            is_written || columns.start == self.written,
+            "columns {columns:?} leave a gap after {} columns",
+            self.written
+        );
+        assert!(
+            parts.row_len == self.row_len,
+            "parts of rows of {} values, but the output has rows of {}",
+            parts.row_len,
+            self.row_len
+        );
         for_each_part_in(self.values, parts, columns.clone(), |part| {
             // SAFETY: columns before `written` hold values.
             work(if is_written { unsafe { part.assume_init() } } else { part.cleared() });
@@ -220,14 +248,15 @@ impl<'a, T: Copy + Default + Send> Output<'a, T> {
     }
 }
 
-/// Gives every part of `output` to `work`, on all threads of the pool.
+/// Calls `work` on every part of `output`, on all threads of the pool.
 ///
-/// `output` holds whole rows of `parts.row_len`, which is not zero; neither are the sizes of the parts.
+/// `output` consists of whole rows of `parts.row_len` elements. The row length
+/// and the part sizes must not be zero.
 pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl Fn(Part<'_, T>) + Sync) {
     for_each_part_in(output, parts, 0..parts.row_len, work);
 }
 
-/// The same for some columns only, which are within the rows; the other columns belong to no part.
+/// Calls `work` on every part of a range of columns; the other columns belong to no part.
 fn for_each_part_in<T: Send>(
     output: &mut [T],
     parts: Parts,
@@ -235,11 +264,11 @@ fn for_each_part_in<T: Send>(
     work: impl Fn(Part<'_, T>) + Sync,
 ) {
     let cut = Cut::new(output, parts, columns);
-    // SAFETY: each index comes once.
+    // SAFETY: each index occurs once.
     for_each_index(cut.len(), |index| work(unsafe { cut.part(index) }));
 }
 
-/// Gives every item to `work`, on all threads of the pool.
+/// Calls `work` on every item, on all threads of the pool.
 pub(crate) fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: impl Fn(I) + Sync) {
     let items: Vec<Mutex<Option<I>>> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
     for_each_index(items.len(), |index| {
@@ -248,7 +277,7 @@ pub(crate) fn for_each_item<I: Send>(items: impl IntoIterator<Item = I>, work: i
     });
 }
 
-/// What `work` makes of each item, in their order; on all threads of the pool.
+/// Applies `work` to every item on all threads of the pool and returns the results in order.
 ///
 /// ```
 /// let squares = candle_gpt2_arithmetic::map_items([2, 3, 5, 7], |number| number * number);
@@ -258,14 +287,14 @@ pub fn map_items<I: Send, R: Send>(
     items: impl IntoIterator<Item = I>,
     work: impl Fn(I) -> R + Sync,
 ) -> Vec<R> {
-    let mut made: Vec<(Option<I>, Option<R>)> = items.into_iter().map(|item| (Some(item), None)).collect();
-    for_each_item(&mut made, |(item, result)| {
+    let mut results: Vec<(Option<I>, Option<R>)> = items.into_iter().map(|item| (Some(item), None)).collect();
+    for_each_item(&mut results, |(item, result)| {
         *result = item.take().map(|item| rounded_to_nearest(|| work(item)))
     });
-    made.into_iter().filter_map(|(_, result)| result).collect()
+    results.into_iter().filter_map(|(_, result)| result).collect()
 }
 
-/// An output that is cut into parts, for all threads.
+/// Output that is cut into parts for all threads.
 struct Cut<T> {
     start: *mut T,
     parts: Parts,
@@ -273,20 +302,26 @@ struct Cut<T> {
     columns: Range<usize>,
 }
 
-// SAFETY: the pointer is only used to make parts, which have no element in common, so each element is used by one thread;
-// elements may go to another thread as `T: Send`.
+// SAFETY: the pointer only serves to create disjoint parts, so one thread uses each element. Elements may
+// move to another thread because `T: Send`.
 unsafe impl<T: Send> Sync for Cut<T> {}
 
 impl<T> Cut<T> {
-    /// Cuts some columns of `output`, which holds whole rows. The output is not to be used otherwise as long as parts are.
+    /// Cuts a range of columns of `output`, which consists of whole rows.
+    ///
+    /// The output must not be used otherwise while parts exist.
     fn new(output: &mut [T], parts: Parts, columns: Range<usize>) -> Self {
-        assert!(columns.end <= parts.row_len, "columns {columns:?} of {}", parts.row_len);
+        assert!(
+            columns.end <= parts.row_len,
+            "columns {columns:?} are out of range; rows have {}",
+            parts.row_len
+        );
         let (len, row_len) = (output.len(), parts.row_len);
-        assert!(len.is_multiple_of(row_len), "{len} values in rows of {row_len}");
+        assert!(len.is_multiple_of(row_len), "{len} values do not divide into rows of {row_len}");
         Self { start: output.as_mut_ptr(), parts, rows: len / row_len, columns }
     }
 
-    /// Parts in a row of parts.
+    /// Number of parts side by side in a row.
     fn across(&self) -> usize {
         self.columns.len().div_ceil(self.parts.columns)
     }
@@ -296,22 +331,23 @@ impl<T> Cut<T> {
         self.rows.div_ceil(self.parts.rows) * self.across()
     }
 
-    /// One of the parts.
+    /// Returns the part at `index`.
     ///
     /// # Safety
-    /// There must not be two parts of one index at a time, nor any after the output's end.
+    /// Two parts with the same index must not exist at the same time, and no part may outlive the output.
     unsafe fn part<'a>(&self, index: usize) -> Part<'a, T> {
         let Parts { row_len, rows, columns } = self.parts;
         let first_row = index / self.across() * rows;
         let first_column = self.columns.start + index % self.across() * columns;
-        assert!(first_row < self.rows, "part {index} of {}", self.len());
+        assert!(first_row < self.rows, "part {index} is out of range; the output has {}", self.len());
         Part {
             first_row,
             first_column,
             rows: rows.min(self.rows - first_row),
             columns: columns.min(self.columns.end - first_column),
             row_len,
-            // SAFETY: the first row is one of the output and the first column one of the row, so the element lies inside.
+            // SAFETY: the first row is in the output and the first column in
+            // the row, so the element is inside.
             start: unsafe { self.start.add(first_row * row_len + first_column) },
             output: PhantomData,
         }
@@ -323,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_element_belongs_to_one_part() {
+    fn every_element_belongs_to_exactly_one_part() {
         for (rows, row_len, part_rows, part_columns) in
             [(1, 1, 1, 1), (7, 5, 2, 3), (3, 16, 5, 16), (4, 9, 1, 2)]
         {
@@ -356,7 +392,7 @@ mod tests {
         });
     }
 
-    /// Adds one to each value of some columns.
+    /// Adds one to each value in a range of columns.
     fn add_one(output: &mut Output<'_, i32>, columns: Range<usize>) {
         output.for_each_part_in(Parts { row_len: 7, rows: 2, columns: 2 }, columns, |mut part| {
             for row in 0..part.rows() {
@@ -366,27 +402,28 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_cleared_before_their_first_go_and_kept_for_the_next() {
+    fn columns_are_cleared_once_and_then_accumulated() {
         let expected = [2, 2, 2, 1, 1, 1, 1].repeat(3);
-        let goes = |output: &mut Output<'_, i32>| [0..3, 0..3, 3..7].map(|columns| add_one(output, columns));
-        assert_eq!(Output::computed(21, 7, |output| _ = goes(output)), expected);
+        let passes =
+            |output: &mut Output<'_, i32>| [0..3, 0..3, 3..7].map(|columns| add_one(output, columns));
+        assert_eq!(Output::computed(21, 7, |output| _ = passes(output)), expected);
         let mut values = vec![5; 21];
-        goes(&mut Output::of(&mut values, 7, true));
+        passes(&mut Output::of(&mut values, 7, true));
         assert_eq!(values, expected);
-        goes(&mut Output::of(&mut values, 7, false));
+        passes(&mut Output::of(&mut values, 7, false));
         assert_eq!(values, expected.iter().map(|value| 2 * value).collect::<Vec<_>>());
         assert!(Output::<i32>::computed(0, 7, |_| ()).is_empty());
     }
 
     #[test]
-    #[should_panic(expected = "3 columns of 7 were computed")]
-    fn what_was_not_computed_is_not_handed_out() {
+    #[should_panic(expected = "only 3 of 7 columns were computed")]
+    fn incomplete_output_panics() {
         Output::computed(21, 7, |output| add_one(output, 0..3));
     }
 
     #[test]
-    #[should_panic(expected = "columns 3..7 after 0")]
-    fn no_columns_are_left_out() {
+    #[should_panic(expected = "columns 3..7 leave a gap after 0 columns")]
+    fn skipped_columns_panic() {
         Output::computed(21, 7, |output| add_one(output, 3..7));
     }
 }

@@ -1,23 +1,27 @@
 //! Thread pool: threads start once and help with each parallel region.
 //!
-//! Each thread owns a share of consecutive indices and takes them one by one, because neighbors mostly read neighboring memory. A thread
-//! that finishes its share takes indices from the other shares. The caller works too. At the end of a region it waits only for threads
-//! that joined; a thread that the system has not scheduled yet finds the region closed. A barrier (candle's pool) would wait for every
-//! thread each time. Threads enter a region with an atomic add instead of a lock, which sixteen threads would queue for.
+//! Each thread owns a share of consecutive indices and takes them one by one, because neighbors mostly read
+//! neighboring memory. A thread that finishes its share takes indices from the other shares. The caller works
+//! too. At the end of a region it waits only for threads that joined; a thread that the system has not
+//! scheduled yet finds the region closed. A barrier (candle's pool) would wait for every thread each time.
+//! Threads enter a region with an atomic add instead of a lock, which sixteen threads would queue for.
 //!
-//! Regions of several callers run concurrently: each has its own shares, and a thread that runs out of work in one region looks
-//! into the others. A nested region runs on its caller alone, so waits cannot form a cycle.
+//! Regions of several callers run concurrently. Each has its own shares, and a thread that
+//! runs out of work in one region looks into the others. A nested region runs on its caller
+//! alone, so waits cannot form a cycle.
 //!
 //! # Waiting
-//! Threads stay awake between the regions of a job. On a core that runs any other process, even one of the lowest priority, a
-//! thread that wakes up waits until the other process's time slice ends. That takes milliseconds, longer than most regions. So a
-//! waiting thread spins first. If the wait outlasts the usual gap, the awaited thread was probably preempted and may need this very
-//! core, so the waiting thread yields between checks. A worker waits no longer than it has worked, and then sleeps
+//! Threads stay awake between the regions of a job. A core may also run another process. A thread that wakes
+//! up there waits until the other process's time slice ends, even if that process has the lowest priority.
+//! That takes milliseconds, longer than most regions. So a waiting thread spins first. If the wait outlasts
+//! the usual gap, the awaited thread was probably preempted and may need this very core, so the waiting
+//! thread yields between checks. A worker waits no longer than it has worked, and then sleeps
 //! ([`WaitBudget`]): idle threads cost nothing. Only large regions wake sleeping threads.
 //!
 //! # Forks
-//! A forked process has none of its parent's threads, and its copy of a lock may be locked forever. It leaves the
-//! inherited pool untouched and starts its own. Atomics decide which pool to use, because a fork cannot leave them half written.
+//! A forked process has none of its parent's threads, and its copy of a lock may be locked forever. It
+//! leaves the inherited pool untouched and starts its own. Atomics decide which pool to use, because a
+//! fork cannot leave them half written.
 
 #![expect(unsafe_code, reason = "long-lived threads borrow the work of a short-lived region")]
 
@@ -33,24 +37,31 @@ use std::time::{Duration, Instant};
 
 /// Time that a waiting thread spins before it yields its core: longer than most gaps between regions.
 ///
-/// A longer time costs speed beside a process of equal priority, a shorter one beside processes of low priority.
+/// A longer time costs speed next to a process of equal priority, a shorter one
+/// next to processes of low priority.
 const SPIN_TIME: Duration = Duration::from_micros(200);
-/// The same if threads outnumber cores, because the awaited thread may then need this core.
+/// Spin time if threads outnumber cores, because the awaited thread may then need this core.
 const CROWDED_SPIN_TIME: Duration = Duration::from_micros(20);
-/// Minimum time that an idle thread waits before it sleeps: longer than the usual gap between two regions.
+/// Minimum wait of an idle thread before it sleeps: longer than the usual gap between two regions.
 const SHORTEST_WAIT: Duration = Duration::from_micros(100);
-/// Maximum time that an idle thread waits before it sleeps: longer than a scheduler time slice, for which the caller may be
-/// preempted.
+/// Maximum time that an idle thread waits before it sleeps: longer than a scheduler time slice.
+///
+/// The caller may be preempted for one time slice.
 const LONGEST_WAIT: Duration = Duration::from_millis(10);
-/// Checks of a spinning thread between two looks at the clock.
+/// Checks of a spinning thread between two clock reads.
 const CHECKS_PER_TIME: usize = 64;
 
-/// Minimum bytes read, or multiply-adds, of a region that wakes sleeping threads. Smaller regions end before the threads
-/// arrive, since a system call and scheduling take tens of microseconds.
+/// Minimum bytes read, or multiply-adds, of a region that wakes sleeping threads.
+///
+/// Smaller regions end before the threads arrive, since a system call and
+/// scheduling take tens of microseconds.
 const WORTH_WAKING: [usize; 2] = [512 << 10, 1 << 20];
 
-/// Regions that can run concurrently on the pool. Further callers run their regions alone.
+/// Maximum number of regions that run concurrently on the pool; further callers run theirs alone.
 const SLOTS: usize = 8;
+
+/// Environment variables for the number of threads, also of candle's pools; the first valid one counts.
+const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 thread_local! {
     /// Whether this thread is inside a region.
@@ -68,10 +79,11 @@ static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 /// Forks between the process that started the first pool and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets the number of threads, including the calling one. The default is the number of cores that the process may use, within the
-/// limits of its container.
+/// Sets the number of threads, including the calling one.
 ///
-/// Returns whether the number could be set: the first computation fixes it.
+/// The default is the number in the environment variable `CANDLE_NUM_THREADS`, or else in
+/// `RAYON_NUM_THREADS`. Without them, it is the number of cores that the process may use, within the limits
+/// of its container. Returns whether the number could be set, because the first computation fixes it.
 ///
 /// ```
 /// assert!(candle_gpt2_arithmetic::set_thread_count(2));
@@ -81,15 +93,21 @@ pub fn set_thread_count(threads: usize) -> bool {
     THREADS.compare_exchange(0, threads.max(1), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// Returns the number of threads. See [`set_thread_count`] for an example.
+/// Returns the number of threads; [`set_thread_count`] has an example.
 pub fn thread_count() -> usize {
     match THREADS.load(Ordering::Acquire) {
         0 => {
-            set_thread_count(core_count());
+            let variable = |name: &str| std::env::var(name).ok();
+            set_thread_count(requested_count(variable).unwrap_or_else(core_count));
             THREADS.load(Ordering::Acquire)
         }
         threads => threads,
     }
+}
+
+/// Number of threads that the environment requests; invalid numbers and zero are ignored.
+fn requested_count(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
+    VARIABLES.iter().filter_map(|name| variable(name)?.trim().parse().ok()).find(|count| *count > 0)
 }
 
 /// Cores that this process may use.
@@ -97,7 +115,9 @@ fn core_count() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the number of parallel regions that this process has run. Each costs the time in which threads synchronize.
+/// Returns the number of parallel regions that this process has run.
+///
+/// Each region costs the time in which threads synchronize.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{map_items, region_count};
@@ -124,9 +144,11 @@ pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
     Pool::of_this_process(&POOL, thread_count() - 1).run(count, &work);
 }
 
-/// Runs `work`. Small jobs, by bytes read and multiply-adds, do not wake sleeping threads: a model of a few megabytes runs on one
-/// thread, and awake threads share the small products of a large one.
-pub(crate) fn of_size<R>(bytes: usize, products: usize, work: impl FnOnce() -> R) -> R {
+/// Runs `work`; small jobs (by bytes read and multiply-adds) do not wake sleeping threads.
+///
+/// A model of a few megabytes runs on one thread. Awake threads still share
+/// the small products of a large model.
+pub(crate) fn with_job_size<R>(bytes: usize, products: usize, work: impl FnOnce() -> R) -> R {
     let is_short = bytes < WORTH_WAKING[0] && products < WORTH_WAKING[1];
     let _short = Flag::set(&IS_SHORT, is_short);
     work()
@@ -139,13 +161,15 @@ fn notice_forks() {
         extern "C" fn notice() {
             FORKS.fetch_add(1, Ordering::AcqRel);
         }
-        // SAFETY: the handler only adds to an atomic, which is allowed at any time. If registering fails for lack of memory, forks go
-        // unnoticed and everything else works.
+        // SAFETY: the handler only adds to an atomic, which is allowed at any time. If registering fails for
+        // lack of memory, forks go unnoticed and everything else works.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(notice)) };
     }
 }
 
-/// Waits until `is_ready` returns true: spins for `spin_time`, then yields the core between checks. Returns false after `limit`.
+/// Waits until `is_ready` returns true, or returns false after `limit`.
+///
+/// Spins for `spin_time`, then yields the core between checks.
 fn wait_until(is_ready: impl Fn() -> bool, spin_time: Duration, limit: Duration) -> bool {
     let mut start = None;
     loop {
@@ -188,16 +212,18 @@ impl WaitBudget {
 
 struct Pool {
     slots: [Slot; SLOTS],
-    /// Number of tasks published so far. Idle threads poll it, so it has its own cache line.
+    /// Number of tasks published so far; it has its own cache line because idle threads poll it.
     generation: Padded,
     /// Time that a waiting thread spins before it yields.
     spin_time: Duration,
-    /// Threads that wait for `published`. A thread counts itself and then checks the generation; a publisher changes the generation and
-    /// then checks this number. So one of them notices the other.
+    /// Number of threads that wait for `published`.
+    ///
+    /// A thread counts itself and then checks the generation. A publisher changes the generation and then
+    /// checks this number. So one of them notices the other.
     sleeping: AtomicUsize,
-    /// Locked from counting oneself until waiting, and to signal.
+    /// Lock held by a thread from incrementing `sleeping` until it waits, and while signaling.
     falling_asleep: Mutex<()>,
-    /// Signaled when a task is published.
+    /// Condition variable that signals a published task.
     published: Condvar,
     /// Value of [`FORKS`] in the process that owns the threads.
     forks: usize,
@@ -223,7 +249,8 @@ const OPEN: usize = CLAIMED >> 1;
 /// Bits of the number of threads.
 const JOINED: usize = OPEN - 1;
 
-// SAFETY: the caller that claimed a slot writes its task before opening it. While the slot is open, threads only read the task.
+// SAFETY: the caller that claimed a slot writes its task before opening it. While the slot
+// is open, threads only read the task.
 unsafe impl Sync for Slot {}
 
 /// Counter with its own cache line.
@@ -234,7 +261,7 @@ struct Padded(AtomicUsize);
 /// Payload of a panic.
 type Panic = Mutex<Option<Box<dyn Any + Send>>>;
 
-/// Work of a region and the place for its first panic, both borrowed from the caller.
+/// Work of a region and storage for its first panic, both borrowed from the caller.
 #[derive(Clone, Copy)]
 struct Task {
     work: *const (dyn Fn(usize) + Sync),
@@ -246,8 +273,10 @@ struct Task {
 unsafe impl Send for Task {}
 
 impl Pool {
-    /// Returns the pool at `place`. If there is none, or it belongs to another process, starts one with `threads` threads besides the
-    /// caller.
+    /// Returns the pool at `place`, or starts a new one for this process.
+    ///
+    /// A new pool starts if there is none, or if it belongs to another process. It has
+    /// `threads` threads besides the caller.
     fn of_this_process(place: &AtomicPtr<Self>, threads: usize) -> &'static Self {
         let found = place.load(Ordering::Acquire);
         // SAFETY: the pointer is null or points to a pool, and pools are never freed once published.
@@ -256,7 +285,7 @@ impl Pool {
         {
             return pool;
         }
-        // Before `new` reads the number of forks.
+        // Must precede `new`, which reads the number of forks.
         notice_forks();
         let new = Box::into_raw(Box::new(Self::new(threads)));
         match place.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -305,8 +334,8 @@ impl Pool {
             (0..count).for_each(work);
             return;
         };
-        // SAFETY: only the lifetime changes. Threads read the task from the slot alone. `Region` closes the slot and waits for the
-        // threads that joined before this function returns or unwinds.
+        // SAFETY: only the lifetime changes. Threads read the task from the slot alone. `Region` closes the
+        // slot and waits for the threads that joined before this function returns or unwinds.
         let borrowed = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
         };
@@ -361,7 +390,8 @@ impl Pool {
                 }
                 slot.state.fetch_sub(1, Ordering::Release);
                 if !self.is_of_this_process() {
-                    // The work forked, and this is the only thread of the new process: no task will ever follow.
+                    // The work forked, and this is the only thread of the new
+                    // process: no task will ever follow.
                     return;
                 }
             }
@@ -374,7 +404,7 @@ impl Pool {
         self.slots.iter().find_map(|slot| Some((slot, joined(slot)?)))
     }
 
-    /// Waits for a generation other than `seen`; sleeps after `limit`.
+    /// Waits for a generation other than `seen`, and sleeps after `limit`.
     fn wait_for_task_after(&self, seen: usize, limit: Duration) {
         let is_published = || self.generation.0.load(Ordering::Acquire) != seen;
         if wait_until(is_published, self.spin_time, limit) {
@@ -403,12 +433,14 @@ impl Slot {
         }
     }
 
-    /// Claims the slot if it is free. A thread that came too late for the last task may still be leaving it.
+    /// Claims the slot if it is free.
+    ///
+    /// A thread that came too late for the last task may still be leaving the slot.
     fn claim(&self) -> bool {
         self.state.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Opens a task to other threads. The caller must have claimed the slot.
+    /// Opens a task to other threads; the caller must have claimed the slot.
     fn open(&self, task: Task) {
         self.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         self.count.store(task.count, Ordering::Relaxed);
@@ -417,7 +449,9 @@ impl Slot {
         self.state.fetch_add(OPEN, Ordering::Release);
     }
 
-    /// Joins the task if it is open and has fewer threads than indices. The caller then waits until this thread leaves.
+    /// Joins the task if it is open and has fewer threads than indices.
+    ///
+    /// The caller of the region then waits until this thread leaves.
     fn join(&self) -> Option<Task> {
         // A load first leaves the cache line to the threads that change it.
         let state = self.state.load(Ordering::Relaxed);
@@ -428,7 +462,8 @@ impl Slot {
             self.state.fetch_sub(1, Ordering::Release);
             return None;
         }
-        // SAFETY: the task was written before the slot was opened, and the next write waits for all joined threads to leave.
+        // SAFETY: the task was written before the slot was opened, and the next
+        // write waits for all joined threads.
         unsafe { *self.task.get() }
     }
 
@@ -480,7 +515,9 @@ impl Drop for Flag {
     }
 }
 
-/// A published task. Dropping it, also in a panic, closes the task to further threads and waits for those that joined.
+/// Published task of a region.
+///
+/// Dropping it, also in a panic, closes the task to further threads and waits for those that joined.
 struct Region<'a> {
     pool: &'a Pool,
     slot: &'a Slot,
@@ -491,7 +528,10 @@ impl Drop for Region<'_> {
         let Self { pool, slot } = *self;
         if !pool.is_of_this_process() {
             // The work forked: this process never finishes what the other threads had begun.
-            assert!(panicking(), "a process forked inside a parallel region, which cannot end in the child");
+            assert!(
+                panicking(),
+                "the process forked inside a parallel region, which cannot complete in the child"
+            );
             return;
         }
         slot.count.store(0, Ordering::Relaxed);
@@ -518,7 +558,21 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_waits_as_long_as_it_worked_within_bounds() {
+    fn environment_requests_a_number_of_threads() {
+        let of = |candle: Option<&str>, rayon: Option<&str>| {
+            requested_count(|name| {
+                let value = if name == "RAYON_NUM_THREADS" { rayon } else { candle };
+                value.map(str::to_owned)
+            })
+        };
+        assert_eq!(of(Some("3"), Some("1")), Some(3));
+        assert_eq!(of(None, Some("1")), Some(1));
+        assert_eq!((of(Some("0"), Some("2")), of(Some("all"), Some("2"))), (Some(2), Some(2)));
+        assert_eq!((of(None, None), of(None, Some("-1"))), (None, None));
+    }
+
+    #[test]
+    fn wait_budget_follows_work_within_bounds() {
         let [short, long] = [SHORTEST_WAIT * 3, LONGEST_WAIT * 3];
         let mut budget = WaitBudget::default();
         assert_eq!(budget.limit(), SHORTEST_WAIT);
@@ -533,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_ready_or_at_its_limit() {
+    fn wait_ends_when_ready_or_at_its_limit() {
         let checks = AtomicUsize::new(0);
         let is_ready = || checks.fetch_add(1, Ordering::Relaxed) == 3 * CHECKS_PER_TIME;
         assert!(wait_until(is_ready, Duration::ZERO, Duration::MAX), "yields");
@@ -541,7 +595,7 @@ mod tests {
         assert!(wait_until(|| true, Duration::ZERO, Duration::ZERO), "ready before the limit");
     }
 
-    /// After long work too: no thread stays awake without a job.
+    /// Checks after short and long work that no thread stays awake without a job.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn idle_threads_sleep() {
@@ -583,11 +637,11 @@ mod tests {
             }
             let threads = Mutex::new(HashSet::new());
             let start = Instant::now();
-            let all_are_there = || threads.lock().unwrap().len() == expected || start.elapsed() > PATIENCE;
-            of_size(bytes, products, || {
+            let all_arrived = || threads.lock().unwrap().len() == expected || start.elapsed() > PATIENCE;
+            with_job_size(bytes, products, || {
                 pool.run(2, &|_| {
                     threads.lock().unwrap().insert(std::thread::current().id());
-                    while !all_are_there() {
+                    while !all_arrived() {
                         yield_now();
                     }
                 });
@@ -608,11 +662,13 @@ mod tests {
         pool.run(8, &|_| assert_eq!(calls(pool, 5), vec![1; 5]));
     }
 
-    /// Two indices of a region wait for each other and for an index of the other region, so neither caller could finish alone.
+    /// Checks that two callers make progress together, although neither could finish alone.
+    ///
+    /// Two indices of a region wait for each other and for an index of the other region.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn two_callers_share_the_pool() {
-        const INDICES: usize = 3; // One more than the pool's threads, so that a caller always finds one for itself.
+        const INDICES: usize = 3; // One more than the pool's threads, so that a caller always keeps one.
         let pool = Pool::start(2);
         for _ in 0..50 {
             let arrived = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -631,7 +687,7 @@ mod tests {
         }
     }
 
-    /// More threads than cores, and more callers than slots.
+    /// Runs more threads than cores, and more callers than slots.
     #[test]
     #[cfg_attr(any(miri, target_family = "wasm"), ignore = "starts many threads")]
     fn many_threads_and_callers_finish() {
@@ -645,10 +701,12 @@ mod tests {
         }
     }
 
-    /// Two of three threads block in their first index until all others are done, so the third must take indices from all shares.
+    /// Checks that one thread takes indices from all shares.
+    ///
+    /// Two of three threads block in their first index until all others are done.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-    fn a_free_thread_takes_the_work_of_blocked_threads() {
+    fn free_thread_takes_the_work_of_blocked_threads() {
         const INDICES: usize = 90;
         let pool = Pool::start(2);
         for _ in 0..20 {
@@ -666,7 +724,7 @@ mod tests {
         }
     }
 
-    /// Busy cores, more threads than cores, and two callers.
+    /// Runs two callers on busy cores with more threads than cores.
     #[test]
     #[cfg_attr(any(miri, target_family = "wasm"), ignore = "keeps all cores busy")]
     fn busy_cores_do_not_change_results() {
@@ -689,7 +747,7 @@ mod tests {
         });
     }
 
-    /// A thread that leaves a region late must not take indices of the next region.
+    /// Checks that a thread that leaves a region late takes no indices of the next region.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn threads_do_not_leak_into_the_next_region() {
@@ -723,12 +781,14 @@ mod tests {
         }
     }
 
-    /// Locked while a thread panics, because the panic message takes locks that a fork in another test would copy.
+    /// Lock held while a thread panics.
+    ///
+    /// The panic message takes locks that a fork in another test would copy.
     static PANICS: Mutex<()> = Mutex::new(());
 
     #[test]
     #[cfg_attr(panic = "abort", ignore = "a panic ends the program")]
-    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+    fn panic_reaches_the_caller_and_the_pool_survives() {
         let _alone = PANICS.lock().unwrap();
         let pool = Pool::start(2);
         for _ in 0..10 {
@@ -740,7 +800,9 @@ mod tests {
         }
     }
 
-    /// Runs `work` in a fork for at most ten seconds and returns the child's exit code, or the signal that ended it.
+    /// Runs `work` in a fork for at most ten seconds.
+    ///
+    /// Returns the child's exit code, or the signal that ended it.
     #[cfg(all(unix, not(miri)))]
     fn in_a_fork(work: impl FnOnce() -> bool) -> Result<i32, i32> {
         // SAFETY: the child computes and exits without running the test program's handlers.
@@ -750,8 +812,8 @@ mod tests {
             // SAFETY: as above. The alarm ends a child that hangs.
             unsafe {
                 libc::alarm(10);
-                let is_right = catch_unwind(AssertUnwindSafe(work));
-                libc::_exit(is_right.map_or(2, |is_right| i32::from(!is_right)));
+                let passed = catch_unwind(AssertUnwindSafe(work));
+                libc::_exit(passed.map_or(2, |passed| i32::from(!passed)));
             }
         }
         let mut status = 0;
@@ -762,13 +824,13 @@ mod tests {
 
     #[test]
     #[cfg(all(unix, not(miri)))]
-    fn a_forked_process_starts_its_own_threads() {
-        let place: &'static AtomicPtr<Pool> = Box::leak(Box::default());
-        let pool = || Pool::of_this_process(place, 2);
+    fn forked_process_starts_its_own_threads() {
+        let slot: &'static AtomicPtr<Pool> = Box::leak(Box::default());
+        let pool = || Pool::of_this_process(slot, 2);
         assert_eq!(calls(pool(), 50), vec![1; 50]);
-        let parents: *const Pool = pool();
+        let parent_pool: *const Pool = pool();
         let in_child = || {
-            let is_own = !std::ptr::eq(parents, pool());
+            let is_own = !std::ptr::eq(parent_pool, pool());
             // Two indices wait for each other, so one thread alone could not finish.
             let arrived = AtomicUsize::new(0);
             pool().run(2, &|_| {
@@ -782,15 +844,15 @@ mod tests {
                 && in_a_fork(|| calls(pool(), 50) == vec![1; 50]) == Ok(0)
         };
         assert_eq!(in_a_fork(in_child), Ok(0), "the child, and its own child");
-        assert!(std::ptr::eq(parents, pool()), "the parent keeps its pool");
+        assert!(std::ptr::eq(parent_pool, pool()), "the parent keeps its pool");
         assert_eq!(calls(pool(), 50), vec![1; 50]);
     }
 
     #[test]
     #[cfg(all(unix, not(miri)))]
-    fn a_fork_during_another_threads_region_computes() {
-        let place: &'static AtomicPtr<Pool> = Box::leak(Box::default());
-        let pool = || Pool::of_this_process(place, 2);
+    fn fork_during_another_region_computes() {
+        let slot: &'static AtomicPtr<Pool> = Box::leak(Box::default());
+        let pool = || Pool::of_this_process(slot, 2);
         let (entered, is_over) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let in_child = || calls(pool(), 50) == vec![1; 50];
         std::thread::scope(|scope| {
@@ -809,20 +871,21 @@ mod tests {
             is_over.store(1, Ordering::Release);
             assert_eq!(forked, Ok(0));
         });
-        let held = pool().lock();
+        let guard = pool().lock();
         let forked = in_a_fork(in_child);
-        drop(held);
-        assert_eq!(forked, Ok(0), "with the lock locked");
+        drop(guard);
+        assert_eq!(forked, Ok(0), "while the lock is held");
     }
 
     #[test]
     #[cfg(all(unix, not(miri), not(panic = "abort")))]
-    fn a_region_that_forks_panics_in_the_child() {
+    fn region_that_forks_panics_in_the_child() {
         let _alone = PANICS.lock().unwrap();
         let pool = Pool::start(2);
         let forked = std::sync::OnceLock::new();
         let parent = std::process::id();
-        // Only the caller forks. The child continues the region and must not wait for threads that it does not have.
+        // Only the caller forks. The child continues the region and must not wait
+        // for threads that it does not have.
         let caller = std::thread::current().id();
         let region = catch_unwind(AssertUnwindSafe(|| {
             pool.run(40, &|_| {

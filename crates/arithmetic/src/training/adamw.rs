@@ -1,15 +1,16 @@
-//! One step of AdamW for one parameter, and the norm that clipping needs.
+//! One step of AdamW for one parameter, and the norm for gradient clipping.
 //!
-//! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form of PyTorch's
-//! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added after the bias correction.
+//! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form
+//! of PyTorch's `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon
+//! is added after the bias correction.
 
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{for_each_item, map_items};
 
-/// Values that one task works on. Fixed, so that sums do not depend on the number of threads.
+/// Values per task, fixed so that sums do not depend on the number of threads.
 const BLOCK: usize = 1 << 14;
 
-/// The numbers of a step.
+/// Hyperparameters of a step.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{AdamWStep, Float};
@@ -30,27 +31,27 @@ pub struct AdamWStep {
     pub beta_1: f64,
     /// Decay rate of the squared gradient's running mean.
     pub beta_2: f64,
-    /// Added to the square root that divides the step.
+    /// Term added to the square root that divides the step.
     pub epsilon: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Number of this step, from 1.
+    /// Number of this step, starting at 1.
     pub step: u64,
-    /// What the gradient is multiplied by first: the factor of clipping.
+    /// Clipping factor of the gradient.
     pub gradient_factor: f64,
 }
 
 impl AdamWStep {
-    /// `1 - beta^step` for both.
+    /// Returns `1 - beta^step` for both decay rates.
     #[inline(always)]
     pub fn bias_corrections(&self) -> (f64, f64) {
         let correction = |beta: f64| 1.0 - libm::pow(beta, self.step as f64);
         (correction(self.beta_1), correction(self.beta_2))
     }
 
-    /// What the decay leaves of a parameter.
+    /// Returns the fraction of a parameter that remains after weight decay.
     #[inline(always)]
-    pub fn kept_share(&self) -> f64 {
+    pub fn decay_factor(&self) -> f64 {
         1.0 - self.learning_rate * self.weight_decay
     }
 }
@@ -62,7 +63,11 @@ pub(super) fn adamw<T: Real>(
     step: &AdamWStep,
 ) {
     let lens = [gradient.len(), mean.len(), square.len()];
-    assert!(lens == [parameter.len(); 3], "{lens:?} values for a parameter of {}", parameter.len());
+    assert!(
+        lens == [parameter.len(); 3],
+        "gradient and means of {lens:?} values for a parameter of {} values",
+        parameter.len()
+    );
     let means = mean.chunks_mut(BLOCK).zip(square.chunks_mut(BLOCK));
     let blocks = parameter.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)).zip(means);
     for_each_item(blocks, |((parameter, gradient), (mean, square))| {
@@ -89,7 +94,7 @@ impl<T: Number> Work<T> for Update<'_, T> {
         let factor = v.splat(T::of(gradient_factor));
         let (keep_1, rest_1) = (v.splat(T::of(beta_1)), v.splat(T::of(1.0 - beta_1)));
         let (keep_2, rest_2) = (v.splat(T::of(beta_2)), v.splat(T::of(1.0 - beta_2)));
-        let keep = v.splat(T::of(step.kept_share()));
+        let keep = v.splat(T::of(step.decay_factor()));
         let rate = v.splat(T::of(learning_rate / correction_1));
         let root_factor = v.splat(T::of(1.0 / correction_2.sqrt()));
         let (epsilon, zero) = (v.splat(T::of(epsilon)), T::ZERO);
@@ -118,7 +123,7 @@ struct Squares<'a, T>(&'a [T]);
 impl<T: Number> Work<T> for Squares<'_, T> {
     type Output = f64;
 
-    /// In f64 throughout, which the compiler turns into vector code.
+    /// Sums in f64, which the compiler turns into vector code.
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, _: V) -> f64 {
         const PARTS: usize = 32;
@@ -140,10 +145,10 @@ impl<T: Number> Work<T> for Squares<'_, T> {
 mod tests {
     use super::*;
     use crate::random::noise;
-    use crate::simd::{InstructionSet, OfFloats};
+    use crate::simd::{F32Job, InstructionSet};
 
     #[test]
-    fn every_instruction_set_takes_the_step_of_the_formula() {
+    fn instruction_sets_follow_the_adamw_formula() {
         let step = AdamWStep {
             learning_rate: 0.1,
             beta_1: 0.9,
@@ -153,11 +158,11 @@ mod tests {
             step: 3,
             gradient_factor: 0.5,
         };
-        let given =
+        let initial =
             [noise(37, 1, 0.0, 2.0), noise(37, 2, 0.0, 2.0), noise(37, 3, 0.0, 0.2), noise(37, 4, 0.1, 0.1)];
         for set in InstructionSet::available() {
-            let [mut parameter, gradient, mut mean, mut square] = given.clone();
-            set.run(OfFloats(Update {
+            let [mut parameter, gradient, mut mean, mut square] = initial.clone();
+            set.run(F32Job(Update {
                 step: &step,
                 parameter: &mut parameter,
                 gradient: &gradient,
@@ -165,7 +170,7 @@ mod tests {
                 square: &mut square,
             }));
             for index in 0..37 {
-                let [p, g, m, s] = [0, 1, 2, 3].map(|which: usize| f64::from(given[which][index]));
+                let [p, g, m, s] = [0, 1, 2, 3].map(|which: usize| f64::from(initial[which][index]));
                 let g = 0.5 * g;
                 let (m, s) = (0.9 * m + 0.1 * g, 0.99 * s + 0.01 * g * g);
                 let root = (s / (1.0 - 0.99f64.powi(3))).sqrt() + 1e-8;
@@ -175,8 +180,8 @@ mod tests {
                     assert!((f64::from(found) - expected).abs() < 1e-6, "{set:?}: {found} for {expected}");
                 }
             }
-            let expected: f64 = given[0].iter().map(|value| f64::from(*value).powi(2)).sum();
-            let found = set.run(OfFloats(Squares(&given[0])));
+            let expected: f64 = initial[0].iter().map(|value| f64::from(*value).powi(2)).sum();
+            let found = set.run(F32Job(Squares(&initial[0])));
             assert!((found / expected - 1.0).abs() < 1e-14, "{set:?}: {found} for {expected}");
         }
     }

@@ -1,9 +1,10 @@
-//! Attention of all heads of some texts, with dropout on the weights and its gradients.
+//! Attention of all heads of some sequences, with dropout on the weights, and its gradients.
 //!
-//! Works head by head in blocks of queries, so that no `(B, H, T, S)` values ever exist; keys that no query of a block sees are
-//! never looked at. The backward pass computes the weights again from queries and keys (as FlashAttention does,
-//! arXiv:2205.14135, section 3.1): with `P` the weights, `M` the dropout mask over its keep rate and `dO` the gradient,
-//! `dV = (P∘M)ᵀ dO`, `dW = dO Vᵀ`, `dS = (P∘M)∘dW - P · rowsum((P∘M)∘dW)`, `dQ = dS K`, `dK = dSᵀ Q`.
+//! Works head by head in blocks of queries, so that the `(B, H, T, S)` scores never exist as a whole. Keys
+//! that no query of a block sees are not read. The backward pass recomputes the weights from queries and
+//! keys, like FlashAttention (arXiv:2205.14135, section 3.1). Let `P` be the weights, `M` the dropout mask
+//! over its keep rate, and `dO` the output gradient. Then `dV = (P∘M)ᵀ dO`, `dW = dO Vᵀ`,
+//! `dS = (P∘M)∘dW - P · rowsum((P∘M)∘dW)`, `dQ = dS K` and `dK = dSᵀ Q`.
 
 use std::ops::Range;
 
@@ -13,26 +14,27 @@ use crate::attention::Heads;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 
-/// Queries in a block: a multiple of every tile's rows.
+/// Queries in a block, a multiple of every tile's rows.
 const QUERY_BLOCK: usize = 48;
 
-/// Values that are added to the scores, `(B, H, T, S)`: those of a query are contiguous, one for each key.
-/// Part of an [`Attention`].
+/// Values added to the scores, `(B, H, T, S)`; those of a query are contiguous, one for each key.
+///
+/// They are part of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AddedScores<'a, T> {
-    /// From the first value on.
+    /// Values, starting with the first one.
     pub values: &'a [T],
-    /// From a text, a head and a query to the next; 0 if all have the same.
+    /// Distances between sequences, heads and queries; 0 if all share the same values.
     pub strides: [usize; 3],
 }
 
-/// How the heads of some texts attend. All texts have as many queries, and as many keys.
+/// Attention of all heads of sequences that have the same number of queries and of keys.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Attention, Float};
 ///
 /// let causal = Attention {
-///     texts: 1, queries: 3, keys: 3, heads: 1, head_dim: 2, value_dim: 2, scale: 1.0,
+///     batch: 1, queries: 3, keys: 3, heads: 1, head_dim: 2, value_dim: 2, scale: 1.0,
 ///     visible: &[0..1, 0..2, 0..3], added: None, dropout: None,
 /// };
 /// let (zeros, values) = ([0f64; 6], [1., 2., 3., 4., 5., 6.]);
@@ -40,30 +42,32 @@ pub struct AddedScores<'a, T> {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a, T> {
-    /// Number of texts, `B`.
-    pub texts: usize,
-    /// Queries of a text, `T`.
+    /// Number of sequences, `B`.
+    pub batch: usize,
+    /// Queries of a sequence, `T`.
     pub queries: usize,
-    /// Keys of a text, `S`.
+    /// Keys of a sequence, `S`.
     pub keys: usize,
     /// Number of heads, `H`.
     pub heads: usize,
     /// Width of the queries and keys of a head, `D`.
     pub head_dim: usize,
-    /// Width of the values of a head.
+    /// Width of the values of a head, `Dv`.
     pub value_dim: usize,
-    /// What a product of a query and a key is multiplied by; greater than 0.
+    /// Factor of the products of queries and keys; greater than 0.
     pub scale: f64,
-    /// For each query of a text the keys that it sees, at least one.
+    /// Visible keys of each query of a sequence, at least one.
     pub visible: &'a [Range<usize>],
-    /// What is added to the scaled products.
+    /// Values to add to the scaled products.
     pub added: Option<AddedScores<'a, T>>,
-    /// Dropout on the weights: query `t` of head `h` of text `b` takes the draws of stream `(b · H + h) · T + t`, a key that of its
-    /// number.
+    /// Dropout on the weights.
+    ///
+    /// Query `t` of head `h` of sequence `b` uses the samples of stream `(b · H + h) · T + t`.
+    /// Each key uses the sample at its index.
     pub dropout: Option<Dropout>,
 }
 
-/// Where queries, keys or values are: in which array, and which of how many that lie side by side for each token.
+/// Location of queries, keys or values: the array, and their index and count in it for each token.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     array: usize,
@@ -71,7 +75,7 @@ struct Place {
     count: usize,
 }
 
-/// Where queries, keys and values are in so many arrays.
+/// Returns the locations of queries, keys and values in the given number of arrays.
 #[inline(always)]
 fn places(arrays: usize) -> [Place; 3] {
     let place = |array, index, count| Place { array, index, count };
@@ -79,49 +83,55 @@ fn places(arrays: usize) -> [Place; 3] {
         1 => [place(0, 0, 3), place(0, 1, 3), place(0, 2, 3)],
         2 => [place(0, 0, 1), place(1, 0, 2), place(1, 1, 2)],
         3 => [place(0, 0, 1), place(1, 0, 1), place(2, 0, 1)],
-        other => panic!("queries, keys and values in {other} arrays"),
+        other => panic!("expected queries, keys and values in one to three arrays, found {other}"),
     }
 }
 
 impl<'a, T: Number> Attention<'a, T> {
-    /// Width of the queries, keys and values of a head, and how many a text has of them.
+    /// Returns width and number per sequence of a head's queries, keys and values.
     fn sizes(&self) -> [(usize, usize); 3] {
         let Self { queries, keys, head_dim, value_dim, .. } = *self;
         [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
     }
 
-    /// The number of values of the output, if all sizes fit.
+    /// Returns the number of output values, and panics if the sizes do not match.
     fn output_len(&self, qkv: &[&[T]]) -> usize {
-        let Self { texts, queries, keys, heads, value_dim, scale, visible, added, .. } = *self;
+        let Self { batch, queries, keys, heads, value_dim, scale, visible, added, .. } = *self;
         for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(self.sizes()) {
-            let expected = texts * tokens * place.count * heads * width;
+            let expected = batch * tokens * place.count * heads * width;
             let found = qkv[place.array].len();
-            assert!(found == expected, "{found} values for {expected} of queries, keys or values");
+            assert!(
+                found == expected,
+                "expected {expected} values of queries, keys or values, found {found}"
+            );
         }
-        assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
-        assert!(visible.len() == queries, "{} queries that see keys, of {queries}", visible.len());
-        assert!(visible.iter().all(|seen| !seen.is_empty() && seen.end <= keys), "keys beyond {keys}");
+        assert!(scale > 0.0 && scale.is_finite(), "expected a finite scale greater than 0, found {scale}");
+        assert!(visible.len() == queries, "{} ranges of visible keys for {queries} queries", visible.len());
+        assert!(
+            visible.iter().all(|seen| !seen.is_empty() && seen.end <= keys),
+            "empty range of visible keys, or one beyond {keys}"
+        );
         if let Some(AddedScores { values, strides }) = added {
             let last = |count: usize, stride: usize| count.saturating_sub(1) * stride;
-            let last = last(texts, strides[0]) + last(heads, strides[1]) + last(queries, strides[2]);
-            assert!(last + keys <= values.len(), "{} values added to scores", values.len());
+            let last = last(batch, strides[0]) + last(heads, strides[1]) + last(queries, strides[2]);
+            assert!(last + keys <= values.len(), "too few added scores: {} values", values.len());
         }
-        texts * queries * heads * value_dim
+        batch * queries * heads * value_dim
     }
 
-    /// One head of one text.
-    fn head(&self, qkv: &[&'a [T]], text: usize, head: usize) -> Head<'a, T> {
+    /// Returns one head of one sequence.
+    fn head(&self, qkv: &[&'a [T]], sequence: usize, head: usize) -> Head<'a, T> {
         let mut rows = [Rows { values: &[], stride: 0, width: 0 }; 3];
         for (rows, (place, (width, tokens))) in
             rows.iter_mut().zip(places(qkv.len()).into_iter().zip(self.sizes()))
         {
             let stride = place.count * self.heads * width;
-            let start = text * tokens * stride + (place.index * self.heads + head) * width;
+            let start = sequence * tokens * stride + (place.index * self.heads + head) * width;
             *rows = Rows { values: &qkv[place.array][start..], stride, width };
         }
         let [queries, keys, values] = rows;
         let added = self.added.map(|AddedScores { values, strides }| {
-            (&values[text * strides[0] + head * strides[1]..], strides[2])
+            (&values[sequence * strides[0] + head * strides[1]..], strides[2])
         });
         Head {
             queries,
@@ -131,16 +141,16 @@ impl<'a, T: Number> Attention<'a, T> {
             visible: self.visible,
             added,
             scale: T::of(self.scale),
-            dropout: self.dropout.map(|dropout| (dropout, (text * self.heads + head) * self.queries)),
+            dropout: self.dropout.map(|dropout| (dropout, (sequence * self.heads + head) * self.queries)),
         }
     }
 }
 
 impl Attention<'_, f32> {
-    /// Queries, keys and values of all heads, if all sizes fit.
+    /// Returns queries, keys and values of all heads.
     ///
     /// # Panics
-    /// When they do not.
+    /// Panics if the sizes do not match.
     pub(crate) fn all_heads<'q>(&self, qkv: &[&'q [f32]]) -> [Heads<'q>; 3] {
         self.output_len(qkv);
         let (places, sizes) = (places(qkv.len()), self.sizes());
@@ -150,7 +160,7 @@ impl Attention<'_, f32> {
             let values = qkv[place.array].get(beside..).unwrap_or(&[]);
             Heads::strided(
                 values,
-                [self.texts, self.heads, tokens, width],
+                [self.batch, self.heads, tokens, width],
                 [tokens * of_token, width, of_token],
             )
         })
@@ -162,7 +172,7 @@ pub(super) fn forward<T: Real>(qkv: &[&[T]], attention: Attention<'_, T>) -> Vec
     if len == 0 {
         return Vec::new();
     }
-    // The columns of a head in the rows of a text are a part.
+    // A part consists of the columns of a head in the rows of a sequence.
     let Attention { queries, heads, value_dim, .. } = attention;
     let parts = Parts { row_len: heads * value_dim, rows: queries, columns: value_dim };
     computed_in_parts(len, parts, |mut part| {
@@ -173,7 +183,7 @@ pub(super) fn forward<T: Real>(qkv: &[&[T]], attention: Attention<'_, T>) -> Vec
 
 pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attention<'_, T>) -> Vec<Vec<T>> {
     let len = attention.output_len(qkv);
-    assert!(gradient.len() == len, "a gradient of {} values for {len}", gradient.len());
+    assert!(gradient.len() == len, "a gradient of {} values for an output of {len}", gradient.len());
     if len == 0 {
         return qkv.iter().map(|values| vec![T::ZERO; values.len()]).collect();
     }
@@ -181,7 +191,7 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     let mut outputs = Vec::with_capacity(qkv.len());
     for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(attention.sizes()) {
         if place.index == 0 {
-            // For each token a row of queries, of keys or of values, or one of each.
+            // Each token has a row for each of queries, keys and values that the array holds.
             let parts = Parts { row_len: heads * width, rows: tokens * place.count, columns: width };
             outputs.push((qkv[place.array].len(), parts));
         }
@@ -189,14 +199,14 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     let output_stride = heads * value_dim;
     computed_together(&outputs, |mut gradients| {
         let Part { first_row, first_column, .. } = gradients[0];
-        let (text, head) = (first_row / outputs[0].1.rows, first_column / attention.head_dim);
-        let output_gradient = &gradient[text * queries * output_stride + head * value_dim..];
-        let head = attention.head(qkv, text, head);
+        let (sequence, head) = (first_row / outputs[0].1.rows, first_column / attention.head_dim);
+        let output_gradient = &gradient[sequence * queries * output_stride + head * value_dim..];
+        let head = attention.head(qkv, sequence, head);
         T::vectorized(Backward { head, output_gradient, output_stride, gradients: &mut gradients });
     })
 }
 
-/// The queries, keys or values of a head: the next token's are `stride` further on.
+/// Queries, keys or values of a head; consecutive tokens are `stride` values apart.
 #[derive(Debug, Clone, Copy)]
 struct Rows<'a, T> {
     values: &'a [T],
@@ -205,28 +215,28 @@ struct Rows<'a, T> {
 }
 
 impl<'a, T: Number> Rows<'a, T> {
-    /// Those of some tokens, `(count, width)`.
+    /// Returns the rows of some tokens, `(count, width)`.
     #[inline(always)]
     fn some(&self, first: usize, count: usize) -> MatrixView<'a, T> {
         MatrixView::strided(&self.values[first * self.stride..], (count, self.width), self.stride)
     }
 }
 
-/// One head of one text.
+/// One head of one sequence.
 struct Head<'a, T> {
     queries: Rows<'a, T>,
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
     key_count: usize,
     visible: &'a [Range<usize>],
-    /// What is added to the scores, and from a query to the next.
+    /// Values added to the scores, and the distance from a query to the next.
     added: Option<(&'a [T], usize)>,
     scale: T,
     /// Dropout on the weights, and the stream of the first query.
     dropout: Option<(Dropout, usize)>,
 }
 
-/// Some queries, and the keys that any of them sees, from the beginning of a panel on.
+/// Block of queries, and the keys that any of them sees, starting at a panel boundary.
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
@@ -236,7 +246,7 @@ struct Block {
 }
 
 impl<T: Number> Head<'_, T> {
-    /// The queries from one on.
+    /// Returns the block of queries that starts at `first`.
     #[inline(always)]
     fn block(&self, first: usize) -> Block {
         let count = QUERY_BLOCK.min(self.visible.len() - first);
@@ -249,9 +259,9 @@ impl<T: Number> Head<'_, T> {
         Block { first, count, first_key, keys: end - first_key }
     }
 
-    /// Memory for any block.
+    /// Allocates memory for any block.
     #[inline(always)]
-    fn room(&self) -> Room<T> {
+    fn scratch(&self) -> Scratch<T> {
         let mut keys = 0;
         let mut first = 0;
         while first < self.visible.len() {
@@ -260,14 +270,14 @@ impl<T: Number> Head<'_, T> {
         }
         let block = vec![T::ZERO; QUERY_BLOCK.min(self.visible.len()) * keys];
         let dropped = if self.dropout.is_some() { block.clone() } else { Vec::new() };
-        Room { stride: keys, weights: block, dropped, tiles: Vec::new() }
+        Scratch { stride: keys, weights: block, dropped, tiles: Vec::new() }
     }
 
-    /// The weights of a block of queries over its keys; and with dropout, those that are left of them.
+    /// Computes the weights of a block of queries over its keys, and applies dropout if it is set.
     #[inline(always)]
-    fn weights<V: Vectors<Real = T>>(&self, v: V, block: Block, keys: &LaidOut<T>, room: &mut Room<T>) {
+    fn weights<V: Vectors<Real = T>>(&self, v: V, block: Block, keys: &LaidOut<T>, scratch: &mut Scratch<T>) {
         let Block { first, count, first_key, keys: width } = block;
-        let Room { stride, weights, dropped, tiles } = room;
+        let Scratch { stride, weights, dropped, tiles } = scratch;
         let scores = Part::of_rows(weights, *stride, (count, width));
         multiply(
             v,
@@ -307,7 +317,7 @@ impl<T: Number> Head<'_, T> {
     }
 }
 
-/// `scale · scores + added` in place.
+/// Computes `scale · scores + added` in place.
 #[inline(always)]
 fn add_scaled<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real, added: &[V::Real]) {
     let (zero, scale) = (V::Real::ZERO, v.splat(scale));
@@ -318,7 +328,7 @@ fn add_scaled<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real, added: &
     }
 }
 
-/// `softmax(scale · scores)` in place, for a positive scale.
+/// Computes `softmax(scale · scores)` in place, for a positive scale.
 #[inline(always)]
 fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
     let zero = V::Real::ZERO;
@@ -330,7 +340,7 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
     let (largest, scale) = (v.splat(v.largest(largest)), v.splat(scale));
     let mut sum = v.splat(zero);
     for scores in scores.chunks_mut(LANES) {
-        // What is missing in the last vector weighs nothing.
+        // Missing values of the last vector have no weight.
         let weights = v.exp(v.mul(v.sub(v.load_first(scores, lowest), largest), scale));
         v.store_first(weights, scores);
         sum = v.add(sum, weights);
@@ -341,19 +351,19 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
     }
 }
 
-/// Memory that the blocks of a head use one after the other.
-struct Room<T> {
-    /// From a query to the next.
+/// Scratch memory for the blocks of a head, one after another.
+struct Scratch<T> {
+    /// Distance from a query to the next.
     stride: usize,
     weights: Vec<T>,
-    /// Of use with dropout only.
+    /// Weights after dropout, empty without dropout.
     dropped: Vec<T>,
     tiles: Vec<T>,
 }
 
 struct Forward<'a, 'b, T> {
     head: Head<'a, T>,
-    /// `(T, D)`.
+    /// Output, `(T, Dv)`.
     output: &'a mut Part<'b, T>,
 }
 
@@ -362,29 +372,31 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
-        const { assert!(QUERY_BLOCK.is_multiple_of(V::TILE_ROWS), "a block is of whole tiles") };
+        const { assert!(QUERY_BLOCK.is_multiple_of(V::TILE_ROWS), "a block must consist of whole tiles") };
         let Self { head, output } = self;
         let (mut keys, mut values) = (LaidOut::new(), LaidOut::new());
         keys.fill(v, head.keys.some(0, head.key_count).transposed());
         values.fill(v, head.values.some(0, head.key_count));
-        let mut room = head.room();
+        let mut scratch = head.scratch();
         for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
             let block = head.block(first);
-            head.weights(v, block, &keys, &mut room);
-            let weights = if head.dropout.is_some() { &room.dropped } else { &room.weights };
-            let weights = MatrixView::strided(weights, (block.count, block.keys), room.stride);
+            head.weights(v, block, &keys, &mut scratch);
+            let weights = if head.dropout.is_some() { &scratch.dropped } else { &scratch.weights };
+            let weights = MatrixView::strided(weights, (block.count, block.keys), scratch.stride);
             let output = output.stepped(first, 1, block.count);
-            multiply(v, weights, values.all().rows_from(block.first_key), output, false, &mut room.tiles);
+            multiply(v, weights, values.all().rows_from(block.first_key), output, false, &mut scratch.tiles);
         }
     }
 }
 
 struct Backward<'a, 'b, T> {
     head: Head<'a, T>,
-    /// Starts at the head's first value; the next token's are `output_stride` further on.
+    /// Output gradient, starting at the head's first value; tokens are `output_stride` values apart.
     output_gradient: &'a [T],
     output_stride: usize,
-    /// Those of the arrays, zero: for each token a row of queries, keys or values, or one of each.
+    /// Gradients of the arrays, initially zero.
+    ///
+    /// Each token has a row for each of queries, keys and values that the array holds.
     gradients: &'a mut [Part<'b, T>],
 }
 
@@ -400,12 +412,12 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
         key_columns.fill(v, head.keys.some(0, head.key_count).transposed());
         key_rows.fill(v, head.keys.some(0, head.key_count));
         value_columns.fill(v, head.values.some(0, head.key_count).transposed());
-        let mut room = head.room();
-        let mut scores = room.weights.clone();
+        let mut scratch = head.scratch();
+        let mut scores = scratch.weights.clone();
         for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
             let block = head.block(first);
-            head.weights(v, block, &key_columns, &mut room);
-            let Room { stride, weights, dropped, tiles, .. } = &mut room;
+            head.weights(v, block, &key_columns, &mut scratch);
+            let Scratch { stride, weights, dropped, tiles, .. } = &mut scratch;
             let stride = *stride;
             let weights = weights.as_slice();
             let dropped = if head.dropout.is_some() { dropped.as_slice() } else { weights };
@@ -419,7 +431,8 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
             let dropped_columns = MatrixView::strided(dropped, (count, keys), stride).transposed();
             multiply(v, dropped_columns, block_rows.all(), value_gradient, true, tiles);
 
-            // The gradient of the weights that are left, and from it that of the scores, in place.
+            // Computes the gradient of the weights after dropout, and from it
+            // the gradient of the scores, in place.
             let of_weights = Part::of_rows(&mut scores, stride, (count, keys));
             let values = value_columns.all().columns_from(first_key);
             multiply(v, output_gradient, values, of_weights, false, tiles);
@@ -440,13 +453,13 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
     }
 }
 
-/// The rows of some tokens' queries, keys or values.
+/// Returns the rows of some tokens' queries, keys or values.
 #[inline(always)]
 fn rows_of<'a, T>(gradients: &'a mut [Part<'_, T>], place: Place, first: usize, count: usize) -> Part<'a, T> {
     gradients[place.array].stepped(first * place.count + place.index, place.count, count)
 }
 
-/// From the gradient of the weights that dropout left to that of the scores, in place.
+/// Turns the gradient of the weights after dropout into the gradient of the scores, in place.
 #[inline(always)]
 fn score_gradients<V: Vectors>(
     v: V,
@@ -475,9 +488,9 @@ fn score_gradients<V: Vectors>(
 mod tests {
     use super::*;
     use crate::random::noise;
-    use crate::simd::{InstructionSet, OfFloats};
+    use crate::simd::{F32Job, InstructionSet};
 
-    /// Which keys the queries see: those before them, all, or some around them.
+    /// Returns the visible keys of each query: those before it, all, or some around it.
     fn seen(queries: usize, keys: usize, window: Option<(usize, usize)>) -> Vec<Range<usize>> {
         let seen = |query: usize| match window {
             Some((before, after)) => query.saturating_sub(before)..(query + after + 1).min(keys),
@@ -486,9 +499,9 @@ mod tests {
         (0..queries).map(seen).collect()
     }
 
-    /// f64 in plain Rust is what gradients are checked in; every instruction set computes the same.
+    /// Checks every instruction set against f64 in plain Rust, in which gradients are checked.
     #[test]
-    fn every_instruction_set_attends_and_goes_back_alike() {
+    fn instruction_sets_agree_on_forward_and_backward() {
         let dropout = Some(Dropout { rate: 0.3, seed: 5 });
         let causal = Some((usize::MAX, 0));
         for (arrays, queries, keys, [head_dim, value_dim], window, is_added, dropout) in [
@@ -515,7 +528,7 @@ mod tests {
                 let slices: Vec<&[f64]> = qkv_wide.iter().map(Vec::as_slice).collect();
                 let added = is_added.then_some(AddedScores { values: &added_wide, strides: [0, 0, keys] });
                 let attention = Attention {
-                    texts: 1,
+                    batch: 1,
                     queries,
                     keys,
                     heads: 1,
@@ -532,7 +545,7 @@ mod tests {
             let slices: Vec<&[f32]> = qkv.iter().map(Vec::as_slice).collect();
             let added = is_added.then_some(AddedScores { values: &added, strides: [0, 0, keys] });
             let attention = Attention {
-                texts: 1,
+                batch: 1,
                 queries,
                 keys,
                 heads: 1,
@@ -546,15 +559,15 @@ mod tests {
             for set in InstructionSet::available() {
                 let mut output = vec![0f32; queries * value_dim];
                 let part = &mut Part::of_rows(&mut output, value_dim, (queries, value_dim));
-                set.run(OfFloats(Forward { head: attention.head(&slices, 0, 0), output: part }));
+                set.run(F32Job(Forward { head: attention.head(&slices, 0, 0), output: part }));
                 let mut gradients: Vec<Vec<f32>> = qkv.iter().map(|values| vec![0.0; values.len()]).collect();
                 let mut parts = Vec::new();
                 for (array, gradient) in gradients.iter_mut().enumerate() {
                     let place = places(arrays).into_iter().zip(sizes).find(|(place, _)| place.array == array);
-                    let (place, (tokens, width)) = place.expect("an array of something");
+                    let (place, (tokens, width)) = place.expect("every array has a role");
                     parts.push(Part::of_rows(gradient, width, (tokens * place.count, width)));
                 }
-                set.run(OfFloats(Backward {
+                set.run(F32Job(Backward {
                     head: attention.head(&slices, 0, 0),
                     output_gradient: &gradient,
                     output_stride: value_dim,

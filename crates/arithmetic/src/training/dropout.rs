@@ -1,28 +1,30 @@
-//! Dropout by counting: whether a value stays depends on a seed and the value's place alone. So any thread draws any part of a mask,
-//! the way back draws it again, and none is kept.
+//! Counter-based dropout: only a seed and a value's position decide whether the value is kept.
 //!
-//! The draws are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011), sixteen
-//! counters at a time.
+//! Any thread can therefore sample any part of a mask. The backward pass samples the
+//! mask again, and no mask is stored.
+//!
+//! The samples are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
+//! as 1, 2, 3", 2011), sixteen counters at a time.
 
 use std::ops::Range;
 
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts};
 
-/// Draws of a counter.
+/// Samples of a counter.
 const WORDS: usize = 4;
-/// Draws of sixteen counters.
+/// Samples of sixteen counters.
 const GROUP: usize = WORDS * LANES;
-/// Values that one task works on, whole groups.
+/// Values per task, in whole groups.
 const BLOCK: usize = 128 * GROUP;
 /// Rounds of Philox.
 const ROUNDS: usize = 10;
-/// What two words of a counter are multiplied by in each round.
+/// Factors of two words of a counter in each round.
 const FACTORS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What is added to the two words of the key after each round.
+/// Increments of the two words of the key after each round.
 const STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Dropout at a rate: which values become zero, and what the others are multiplied by.
+/// Dropout with a rate, which zeros some values and scales the others.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Dropout, Float};
@@ -30,57 +32,59 @@ const STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// let dropout = Dropout { rate: 0.75, seed: 7 };
 /// assert_eq!(dropout.factor(), 4.0);
 /// let mut kept = [false; 1000];
-/// dropout.draw(0, 0, &mut kept);
+/// dropout.sample(0, 0, &mut kept);
 /// assert!((150..350).contains(&kept.iter().filter(|is_kept| **is_kept).count()));
 /// let dropped = Float::dropout(&[1f32; 1000], dropout);
 /// assert!(dropped.iter().zip(kept).all(|(value, is_kept)| *value == if is_kept { 4.0 } else { 0.0 }));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// Share of the values that become zero, from 0 to 1.
+    /// Fraction of the values that become zero, from 0 to 1.
     pub rate: f64,
-    /// Seed of the draws.
+    /// Seed of the samples.
     pub seed: u64,
 }
 
 impl Dropout {
-    /// What a value that stays is multiplied by, so that the expected value is that without dropout.
+    /// Returns the factor of kept values, which preserves the expected value.
     #[inline(always)]
     pub fn factor(self) -> f64 {
         if self.rate < 1.0 { 1.0 / (1.0 - self.rate) } else { 0.0 }
     }
 
-    /// Draws which values of a stream stay, from the one at place `first` on: each with probability `1 - rate`, in steps of `2^-32`.
-    pub fn draw(self, stream: u64, first: u64, kept: &mut [bool]) {
+    /// Samples which values of a stream are kept, starting at position `first`.
+    ///
+    /// Each is kept with probability `1 - rate`, in steps of `2^-32`.
+    pub fn sample(self, stream: u64, first: u64, kept: &mut [bool]) {
         let limit = self.limit();
         let mut done = 0;
         while done < kept.len() {
-            let (draws, some) = self.draws(stream, first + done as u64, kept.len() - done);
-            let draws = &draws[some.clone()];
-            for index in 0..draws.len() {
-                kept[done + index] = u64::from(draws[index]) >= limit;
+            let (samples, some) = self.samples(stream, first + done as u64, kept.len() - done);
+            let samples = &samples[some.clone()];
+            for index in 0..samples.len() {
+                kept[done + index] = u64::from(samples[index]) >= limit;
             }
             done += some.len();
         }
     }
 
-    /// Writes to `y` what is left of `x`, values of a stream from the one at place `first` on.
+    /// Writes `x` after dropout to `y`, for values of a stream that start at position `first`.
     #[inline(always)]
     pub(super) fn apply<T: Number>(self, stream: u64, first: u64, x: &[T], y: &mut [T]) {
         let (limit, factor) = (self.limit(), T::of(self.factor()));
         let mut done = 0;
         while done < x.len() {
-            let (draws, some) = self.draws(stream, first + done as u64, x.len() - done);
-            let draws = &draws[some.clone()];
-            let (x, y) = (&x[done..done + draws.len()], &mut y[done..done + draws.len()]);
-            for index in 0..draws.len() {
-                y[index] = if u64::from(draws[index]) >= limit { x[index] * factor } else { T::ZERO };
+            let (samples, some) = self.samples(stream, first + done as u64, x.len() - done);
+            let samples = &samples[some.clone()];
+            let (x, y) = (&x[done..done + samples.len()], &mut y[done..done + samples.len()]);
+            for index in 0..samples.len() {
+                y[index] = if u64::from(samples[index]) >= limit { x[index] * factor } else { T::ZERO };
             }
             done += some.len();
         }
     }
 
-    /// Values whose draw is below this become zero.
+    /// Returns the limit; a value becomes zero if its sample is smaller.
     #[inline(always)]
     pub fn limit(self) -> u64 {
         #[expect(clippy::cast_possible_truncation, reason = "from 0 to 2^32")]
@@ -88,27 +92,31 @@ impl Dropout {
         limit
     }
 
-    /// The draws of the group in which a place is, and which of them belong to the `len` places from it on.
+    /// Returns the samples of the group that contains a position, and a range of them.
+    ///
+    /// The range covers `len` positions starting at `place`, up to the end of the group.
     #[inline(always)]
-    fn draws(self, stream: u64, place: u64, len: usize) -> ([u32; GROUP], Range<usize>) {
-        #[expect(clippy::cast_possible_truncation, reason = "below the length of a group")]
+    fn samples(self, stream: u64, place: u64, len: usize) -> ([u32; GROUP], Range<usize>) {
+        #[expect(clippy::cast_possible_truncation, reason = "less than the length of a group")]
         let first = (place % GROUP as u64) as usize;
         let end = if len < GROUP - first { first + len } else { GROUP };
         let words = philox(self.seed, stream, place / GROUP as u64 * LANES as u64);
-        let mut draws = [0; GROUP];
+        let mut samples = [0; GROUP];
         for word in 0..WORDS {
             for lane in 0..LANES {
-                draws[word * LANES + lane] = words[word][lane];
+                samples[word * LANES + lane] = words[word][lane];
             }
         }
-        (draws, first..end)
+        (samples, first..end)
     }
 }
 
-/// The draws of sixteen counters from `first` on, a multiple of 16, in a stream: the first word of each, then the second of each and so
-/// on.
+/// Returns the samples of sixteen counters of a stream, starting at `first`.
+///
+/// `first` must be a multiple of 16. The result has the first word of each counter,
+/// then the second of each, and so on.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "there are sixteen lanes")]
+#[expect(clippy::cast_possible_truncation, reason = "there are only sixteen lanes")]
 fn philox(seed: u64, stream: u64, first: u64) -> [[u32; LANES]; WORDS] {
     let mut key = halves(seed);
     let ([low, high], stream) = (halves(first), halves(stream));
@@ -130,14 +138,14 @@ fn philox(seed: u64, stream: u64, first: u64) -> [[u32; LANES]; WORDS] {
     words
 }
 
-/// The low and the high half.
+/// Returns the low and the high half.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "halves are taken")]
+#[expect(clippy::cast_possible_truncation, reason = "each half is 32 bits")]
 fn halves(number: u64) -> [u32; 2] {
     [number as u32, (number >> 32) as u32]
 }
 
-/// What is left of `x`, by the first draws of stream 0.
+/// Applies dropout to `x` with the first samples of stream 0.
 pub(super) fn dropout<T: Real>(x: &[T], dropout: Dropout) -> Vec<T> {
     let parts = Parts { row_len: 1, rows: BLOCK, columns: 1 };
     computed_in_parts(x.len(), parts, |mut part| {
@@ -166,11 +174,13 @@ impl<T: Number> Work<T> for Apply<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{InstructionSet, OfFloats};
+    use crate::simd::{F32Job, InstructionSet};
 
-    /// The vectors that Random123 publishes for philox4x32 with ten rounds (`kat_vectors`): counter, key and draws.
+    /// Checks the samples against the vectors of Random123 for philox4x32 with ten rounds (`kat_vectors`).
+    ///
+    /// Each vector has a counter, a key and the samples.
     #[test]
-    fn draws_are_those_that_are_published() {
+    fn samples_match_published_vectors() {
         let ones = u64::MAX;
         for (counter, stream, key, expected) in [
             (0, 0, 0, [0x6627_e8d5u32, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
@@ -183,46 +193,50 @@ mod tests {
             ),
         ] {
             let lane = usize::try_from(counter % LANES as u64).unwrap();
-            let draws = philox(key, stream, counter - lane as u64);
-            assert_eq!(draws.map(|words| words[lane]), expected, "counter {counter:x}");
+            let samples = philox(key, stream, counter - lane as u64);
+            assert_eq!(samples.map(|words| words[lane]), expected, "counter {counter:x}");
         }
     }
 
-    /// A part of a mask is the mask's part, from any place on, and what stays is scaled, with all instructions.
+    /// Checks that a part of a mask equals the same part of the whole mask, at any position.
+    ///
+    /// Also checks that kept values are scaled, with every instruction set.
     #[test]
-    fn any_part_can_be_drawn_by_itself() {
+    fn any_part_of_a_mask_can_be_sampled() {
         let dropout = Dropout { rate: 0.3, seed: 11 };
         let mut all = vec![false; 3 * GROUP];
-        dropout.draw(5, 0, &mut all);
+        dropout.sample(5, 0, &mut all);
         for (first, len) in [(0, 1), (1, GROUP), (GROUP - 1, GROUP + 2), (70, 0), (2 * GROUP, GROUP)] {
             let mut some = vec![false; len];
-            dropout.draw(5, first as u64, &mut some);
+            dropout.sample(5, first as u64, &mut some);
             assert_eq!(some, all[first..first + len], "{len} from {first}");
         }
         let x: Vec<f32> = (1..=3 * GROUP).map(|index| index as f32).collect();
-        let mut of_stream_0 = vec![false; x.len()];
-        dropout.draw(0, 0, &mut of_stream_0);
-        assert_ne!(of_stream_0, all);
+        let mut stream_0_mask = vec![false; x.len()];
+        dropout.sample(0, 0, &mut stream_0_mask);
+        assert_ne!(stream_0_mask, all);
         #[expect(clippy::cast_possible_truncation, reason = "as the kernel rounds it")]
         let factor = dropout.factor() as f32;
         let expected: Vec<f32> =
-            x.iter().zip(&of_stream_0).map(|(x, kept)| if *kept { x * factor } else { 0.0 }).collect();
+            x.iter().zip(&stream_0_mask).map(|(x, kept)| if *kept { x * factor } else { 0.0 }).collect();
         for set in InstructionSet::available() {
             let mut y = vec![f32::NAN; x.len()];
-            set.run(OfFloats(Apply { dropout, first: 0, x: &x, y: &mut y }));
+            set.run(F32Job(Apply { dropout, first: 0, x: &x, y: &mut y }));
             assert_eq!(y, expected, "{set:?}");
         }
     }
 
-    /// Of a million draws the share that stays has a standard deviation of at most 0.0005.
+    /// Checks the fraction of kept values against the rate.
+    ///
+    /// With a million samples, its standard deviation is at most 0.0005.
     #[test]
-    fn the_share_that_stays_is_the_one_that_was_asked_for() {
+    fn kept_fraction_matches_the_rate() {
         for rate in [0.0, 0.1, 0.5, 0.9, 1.0] {
             let mut kept = vec![false; 1_000_000];
-            Dropout { rate, seed: 3 }.draw(1, 17, &mut kept);
-            let share = kept.iter().filter(|kept| **kept).count() as f64 / 1e6;
+            Dropout { rate, seed: 3 }.sample(1, 17, &mut kept);
+            let fraction = kept.iter().filter(|kept| **kept).count() as f64 / 1e6;
             let bound = if rate == 0.0 || rate == 1.0 { 0.0 } else { 0.0025 };
-            assert!((share - (1.0 - rate)).abs() <= bound, "{share} at a rate of {rate}");
+            assert!((fraction - (1.0 - rate)).abs() <= bound, "{fraction} at a rate of {rate}");
         }
     }
 }

@@ -1,23 +1,25 @@
-//! Operations on each element: sums, activations; and the sums of columns.
+//! Elementwise operations (sums and activations), and sums of columns.
 
 use crate::simd::{self, LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts, for_each_part};
 
-/// Values that one task works on: what fits into the first cache twice.
+/// Factor of quick GELU, an [`Elementwise`] function (arXiv:1606.08415, section 2).
+pub const QUICK_GELU_FACTOR: f64 = 1.702;
+/// Values per task: 32 KiB in f32.
 const BLOCK: usize = 1 << 13;
-/// Columns that one task sums up.
+/// Columns per task.
 const COLUMN_BLOCK: usize = 8 * LANES;
-/// Rows that are summed by themselves before they join the total, which keeps the rounding error small.
+/// Rows that are summed separately before they join the total, to keep the rounding error small.
 const ROW_BLOCK: usize = 64;
-/// Blocks of values that follow each other.
+/// Consecutive blocks of values.
 const BLOCKS: Parts = Parts { row_len: 1, rows: BLOCK, columns: 1 };
 
-/// A function of `N` vectors.
+/// Function of `N` vectors.
 trait Lanewise<T, const N: usize>: Copy + Sync {
     fn apply<V: Vectors<Real = T>>(self, v: V, inputs: [V::Vector; N]) -> V::Vector;
 }
 
-/// A function of the elements of slices of one length.
+/// Applies a function to the elements of slices of the same length.
 fn map<T: Real, const N: usize>(function: impl Lanewise<T, N>, inputs: [&[T]; N]) -> Vec<T> {
     let len = inputs.first().map_or(0, |input| input.len());
     assert!(inputs.iter().all(|input| input.len() == len), "slices of different lengths");
@@ -43,17 +45,17 @@ impl<T: Number, F: Lanewise<T, N>, const N: usize> Work<T> for Map<'_, T, F, N> 
         let (vectors, rest) = output.as_chunks_mut::<LANES>();
         let done = vectors.len() * LANES;
         for (index, output) in vectors.iter_mut().enumerate() {
-            let mut given = [v.splat(T::ZERO); N];
+            let mut operands = [v.splat(T::ZERO); N];
             for input in 0..N {
-                given[input] = v.load_first(&inputs[input][index * LANES..], T::ZERO);
+                operands[input] = v.load_first(&inputs[input][index * LANES..], T::ZERO);
             }
-            v.store(function.apply(v, given), output);
+            v.store(function.apply(v, operands), output);
         }
-        let mut given = [v.splat(T::ZERO); N];
+        let mut operands = [v.splat(T::ZERO); N];
         for input in 0..N {
-            given[input] = v.load_first(&inputs[input][done..], T::ZERO);
+            operands[input] = v.load_first(&inputs[input][done..], T::ZERO);
         }
-        v.store_first(function.apply(v, given), rest);
+        v.store_first(function.apply(v, operands), rest);
     }
 }
 
@@ -71,7 +73,7 @@ pub(super) fn add<T: Real>(x: &[T], y: &[T]) -> Vec<T> {
     map(Plus, [x, y])
 }
 
-/// A function of each element, compiled with its backward pass for one type.
+/// Elementwise function, compiled with its backward pass for one type.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{ElementFunction, Float};
@@ -82,19 +84,21 @@ pub(super) fn add<T: Real>(x: &[T], y: &[T]) -> Vec<T> {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Elementwise<T> {
-    /// The function of every element.
+    /// Forward pass: applies the function to every element.
     pub forward: fn(&[T]) -> Vec<T>,
-    /// The gradient of the argument, from the argument and the gradient of the function. It panics if their lengths differ.
+    /// Backward pass: the gradient of the argument, from the argument and the output gradient.
+    ///
+    /// It panics if their lengths differ.
     pub backward: fn(&[T], &[T]) -> Vec<T>,
 }
 
-/// Declares activation functions by the function and its slope, both on vectors.
+/// Declares activation functions from the function and its derivative, both on vectors.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: |$v:ident, $x:ident| $of:expr, $slope:expr;)+) => {
-        /// An activation function. [`Float::elementwise`](crate::Float::elementwise) compiles it.
+        /// Activation function, compiled by [`Float::elementwise`](crate::Float::elementwise).
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum ElementFunction {
-            /// `max(x, 0)`; NaN stays.
+            /// ReLU, `max(x, 0)`; NaN stays NaN.
             Relu,
             $($(#[$doc])* $name,)+
         }
@@ -134,21 +138,23 @@ macro_rules! functions {
 }
 
 functions! {
-    /// The tanh form of GELU.
+    /// Tanh approximation of GELU.
     GeluTanh: |v, x| simd::gelu_tanh(v, x), simd::gelu_tanh_slope(v, x);
-    /// The exact form of GELU, `0.5 x (1 + erf(x / sqrt 2))`.
+    /// Exact form of GELU, `0.5 x (1 + erf(x / sqrt 2))`.
     GeluErf: |v, x| simd::gelu_erf(v, x), simd::gelu_erf_slope(v, x);
-    /// `x sigmoid(x)`.
+    /// SiLU, `x sigmoid(x)`.
     Silu: |v, x| simd::swish(v, x, 1.0), simd::swish_slope(v, x, 1.0);
-    /// `x sigmoid(1.702 x)`, from the GELU paper (arXiv:1606.08415, section 2).
-    QuickGelu: |v, x| simd::swish(v, x, 1.702), simd::swish_slope(v, x, 1.702);
-    /// `max(x, 0)²`.
+    /// Quick GELU, `x sigmoid(f x)` with the [factor `f`](QUICK_GELU_FACTOR).
+    QuickGelu: |v, x| simd::swish(v, x, QUICK_GELU_FACTOR), simd::swish_slope(v, x, QUICK_GELU_FACTOR);
+    /// Squared ReLU, `max(x, 0)²`.
     Relu2: |v, x| { let y = v.max(v.splat(T::ZERO), x); v.mul(y, y) }, v.mul(v.splat(T::of(2.0)), v.max(v.splat(T::ZERO), x));
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     Tanh: |v, x| simd::tanh(v, x), simd::tanh_slope(v, x);
 }
 
-/// ReLU. Its gradient is 0 where `x` is not positive, even if that of the output is not finite.
+/// Returns ReLU and its backward pass.
+///
+/// The gradient is 0 where `x` is not positive, even if the output gradient is not finite.
 fn relu<T: Real>() -> Elementwise<T> {
     #[derive(Clone, Copy)]
     struct Relu;
@@ -173,19 +179,29 @@ fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
             }
         }
     }
-    assert!(x.len() == gradient.len(), "{} values and {} of their gradient", x.len(), gradient.len());
+    assert!(
+        x.len() == gradient.len(),
+        "a gradient of different length: {} values, {} gradient values",
+        x.len(),
+        gradient.len()
+    );
     computed_in_parts(x.len(), BLOCKS, |mut part| {
         let range = part.first_row..part.first_row + part.rows();
         T::vectorized(WherePositive(&x[range.clone()], &gradient[range], part.all()));
     })
 }
 
-/// Adds `addend` to each piece of its length.
+/// Adds `addend` to each consecutive piece of the same length.
 pub(super) fn add_to_each<T: Real>(x: &[T], addend: &[T]) -> Vec<T> {
     if x.is_empty() {
         return Vec::new();
     }
-    assert!(x.len().is_multiple_of(addend.len()), "{} values in pieces of {}", x.len(), addend.len());
+    assert!(
+        x.len().is_multiple_of(addend.len()),
+        "{} values do not divide into pieces of {}",
+        x.len(),
+        addend.len()
+    );
     let parts = Parts { row_len: addend.len(), rows: 1, columns: BLOCK };
     computed_in_parts(x.len(), parts, |mut part| {
         let first = part.first_row * addend.len() + part.first_column;
@@ -215,7 +231,7 @@ pub(super) fn add_to<T: Real>(sums: &mut [T], values: &[T]) {
     });
 }
 
-/// Multiplies each value.
+/// Multiplies each value by `factor`.
 pub(super) fn scale<T: Real>(values: &mut [T], factor: f64) {
     struct Scale<'a, T>(&'a mut [T], T);
     impl<T: Number> Work<T> for Scale<'_, T> {
@@ -232,7 +248,7 @@ pub(super) fn scale<T: Real>(values: &mut [T], factor: f64) {
     for_each_part(values, BLOCKS, |mut part| T::vectorized(Scale(part.all(), T::of(factor))));
 }
 
-/// Adds the sum of each column of a matrix to `totals`, or overwrites them.
+/// Adds the sum of each column of a matrix to `totals`, or overwrites `totals`.
 pub(super) fn sum_columns<T: Real>(values: &[T], totals: &mut [T], is_fresh: bool) {
     struct SumColumns<'a, T> {
         values: &'a [T],

@@ -1,4 +1,4 @@
-//! Rows of a table.
+//! Embedding lookup and its gradient.
 
 use crate::simd::Real;
 use crate::threads::{Parts, computed_in_parts};
@@ -6,7 +6,7 @@ use crate::threads::{Parts, computed_in_parts};
 /// Rows of a part of the output.
 const PART_ROWS: usize = 16;
 
-/// The rows `places` of a table whose rows are `width` long.
+/// Gathers the rows `places` of a table whose rows have `width` values.
 pub(super) fn rows<T: Real>(table: &[T], width: usize, places: &[usize]) -> Vec<T> {
     if width == 0 {
         return Vec::new();
@@ -20,7 +20,7 @@ pub(super) fn rows<T: Real>(table: &[T], width: usize, places: &[usize]) -> Vec<
     })
 }
 
-/// Adds each of `values`' rows to the row of a table at its place, in their order.
+/// Adds each row of `values` to the table row at its place, in order.
 pub(super) fn add_rows<T: Real>(table: &mut [T], width: usize, places: &[usize], values: &[T]) {
     assert!(values.len() == places.len() * width, "{} values for {} rows", values.len(), places.len());
     for (place, values) in places.iter().zip(values.chunks_exact(width.max(1))) {

@@ -1,12 +1,14 @@
-//! Cross-entropy fused with the output head, in chunks of rows: a chunk of logits, the largest values of a training step,
-//! lives only until its loss and its gradients are taken.
+//! Cross-entropy fused with the output head, in chunks of rows.
+//!
+//! Logits are the largest values of a training step. A chunk of them exists only until its
+//! loss and its gradients are computed.
 
 use super::product::{MatrixView, product, product_to};
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::map_items;
 
-/// Logits that [`Float::head_loss`](crate::Float::head_loss) holds at once: 64 MiB in f32.
-pub const LOGITS_AT_ONCE: usize = 1 << 24;
+/// Maximum logits that [`Float::head_loss`](crate::Float::head_loss) holds at a time: 64 MiB in f32.
+pub const MAX_CHUNK_LOGITS: usize = 1 << 24;
 
 pub(super) fn head_loss<T: Real>(
     hidden: MatrixView<'_, T>,
@@ -35,7 +37,9 @@ pub(super) fn head_loss_with_gradients<T: Real>(
     (loss, hidden_gradient)
 }
 
-/// The mean loss; `each` is given the first row of each chunk and the gradients of the chunk's logits.
+/// Returns the mean loss and calls `each` for each chunk.
+///
+/// `each` receives the first row of the chunk and the gradients of its logits.
 fn in_chunks<T: Real>(
     hidden: MatrixView<'_, T>,
     weight: MatrixView<'_, T>,
@@ -44,7 +48,7 @@ fn in_chunks<T: Real>(
 ) -> f64 {
     let (rows, vocabulary) = (hidden.rows(), weight.rows());
     assert!(rows > 0 && targets.len() == rows, "{} targets for {rows} rows", targets.len());
-    let rows_at_once = (LOGITS_AT_ONCE / vocabulary.max(1)).clamp(1, rows);
+    let rows_at_once = (MAX_CHUNK_LOGITS / vocabulary.max(1)).clamp(1, rows);
     let mut logits = Vec::new();
     let mut loss = 0.0;
     for first in (0..rows).step_by(rows_at_once) {
@@ -62,14 +66,16 @@ fn in_chunks<T: Real>(
     loss / rows as f64
 }
 
-/// Turns logits into the gradient of the mean loss over `rows`, `(softmax - one_hot) / rows`, and returns the summed loss.
+/// Turns logits into gradients of the mean loss over `rows` rows, and returns the summed loss.
+///
+/// The gradients are `(softmax - one_hot) / rows`.
 fn softmax_gradients<T: Real>(logits: &mut [T], targets: &[u32], rows: usize) -> f64 {
     let vocabulary = logits.len() / targets.len();
-    let given = logits.chunks_mut(vocabulary).zip(targets);
-    let losses = map_items(given, |(logits, target)| {
+    let pairs = logits.chunks_mut(vocabulary).zip(targets);
+    let losses = map_items(pairs, |(logits, target)| {
         T::vectorized(RowGradient { logits, target: *target as usize, rows })
     });
-    // In the order of the rows, so that the sum does not depend on the number of threads.
+    // The losses are added in row order, so that the sum does not depend on the number of threads.
     losses.into_iter().sum()
 }
 
@@ -80,12 +86,12 @@ struct RowGradient<'a, T> {
 }
 
 impl<T: Number> Work<T> for RowGradient<'_, T> {
-    /// The negative log-probability of the target.
+    /// Negative log-probability of the target.
     type Output = f64;
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) -> f64 {
-        /// Values whose sum is taken in their own type before it joins the total.
+        /// Values that are summed in their own type before they join the total.
         const PART: usize = 64 * LANES;
         let Self { logits, target, rows } = self;
         let (zero, lowest) = (T::ZERO, T::LOWEST);
@@ -119,10 +125,10 @@ impl<T: Number> Work<T> for RowGradient<'_, T> {
 mod tests {
     use super::*;
     use crate::random::noise;
-    use crate::simd::{InstructionSet, OfFloats};
+    use crate::simd::{F32Job, InstructionSet};
 
     #[test]
-    fn every_instruction_set_has_the_gradient_of_the_softmax() {
+    fn instruction_sets_compute_the_softmax_gradient() {
         for vocabulary in [1, 15, 16, 17, 2100] {
             let logits = noise(vocabulary, 1, 30.0, 20.0);
             let target = vocabulary / 2;
@@ -132,8 +138,9 @@ mod tests {
             let expected_loss = total.ln() - (f64::from(logits[target]) - 30.0);
             for set in InstructionSet::available() {
                 let mut gradients = logits.clone();
-                let loss = set.run(OfFloats(RowGradient { logits: &mut gradients, target, rows: 4 }));
-                // The exponential function is within two units in the last place of f32, and so are its sums' means.
+                let loss = set.run(F32Job(RowGradient { logits: &mut gradients, target, rows: 4 }));
+                // The exponential function is within two units in the last place of
+                // f32, and so are the means of its sums.
                 assert!((loss - expected_loss).abs() < 1e-5, "{set:?} {vocabulary}: {loss}");
                 for (index, (found, exponential)) in gradients.iter().zip(&exponentials).enumerate() {
                     let one_hot = if index == target { 1.0 } else { 0.0 };

@@ -1,8 +1,11 @@
-//! Layer norm in two passes over a row while it is in the nearest cache, and its three gradients in one pass over the batch.
+//! Layer norm and its gradients.
 //!
-//! With `n = (x - mean) / deviation` and `g = gradient · weight`, the gradient of a row is
-//! `(g - mean(g) - n · mean(g · n)) / deviation`; those of weight and bias are the column sums of `gradient · n` and of
-//! `gradient`.
+//! The forward pass works row by row, while the row is in the nearest cache. The backward pass computes all
+//! three gradients in one pass over the batch.
+//!
+//! Let `n = (x - mean) / deviation` and `g = gradient · weight`. The gradient of a row is
+//! `(g - mean(g) - n · mean(g · n)) / deviation`. The gradients of weight and bias are the column sums of
+//! `gradient · n` and of `gradient`.
 
 use std::sync::OnceLock;
 
@@ -11,24 +14,26 @@ use crate::threads::{Part, Parts, computed_in_parts};
 
 /// Rows of a part of the output.
 const PART_ROWS: usize = 16;
-/// Rows whose gradients for weight and bias are summed by one thread. Fixed, so that sums do not depend on the threads.
+/// Rows whose weight and bias gradients one thread sums.
+///
+/// The number is fixed, so that sums do not depend on the number of threads.
 const GRADIENT_ROWS: usize = 64;
 
-/// The gradients of a layer norm. [`Float::layer_norm_backward`](crate::Float::layer_norm_backward) gives them.
+/// Gradients of a layer norm from [`Float::layer_norm_backward`](crate::Float::layer_norm_backward).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerNormGradients<T> {
-    /// Of the input, `(rows, width)`.
+    /// Gradient of the input, `(rows, width)`.
     pub x: Vec<T>,
-    /// Of the scale, `(width)`.
+    /// Gradient of the scale, `(width)`.
     pub weight: Vec<T>,
-    /// Of the shift, `(width)`.
+    /// Gradient of the shift, `(width)`.
     pub bias: Vec<T>,
 }
 
 pub(super) fn forward<T: Real>(x: &[T], weight: &[T], bias: &[T], epsilon: f64) -> Vec<T> {
     let row_len = weight.len();
     check(x, row_len);
-    assert!(bias.len() == row_len, "a shift of {} values for {row_len}", bias.len());
+    assert!(bias.len() == row_len, "a shift of {} values for rows of {row_len}", bias.len());
     computed_in_parts(x.len(), Parts { row_len, rows: PART_ROWS, columns: row_len }, |mut part| {
         T::vectorized(Forward { x, weight, bias, epsilon, part: &mut part });
     })
@@ -42,8 +47,8 @@ pub(super) fn backward<T: Real>(
 ) -> LayerNormGradients<T> {
     let width = weight.len();
     check(x, width);
-    assert!(gradient.len() == x.len(), "a gradient of {} values for {}", gradient.len(), x.len());
-    // For each block of rows the sums for the weight, and after them those for the bias.
+    assert!(gradient.len() == x.len(), "a gradient of {} values for an input of {}", gradient.len(), x.len());
+    // Sums of each block of rows for the weight, followed by those for the bias.
     let blocks = x.len().div_ceil(GRADIENT_ROWS * width);
     let by_block: Vec<OnceLock<Vec<T>>> = (0..blocks).map(|_| OnceLock::new()).collect();
     let parts = Parts { row_len: width, rows: GRADIENT_ROWS, columns: width };
@@ -68,7 +73,11 @@ pub(super) fn backward<T: Real>(
 }
 
 fn check<T>(x: &[T], width: usize) {
-    assert!(width > 0 && x.len().is_multiple_of(width), "{} values in rows of {width}", x.len());
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "{} values do not divide into rows of {width}",
+        x.len()
+    );
 }
 
 struct Forward<'a, 'b, T> {
@@ -101,14 +110,14 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
     }
 }
 
-/// Some rows.
+/// Work that computes the gradients of some rows.
 struct Backward<'a, T> {
     x: &'a [T],
     weight: &'a [T],
     gradient: &'a [T],
     epsilon: f64,
     x_gradient: &'a mut [T],
-    /// The sums of these rows for the weight, and after them those for the bias; zero.
+    /// Sums of these rows for the weight, followed by those for the bias; initially zero.
     sums: &'a mut [T],
 }
 
@@ -125,7 +134,7 @@ impl<T: Number> Work<T> for Backward<'_, T> {
             let x_gradient = &mut x_gradient[start..][..width];
             let (mean, inverse) = moments(v, x, epsilon);
             let (means, inverses) = (v.splat(mean), v.splat(inverse));
-            // What is missing in the last vector is the mean, so that its norm is zero.
+            // Missing values of the last vector are the mean, so that they normalize to zero.
             let (mut sum, mut product) = (v.splat(zero), v.splat(zero));
             for first in (0..width).step_by(LANES) {
                 let normalized = v.mul(v.sub(v.load_first(&x[first..], mean), means), inverses);
@@ -140,8 +149,8 @@ impl<T: Number> Work<T> for Backward<'_, T> {
                 let normalized = v.mul(v.sub(v.load_first(&x[first..], mean), means), inverses);
                 let gradient = v.load_first(&gradient[first..], zero);
                 let scaled = v.mul(gradient, v.load_first(&weight[first..], zero));
-                let centred = v.sub(v.sub(scaled, mean_scaled), v.mul(normalized, mean_product));
-                v.store_first(v.mul(centred, inverses), &mut x_gradient[first..]);
+                let centered = v.sub(v.sub(scaled, mean_scaled), v.mul(normalized, mean_product));
+                v.store_first(v.mul(centered, inverses), &mut x_gradient[first..]);
                 let sum = v.mul_add(gradient, normalized, v.load_first(&weight_sums[first..], zero));
                 v.store_first(sum, &mut weight_sums[first..]);
                 let sum = v.add(gradient, v.load_first(&bias_sums[first..], zero));
@@ -151,7 +160,7 @@ impl<T: Number> Work<T> for Backward<'_, T> {
     }
 }
 
-/// The mean of a row, and one over its deviation.
+/// Returns the mean of a row and the reciprocal of its standard deviation.
 #[inline(always)]
 fn moments<V: Vectors>(v: V, x: &[V::Real], epsilon: f64) -> (V::Real, V::Real) {
     let zero = V::Real::ZERO;
@@ -163,8 +172,8 @@ fn moments<V: Vectors>(v: V, x: &[V::Real], epsilon: f64) -> (V::Real, V::Real) 
     let mean = v.sum(sum) / count;
     let mut squares = v.splat(zero);
     for x in x.chunks(LANES) {
-        let centred = v.sub(v.load_first(x, mean), v.splat(mean));
-        squares = v.mul_add(centred, centred, squares);
+        let centered = v.sub(v.load_first(x, mean), v.splat(mean));
+        squares = v.mul_add(centered, centered, squares);
     }
     let variance = v.sum(squares) / count + V::Real::of(epsilon);
     (mean, V::Real::ONE / variance.root())
@@ -174,10 +183,10 @@ fn moments<V: Vectors>(v: V, x: &[V::Real], epsilon: f64) -> (V::Real, V::Real) 
 mod tests {
     use super::*;
     use crate::random::noise;
-    use crate::simd::{InstructionSet, OfFloats};
+    use crate::simd::{F32Job, InstructionSet};
 
     #[test]
-    fn every_instruction_set_normalises_and_goes_back_alike() {
+    fn instruction_sets_agree_on_forward_and_backward() {
         for width in [1, 2, 15, 16, 24, 768, 1601] {
             let x = noise(3 * width, 1, 3.0, 2.0);
             let (weight, bias) = (noise(width, 2, 1.0, 1.0), noise(width, 3, 0.0, 1.0));
@@ -197,12 +206,12 @@ mod tests {
                 let [y, x_gradient, sums] = &mut found;
                 let part = &mut Part::of_rows(y, width, (3, width));
                 let (x, weight) = (&x[..], &weight[..]);
-                set.run(OfFloats(Forward { x, weight, bias: &bias, epsilon: 1e-5, part }));
-                set.run(OfFloats(Backward { x, weight, gradient: x, epsilon: 1e-5, x_gradient, sums }));
+                set.run(F32Job(Forward { x, weight, bias: &bias, epsilon: 1e-5, part }));
+                set.run(F32Job(Backward { x, weight, gradient: x, epsilon: 1e-5, x_gradient, sums }));
                 for (what, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     for (found, expected) in found.iter().zip(expected) {
-                        // The mean of values near 3 is rounded to 2e-7 and divided by a deviation of about 0.6; gradients are
-                        // about 3 times as large as values.
+                        // The mean of values near 3 is rounded to 2e-7 and divided by a deviation of about
+                        // 0.6. Gradients are about 3 times as large as values.
                         let error = (f64::from(*found) - expected).abs();
                         let bound = 2e-5 * expected.abs().max(1.0);
                         assert!(

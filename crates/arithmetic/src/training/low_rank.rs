@@ -1,37 +1,40 @@
-//! A product of low rank beside a fixed matrix: what an adapter adds to a linear layer.
+//! Product of low rank next to a fixed matrix: the contribution of an adapter to a linear layer.
 //!
-//! With `h = s x aᵀ` and `k = s g b` for a gradient `g` of the output, the output gets `h bᵀ`, the gradient of `a` is `kᵀ x`,
-//! that of `b` is `gᵀ h`, and the input's gets `k a`: products with one narrow side each, no matrix of the layer's size.
+//! Let `h = s x aᵀ` and `k = s g b` for a gradient `g` of the output. The adapter adds `h bᵀ` to the output.
+//! The gradient of `a` is `kᵀ x`, and the gradient of `b` is `gᵀ h`. The adapter adds `k a` to the gradient
+//! of the input. Every product has one narrow side, and no matrix has the layer's size.
 
 use super::elementwise::scale;
 use super::product::{MatrixView, product, product_to};
 use crate::simd::Real;
 
-/// An adapter: a linear layer with it computes `x (W + scale · b a)ᵀ`.
-/// [`Float::add_low_rank`](crate::Float::add_low_rank) takes it.
+/// Adapter: the adapted linear layer computes `x (W + scale · b a)ᵀ`.
+///
+/// Pass it to [`Float::add_low_rank`](crate::Float::add_low_rank).
 #[derive(Debug, Clone, Copy)]
 pub struct LowRank<'a, T> {
-    /// `(rank, in)`.
+    /// Matrix `a`, `(rank, in)`.
     pub a: MatrixView<'a, T>,
-    /// `(out, rank)`.
+    /// Matrix `b`, `(out, rank)`.
     pub b: MatrixView<'a, T>,
-    /// What the product of both counts.
+    /// Factor of the product of both matrices.
     pub scale: f64,
 }
 
-/// The gradients of an adapter. [`Float::low_rank_backward`](crate::Float::low_rank_backward) gives them.
+/// Gradients of an adapter from [`Float::low_rank_backward`](crate::Float::low_rank_backward).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LowRankGradients<T> {
-    /// Of `a`, `(rank, in)`.
+    /// Gradient of `a`, `(rank, in)`.
     pub a: Vec<T>,
-    /// Of `b`, `(out, rank)`.
+    /// Gradient of `b`, `(out, rank)`.
     pub b: Vec<T>,
-    /// The gradient of the output in terms of the rank, `scale · gradient · b`, `(rows, rank)`; its product with `a` belongs
-    /// to the gradient of the input.
+    /// Output gradient in the adapter's rank, `scale · gradient · b`, `(rows, rank)`.
+    ///
+    /// Its product with `a` is part of the gradient of the input.
     pub inner: Vec<T>,
 }
 
-/// `scale · x aᵀ`, `(rows, rank)`.
+/// Computes `scale · x aᵀ`, `(rows, rank)`.
 fn inner<T: Real>(x: MatrixView<'_, T>, adapter: LowRank<'_, T>) -> Vec<T> {
     let mut inner = product(x, adapter.a.transposed(), None);
     scale(&mut inner, adapter.scale);

@@ -1,6 +1,7 @@
-//! The passes of training, forward and back, over slices of f32 or of f64, in which gradients are checked.
+//! Forward and backward passes of training over slices of f32, or of f64 to check gradients.
 //!
-//! Layer norm and activations serve inference too. Every sum is added in one order, whatever the number of threads.
+//! Inference also uses layer norm and activations. Every sum is added in one
+//! order, whatever the number of threads.
 
 mod adamw;
 mod attention;
@@ -16,8 +17,8 @@ mod sparse;
 pub use adamw::AdamWStep;
 pub use attention::{AddedScores, Attention};
 pub use dropout::Dropout;
-pub use elementwise::{ElementFunction, Elementwise};
-pub use head_loss::LOGITS_AT_ONCE;
+pub use elementwise::{ElementFunction, Elementwise, QUICK_GELU_FACTOR};
+pub use head_loss::MAX_CHUNK_LOGITS;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
 pub use product::MatrixView;
@@ -31,10 +32,10 @@ mod sealed {
     impl Sealed for f64 {}
 }
 
-/// Declares [`Float`] with functions that are compiled in this crate for f32 and f64, and nowhere again.
+/// Declares [`Float`] with functions that are compiled for f32 and f64 in this crate and nowhere else.
 macro_rules! floats {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $output:ty)? = $path:path;)+) => {
-        /// A number that training computes with: f32, or f64 if gradients are checked against finite differences.
+        /// Number type of training: f32, or f64 to check gradients against finite differences.
         ///
         /// Matrices are in row-major order. All functions use all threads.
         ///
@@ -65,20 +66,22 @@ macro_rules! floats {
 }
 
 floats! {
-    /// `left · right`, with a bias, a value for each column, added to each row.
+    /// Computes `left · right` plus an optional bias.
+    ///
+    /// The bias has a value for each column and is added to each row.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn product(
         left: MatrixView<'_, Self>,
         right: MatrixView<'_, Self>,
         bias: Option<&[Self]>,
     ) -> Vec<Self> = product::product;
 
-    /// Writes `left · right` over the output if that is fresh, and adds it to the output otherwise.
+    /// Writes `left · right` over the output if `is_fresh`, or else adds it to the output.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn product_to(
         left: MatrixView<'_, Self>,
         right: MatrixView<'_, Self>,
@@ -86,53 +89,57 @@ floats! {
         is_fresh: bool,
     ) = product::product_to;
 
-    /// Writes the sum of each column of a matrix, of which each total is one, over totals that are fresh, and adds it to them
-    /// otherwise.
+    /// Sums each column of a matrix into `totals`.
+    ///
+    /// The matrix has one column for each total. Its sums overwrite the totals if
+    /// `is_fresh`, or else are added to them.
     ///
     /// # Panics
-    /// When the values are no whole rows.
+    /// Panics if the values do not form whole rows.
     fn sum_columns(values: &[Self], totals: &mut [Self], is_fresh: bool) = elementwise::sum_columns;
 
-    /// `x + y`.
+    /// Returns `x + y`.
     ///
     /// # Panics
-    /// When their lengths differ.
+    /// Panics if their lengths differ.
     fn sum(x: &[Self], y: &[Self]) -> Vec<Self> = elementwise::add;
 
-    /// `x` with `addend` added to each of its pieces of that length.
+    /// Returns `x` with `addend` added to each consecutive piece of the same length.
     ///
     /// # Panics
-    /// When `x` is no whole number of such pieces.
+    /// Panics if `x` does not consist of whole pieces.
     fn add_to_each(x: &[Self], addend: &[Self]) -> Vec<Self> = elementwise::add_to_each;
 
-    /// Adds `values` to `sums`.
+    /// Adds `values` to `sums`, element by element.
     ///
     /// # Panics
-    /// When their lengths differ.
+    /// Panics if their lengths differ.
     fn add_to(sums: &mut [Self], values: &[Self]) = elementwise::add_to;
 
-    /// Multiplies each value.
+    /// Multiplies each value by `factor`.
     fn scale(values: &mut [Self], factor: f64) = elementwise::scale;
 
-    /// What dropout leaves of `x`, and of its gradient: the draws are the first of stream 0.
+    /// Applies dropout to `x`, or to a gradient, with the first samples of stream 0.
     fn dropout(x: &[Self], dropout: Dropout) -> Vec<Self> = dropout::dropout;
 
-    /// An activation function and its backward pass.
+    /// Returns an activation function and its backward pass.
     fn elementwise(function: ElementFunction) -> Elementwise<Self> = elementwise::elementwise;
 
-    /// The layer norm of each row: mean 0, variance 1 after `epsilon` was added to it, then scaled and shifted.
+    /// Normalizes each row to mean 0 and variance 1, then scales and shifts it.
+    ///
+    /// `epsilon` is added to the variance before the division.
     ///
     /// # Shapes
-    /// `x` `(rows, width)`, `weight` and `bias` `(width)`; returns the shape of `x`.
+    /// `x` is `(rows, width)`, and `weight` and `bias` are `(width)`. Returns the shape of `x`.
     ///
     /// # Panics
-    /// When the sizes do not fit, or the width is 0.
+    /// Panics if the sizes do not match, or if the width is 0.
     fn layer_norm(x: &[Self], weight: &[Self], bias: &[Self], epsilon: f64) -> Vec<Self> = layer_norm::forward;
 
-    /// The gradients of a layer norm from its input, its scale and the gradient of its output.
+    /// Returns the gradients of a layer norm from its input, its scale and the output gradient.
     ///
     /// # Panics
-    /// When the sizes do not fit, or the width is 0.
+    /// Panics if the sizes do not match, or if the width is 0.
     fn layer_norm_backward(
         x: &[Self],
         weight: &[Self],
@@ -140,56 +147,61 @@ floats! {
         epsilon: f64,
     ) -> LayerNormGradients<Self> = layer_norm::backward;
 
-    /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
+    /// Computes `softmax(scale · Q Kᵀ + added) V` over the visible keys of each query, for every head.
     ///
     /// # Shapes
-    /// Queries `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · Dv)`, the heads side by side, in one array, in two or
-    /// in three: the first holds queries, the last values, and what shares an array lies side by side for each token. Returns
-    /// `(B, T, H · Dv)`.
+    /// Queries are `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · Dv)`, with contiguous heads.
+    /// They are in one, two or three arrays. The first array holds the queries, and the last one holds the
+    /// values. Those that share an array are adjacent for each token. Returns `(B, T, H · Dv)`.
     ///
     /// # Panics
-    /// When the sizes do not fit, or the scale is not greater than 0.
+    /// Panics if the sizes do not match, or if the scale is not greater than 0.
     fn attention(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Vec<Self> = attention::forward;
 
-    /// The gradients of these arrays from them and the gradient of the output.
+    /// Returns the gradients of these arrays from the arrays and the output gradient.
     ///
     /// # Panics
-    /// As [`Float::attention`].
+    /// Panics in the same cases as [`Float::attention`].
     fn attention_backward(
         qkv: &[&[Self]],
         gradient: &[Self],
         attention: Attention<'_, Self>,
     ) -> Vec<Vec<Self>> = attention::backward;
 
-    /// The rows `places` of a table of rows of `width`, one after the other.
+    /// Gathers the rows `places` of a table whose rows have `width` values.
     ///
     /// # Panics
-    /// When the table has no such row.
+    /// Panics if a row is outside the table.
     fn rows(table: &[Self], width: usize, places: &[usize]) -> Vec<Self> = embedding::rows;
 
-    /// Adds each row of `values` to the row of the table at its place.
+    /// Adds each row of `values` to the table row at its place.
     ///
     /// # Panics
-    /// When the table has no such row, or there is not one row for each place.
+    /// Panics if a row is outside the table, or if `values` does not have one row for each place.
     fn add_rows(table: &mut [Self], width: usize, places: &[usize], values: &[Self]) = embedding::add_rows;
 
-    /// The mean negative log-probability of the targets under `softmax(hidden · weightᵀ)`, in nats.
+    /// Returns the mean negative log-probability of the targets, in nats.
+    ///
+    /// The probabilities are `softmax(hidden · weightᵀ)`.
     ///
     /// # Shapes
-    /// `hidden` `(rows, C)`, at least one row; `weight` `(V, C)`; a target, which is below `V`, for each row.
+    /// `hidden` is `(rows, C)` with at least one row, and `weight` is `(V, C)`.
+    /// Each row has one target below `V`.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn head_loss(
         hidden: MatrixView<'_, Self>,
         weight: MatrixView<'_, Self>,
         targets: &[u32],
     ) -> f64 = head_loss::head_loss;
 
-    /// The same, with the gradient of `hidden`. That of `weight` is written over `weight_gradient`, if there is one.
+    /// Returns the result of [`Float::head_loss`] and the gradient of `hidden`.
+    ///
+    /// The gradient of `weight` overwrites `weight_gradient`, if that is present.
     ///
     /// # Panics
-    /// As [`Float::head_loss`].
+    /// Panics in the same cases as [`Float::head_loss`].
     fn head_loss_with_gradients(
         hidden: MatrixView<'_, Self>,
         weight: MatrixView<'_, Self>,
@@ -200,18 +212,20 @@ floats! {
     /// Adds `entries · table` to the output.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn add_sparse_product(
         entries: &SparseRows<Self>,
         table: MatrixView<'_, Self>,
         output: &mut [Self],
     ) = sparse::add_sparse_product;
 
-    /// For each entry the product of its row of `left` and its column's row of the table: the gradient of the entry, where `left` is
-    /// that of the output.
+    /// Returns the dot product of a row of `left` and a row of the table for each entry.
+    ///
+    /// They are the entry's row of `left` and its column's row of the table. If `left` is the output
+    /// gradient, the results are the gradients of the entries.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn sparse_products(
         entries: &SparseRows<Self>,
         left: MatrixView<'_, Self>,
@@ -221,36 +235,40 @@ floats! {
     /// Adds the transpose of `entries` times `gradient` to the gradient of the table.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn add_sparse_gradient(
         entries: &SparseRows<Self>,
         gradient: MatrixView<'_, Self>,
         table_gradient: &mut [Self],
     ) = sparse::add_sparse_gradient;
 
-    /// Adds what an adapter adds to the output of a linear layer.
+    /// Adds the contribution of a low-rank adapter to the output of a linear layer.
     ///
     /// # Shapes
-    /// `y` `(rows, out)`, `x` `(rows, in)`.
+    /// `y` is `(rows, out)`, and `x` is `(rows, in)`.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn add_low_rank(y: &mut [Self], x: MatrixView<'_, Self>, adapter: LowRank<'_, Self>) = low_rank::add_low_rank;
 
-    /// The gradients of an adapter from the input of its layer, `(rows, in)`, and the gradient of the output, `(rows, out)`.
+    /// Returns the gradients of a low-rank adapter.
+    ///
+    /// `x` is the input of its layer, `(rows, in)`, and `gradient` is the output gradient, `(rows, out)`.
     ///
     /// # Panics
-    /// When the sizes do not fit.
+    /// Panics if the sizes do not match.
     fn low_rank_backward(
         x: MatrixView<'_, Self>,
         gradient: MatrixView<'_, Self>,
         adapter: LowRank<'_, Self>,
     ) -> LowRankGradients<Self> = low_rank::low_rank_backward;
 
-    /// Takes a step of AdamW: changes a parameter and the running means of its gradient and of that squared.
+    /// Takes a step of AdamW.
+    ///
+    /// Updates a parameter and the running means of its gradient and of its squared gradient.
     ///
     /// # Panics
-    /// When the lengths differ.
+    /// Panics if the lengths differ.
     fn adamw(
         parameter: &mut [Self],
         gradient: &[Self],
@@ -258,6 +276,6 @@ floats! {
         step: &AdamWStep,
     ) = adamw::adamw;
 
-    /// The sum of the squares of all values.
+    /// Returns the sum of the squares of all values.
     fn squared_norm(x: &[Self]) -> f64 = adamw::squared_norm;
 }

@@ -1,56 +1,68 @@
-//! Matrix products of training, `C = A B` and `C += A B`, with any operand transposed.
+//! Matrix products of training, `C = A B` and `C += A B`, where either operand may be transposed.
 //!
-//! Both operands are laid out anew for the tiles that fill the registers: the right one in panels of sixteen columns, once for
-//! all threads; the left one in tiles of as many rows as the registers hold, by the thread that multiplies them, for each part
-//! of the output. A panel stays in the nearer caches while the tiles of a part pass over it, and those stay in the second. Sums
-//! are added slice by slice of the depth; these are the same for any number of threads, and so is every sum.
+//! Both operands are copied to the layout of the tiles that fill the registers. The right operand
+//! becomes panels of sixteen columns, once for all threads. The left operand becomes tiles with the
+//! number of rows that the registers hold. The thread that multiplies a tile also lays it out, for
+//! each part of the output. A panel stays in the nearer caches while the tiles of a part pass over it,
+//! and the tiles stay in the L2 cache.
+//!
+//! Sums are added slice by slice of the depth. Slices, and therefore sums, are
+//! the same for any number of threads.
 
 use crate::epilogue::{Epilogue, PanelBias};
-use crate::simd::{Apart, Interleaved, Sums, sum_products};
+use crate::simd::{Interleaved, SeparateRows, Sums, sum_products};
 use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
 use crate::threads::{Output, Part, Parts, computed_in_parts, thread_count};
 use crate::tile::TileOutput;
 
 /// Depth of a slice.
 const SLICE: usize = 256;
-/// Slices of the right operand that are laid out at once.
+/// Depth of the right operand that is laid out at a time: four slices.
 const BLOCK_DEPTH: usize = 4 * SLICE;
-/// Values of the right operand that are laid out at once: 16 MiB in f32.
+/// Maximum values of the right operand that are laid out at a time: 16 MiB in f32.
 const BLOCK_VALUES: usize = 1 << 22;
-/// Rows of a part at most; in f32 they take up to 384 KiB.
+/// Maximum rows of a part; in f32 they take up to 384 KiB.
 const PART_ROWS: usize = 96;
-/// Columns of a part at most.
+/// Maximum columns of a part.
 const PART_COLUMNS: usize = 256;
 
-/// A matrix inside a slice, of which rows or columns lie in one piece each. An example is at [`Float`](crate::Float).
+/// Matrix view of a slice, with contiguous rows or contiguous columns.
+///
+/// [`Float`](crate::Float) has an example.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixView<'a, T> {
     values: &'a [T],
     rows: usize,
     columns: usize,
-    /// The element `(row, column)` is at `row · row_stride + column · column_stride`; one of them is 1.
+    /// Distance between rows.
+    ///
+    /// The element `(row, column)` is at
+    /// `row · row_stride + column · column_stride`. One of the strides is 1.
     row_stride: usize,
     column_stride: usize,
 }
 
 impl<'a, T> MatrixView<'a, T> {
-    /// A matrix in row-major order.
+    /// Creates a view of a row-major matrix.
     ///
     /// # Panics
-    /// When there are not as many values as that takes.
+    /// Panics if there are not `rows · columns` values.
     pub fn new(values: &'a [T], rows: usize, columns: usize) -> Self {
-        assert!(values.len() == rows * columns, "{} values in {rows} rows of {columns}", values.len());
+        assert!(values.len() == rows * columns, "{} values for {rows} rows of {columns}", values.len());
         Self::strided(values, (rows, columns), columns)
     }
 
-    /// A matrix whose rows begin `stride` values one after the other.
+    /// Creates a view of a matrix whose rows begin `stride` values apart.
     #[inline(always)]
     pub(super) fn strided(values: &'a [T], (rows, columns): (usize, usize), stride: usize) -> Self {
-        assert!(rows == 0 || (rows - 1) * stride + columns <= values.len(), "a matrix beyond its values");
+        assert!(
+            rows == 0 || (rows - 1) * stride + columns <= values.len(),
+            "a matrix extends beyond its values"
+        );
         Self { values, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
-    /// The transpose.
+    /// Returns the transpose.
     #[inline(always)]
     #[must_use]
     pub fn transposed(self) -> Self {
@@ -58,37 +70,37 @@ impl<'a, T> MatrixView<'a, T> {
         Self { values, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
     }
 
-    /// `count` rows from `first` on.
+    /// Returns `count` rows starting at row `first`.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// Panics if there are fewer rows.
     #[must_use]
     pub fn some_rows(self, first: usize, count: usize) -> Self {
-        assert!(first + count <= self.rows, "{count} rows from {first} on of {}", self.rows);
+        assert!(first + count <= self.rows, "{count} rows starting at row {first} of {}", self.rows);
         Self { values: &self.values[first * self.row_stride..], rows: count, ..self }
     }
 
-    /// The values of a matrix whose rows lie one after the other.
+    /// Returns the values of a matrix whose rows follow each other without gaps.
     #[inline(always)]
     pub(super) fn in_rows(&self) -> &'a [T] {
         assert!(
             self.column_stride == 1 && self.row_stride == self.columns,
-            "a part, or the transpose, of a matrix"
+            "the rows of the matrix are not contiguous"
         );
         &self.values[..self.rows * self.columns]
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Whether the values of a row lie side by side.
+    /// Whether the values of a row are contiguous.
     #[inline(always)]
     fn has_rows(&self) -> bool {
         self.column_stride == 1
@@ -96,8 +108,10 @@ impl<'a, T> MatrixView<'a, T> {
 }
 
 impl<T: Number> MatrixView<'_, T> {
-    /// Lays out the rows of a tile of `height`, filled up with zeros, for `depth.1` columns from `depth.0` on: row after row
-    /// if the matrix has rows, else column after column.
+    /// Lays out the rows of a tile of `height` rows, padded with zeros.
+    ///
+    /// `depth` is the first column and the number of columns. The layout is row by row if the matrix has
+    /// contiguous rows, or else column by column.
     #[inline(always)]
     fn lay_out_rows(&self, first_row: usize, height: usize, depth: (usize, usize), tile: &mut [T]) {
         let count = height.min(self.rows - first_row);
@@ -128,7 +142,7 @@ impl<T: Number> MatrixView<'_, T> {
         }
     }
 
-    /// Lays out sixteen columns, or what is left of them, filled up with zeros: a line for each of the rows from `first_row` on.
+    /// Lays out up to sixteen columns, padded with zeros, with a line per row starting at `first_row`.
     #[inline(always)]
     fn lay_out_panel<V: Vectors<Real = T>>(
         &self,
@@ -164,8 +178,10 @@ impl<T: Number> MatrixView<'_, T> {
         }
     }
 
-    /// Lays out `lines.len() / depth` panels from a column on, each as [`lay_out_panel`](Self::lay_out_panel) says; those of sixteen columns of a
-    /// matrix of rows row after row, as memory is read fastest.
+    /// Lays out `lines.len() / depth` panels, each like [`lay_out_panel`](Self::lay_out_panel).
+    ///
+    /// If the matrix has contiguous rows, full panels are filled row by
+    /// row, the fastest order to read memory.
     #[inline(always)]
     fn lay_out_panels<V: Vectors<Real = T>>(
         &self,
@@ -191,7 +207,7 @@ impl<T: Number> MatrixView<'_, T> {
     }
 }
 
-/// The first `ROWS` values of each column, one column after the other.
+/// Copies the first `ROWS` values of each column, one column after another.
 #[inline(always)]
 fn copy_columns<T: Copy, const ROWS: usize>(values: &[T], stride: usize, to: &mut [T]) {
     let columns = to.as_chunks_mut::<ROWS>().0;
@@ -203,13 +219,16 @@ fn copy_columns<T: Copy, const ROWS: usize>(values: &[T], stride: usize, to: &mu
     }
 }
 
-/// `left · right`, and what follows it.
+/// Computes `left · right` plus an optional bias.
 pub(super) fn product<T: Real>(
     left: MatrixView<'_, T>,
     right: MatrixView<'_, T>,
     bias: Option<&[T]>,
 ) -> Vec<T> {
-    assert!(bias.is_none_or(|bias| bias.len() == right.columns), "a bias of another width");
+    assert!(
+        bias.is_none_or(|bias| bias.len() == right.columns),
+        "the bias does not have one value for each column"
+    );
     let bias = bias.map(PanelBias::new);
     let epilogue = Epilogue { bias: bias.as_ref(), ..Epilogue::default() };
     Output::computed(left.rows * right.columns, right.columns, |output| {
@@ -217,7 +236,7 @@ pub(super) fn product<T: Real>(
     })
 }
 
-/// Writes `left · right` over the output, or adds it.
+/// Writes `left · right` over the output, or adds it to the output.
 pub(super) fn product_to<T: Real>(
     left: MatrixView<'_, T>,
     right: MatrixView<'_, T>,
@@ -227,7 +246,7 @@ pub(super) fn product_to<T: Real>(
     multiply_all(left, right, &mut Output::of(output, right.columns, is_fresh), Epilogue::default());
 }
 
-/// The product on all threads.
+/// Computes the product and its epilogue on all threads.
 fn multiply_all<T: Real>(
     left: MatrixView<'_, T>,
     right: MatrixView<'_, T>,
@@ -236,7 +255,11 @@ fn multiply_all<T: Real>(
 ) {
     let MatrixView { rows, columns: depth, .. } = left;
     let columns = right.columns;
-    assert!(depth == right.rows, "a product of {depth} columns and {} rows", right.rows);
+    assert!(
+        depth == right.rows,
+        "cannot multiply a matrix of {depth} columns by a matrix of {} rows",
+        right.rows
+    );
     assert!(output.len() == rows * columns, "{} values for {rows} rows of {columns}", output.len());
     if output.len() == 0 {
         return;
@@ -244,8 +267,8 @@ fn multiply_all<T: Real>(
     let is_fresh = output.is_fresh();
     let tile = T::vectorized(TileSize);
     if rows <= tile.0 {
-        // The rows of one tile pass over each panel once, so it need not be laid out where all threads find it.
-        // Rows are read in pieces as long as the threads leave them; columns, each by itself.
+        // One tile passes over each panel once, so threads need not share laid-out panels. Contiguous rows
+        // are read in the longest pieces that still keep all threads busy, and columns one by one.
         let across = columns.div_ceil(2 * thread_count()).next_multiple_of(MAX_TILE_PANELS * LANES);
         let most = if right.has_rows() { PART_COLUMNS } else { MAX_TILE_PANELS * LANES };
         let parts = Parts { row_len: columns, rows, columns: across.min(most) };
@@ -255,7 +278,7 @@ fn multiply_all<T: Real>(
         return;
     }
     let mut first = 0;
-    // One block of nothing where there is no depth, so that the output is written.
+    // Without depth, one empty block still writes the output.
     while first < depth.max(1) {
         let slice = (first, BLOCK_DEPTH.min(depth - first));
         let block_columns = (BLOCK_VALUES / slice.1.max(1)).next_multiple_of(PART_COLUMNS);
@@ -265,7 +288,7 @@ fn multiply_all<T: Real>(
             let lines = computed_in_parts(width.div_ceil(LANES) * slice.1, panels, |mut part| {
                 T::vectorized(LayOutPanels { right, first_row: first, first_column, part: &mut part });
             });
-            let given = Given {
+            let inputs = ProductInputs {
                 left,
                 slice,
                 panels: Panels { lines: &lines, depth: slice.1, first: 0 },
@@ -275,15 +298,15 @@ fn multiply_all<T: Real>(
             let parts = parts(rows, (columns, width), tile);
             output.for_each_part_in(parts, first_column..first_column + width, |mut part| {
                 let first_panel = (part.first_column - first_column) / LANES;
-                let (first_row, part, room) = (part.first_row, &mut part, &mut Vec::new());
-                T::vectorized(MultiplyPart { given, first_row, first_panel, part, room });
+                let (first_row, part, scratch) = (part.first_row, &mut part, &mut Vec::new());
+                T::vectorized(MultiplyPart { inputs, first_row, first_panel, part, scratch });
             });
         }
         first += BLOCK_DEPTH;
     }
 }
 
-/// Rows and columns of the highest tile.
+/// Work that returns the rows and columns of the tallest tile.
 struct TileSize;
 
 impl<T> Work<T> for TileSize {
@@ -292,14 +315,19 @@ impl<T> Work<T> for TileSize {
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, _: V) -> (usize, usize) {
         const {
-            assert!(PART_ROWS.is_multiple_of(V::TILE_ROWS), "a part is of whole tiles");
-            assert!(PART_COLUMNS.is_multiple_of(V::TILE_PANELS * LANES), "a part is of whole tiles");
+            assert!(PART_ROWS.is_multiple_of(V::TILE_ROWS), "a part must consist of whole tiles");
+            assert!(
+                PART_COLUMNS.is_multiple_of(V::TILE_PANELS * LANES),
+                "a part must consist of whole tiles"
+            );
         }
         (V::TILE_ROWS, V::TILE_PANELS * LANES)
     }
 }
 
-/// Parts of whole tiles that stay in the second cache, and several for each thread if the output allows.
+/// Divides an output into parts of whole tiles that stay in the L2 cache.
+///
+/// If the output allows, each thread gets several parts.
 fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns): (usize, usize)) -> Parts {
     let tiles = rows.div_ceil(tile_rows);
     let down = tiles.div_ceil(PART_ROWS / tile_rows);
@@ -308,7 +336,7 @@ fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns
     Parts { row_len, rows: tiles.div_ceil(down) * tile_rows, columns }
 }
 
-/// The products of the rows of one tile with a few panels, slice by slice.
+/// Work that multiplies the rows of one tile by a few panels, slice by slice.
 struct MultiplyFew<'a, 'b, T> {
     left: MatrixView<'a, T>,
     right: MatrixView<'a, T>,
@@ -326,26 +354,32 @@ impl<T: Number> Work<T> for MultiplyFew<'_, '_, T> {
         let panels = part.columns().div_ceil(LANES);
         let depth = left.columns;
         let mut lines = vec![Line([T::ZERO; LANES]); panels * SLICE.min(depth)];
-        let mut room = Vec::new();
+        let mut scratch = Vec::new();
         let mut first = 0;
-        // One slice of nothing where there is no depth, so that the output is written.
+        // Without depth, one empty slice still writes the output.
         while first < depth.max(1) {
             let slice = (first, SLICE.min(depth - first));
             right.lay_out_panels(v, first, part.first_column, &mut lines[..panels * slice.1], slice.1);
-            let given = Given {
+            let inputs = ProductInputs {
                 left,
                 slice,
                 panels: Panels { lines: &lines, depth: slice.1, first: 0 },
                 is_first: first == 0 && is_fresh,
                 epilogue: (first + SLICE >= depth).then_some(epilogue),
             };
-            v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part: &mut *part, room: &mut room });
+            v.call(MultiplyPart {
+                inputs,
+                first_row: 0,
+                first_panel: 0,
+                part: &mut *part,
+                scratch: &mut scratch,
+            });
             first += SLICE;
         }
     }
 }
 
-/// Lays out some panels, each a row of the part.
+/// Work that lays out some panels, each as a row of the part.
 struct LayOutPanels<'a, 'b, T> {
     right: MatrixView<'a, T>,
     first_row: usize,
@@ -364,59 +398,59 @@ impl<T: Number> Work<T> for LayOutPanels<'_, '_, T> {
     }
 }
 
-/// Some lines of some panels of a right operand.
+/// Range of lines in some panels of a right operand.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Panels<'a, T> {
-    /// The lines of all panels, `depth` each.
+    /// Lines of all panels, `depth` for each.
     lines: &'a [Line<[T; LANES]>],
     depth: usize,
-    /// The first line that counts.
+    /// First line in use.
     first: usize,
 }
 
 impl<'a, T> Panels<'a, T> {
-    /// So many lines of a panel.
+    /// Returns `count` lines of a panel.
     #[inline(always)]
     fn panel(&self, index: usize, count: usize) -> &'a [Line<[T; LANES]>] {
         &self.lines[index * self.depth + self.first..][..count]
     }
 
-    /// The rows of the operand from one on.
+    /// Returns the rows of the operand starting at row `first`.
     #[inline(always)]
     pub(super) fn rows_from(self, first: usize) -> Self {
         Self { first: self.first + first, ..self }
     }
 
-    /// The columns of the operand from one on that begins a panel.
+    /// Returns the columns of the operand starting at column `first`, which must begin a panel.
     #[inline(always)]
     pub(super) fn columns_from(self, first: usize) -> Self {
         Self { lines: &self.lines[first / LANES * self.depth..], ..self }
     }
 }
 
-/// What the parts of a product have in common.
+/// Inputs that the parts of a product share.
 #[derive(Clone, Copy)]
-struct Given<'a, T> {
+struct ProductInputs<'a, T> {
     left: MatrixView<'a, T>,
-    /// First column of the left operand that counts, and how many.
+    /// First column and number of columns of the left operand that are in use.
     slice: (usize, usize),
     panels: Panels<'a, T>,
-    /// Whether the output is overwritten; else the products are added to it.
+    /// Whether the products overwrite the output instead of being added to it.
     is_first: bool,
-    /// What follows at the end.
+    /// Epilogue after the last slice.
     epilogue: Option<Epilogue<'a, T>>,
 }
 
-/// The products of a part's rows with a part's panels.
+/// Work that multiplies a part's rows by a part's panels.
 struct MultiplyPart<'a, 'b, T> {
-    given: Given<'a, T>,
-    /// The part's first row in the left operand.
+    inputs: ProductInputs<'a, T>,
+    /// First row of the part in the left operand.
     first_row: usize,
-    /// The panel of the part's first column.
+    /// Panel of the part's first column.
     first_panel: usize,
     part: &'a mut Part<'b, T>,
-    /// Memory to work in.
-    room: &'a mut Vec<T>,
+    /// Scratch memory.
+    scratch: &'a mut Vec<T>,
 }
 
 impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
@@ -424,17 +458,23 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
-        let Self { given, first_row, first_panel, part, room } = self;
-        let Given { left, slice, panels, is_first, epilogue } = given;
+        let Self { inputs, first_row, first_panel, part, scratch } = self;
+        let ProductInputs { left, slice, panels, is_first, epilogue } = inputs;
         let (rows, depth) = (part.rows(), slice.1);
-        room.resize((rows + V::TILE_ROWS) * depth, T::ZERO);
+        scratch.resize((rows + V::TILE_ROWS) * depth, T::ZERO);
         let mut row = 0;
         while row < rows && depth > 0 {
             let height = tile_height(rows - row, V::TILE_ROWS);
-            left.lay_out_rows(first_row + row, height, slice, &mut room[row * depth..(row + height) * depth]);
+            left.lay_out_rows(
+                first_row + row,
+                height,
+                slice,
+                &mut scratch[row * depth..(row + height) * depth],
+            );
             row += height;
         }
-        // Whole tiles pass over panels that stay in the first cache; a lower one at the end, over more panels at once.
+        // Whole tiles pass over panels that stay in the L1 cache. A lower tile at the end
+        // passes over more panels at a time.
         let whole = rows - rows % V::TILE_ROWS;
         let panel_count = part.columns().div_ceil(LANES);
         let (mut panel, mut first_tile, mut end_tile, mut width) = (0, 0, whole, V::TILE_PANELS);
@@ -451,10 +491,10 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
             while row < end_tile {
                 let height = tile_height(rows - row, V::TILE_ROWS);
                 let tile = Tile {
-                    rows: &room[row * depth..(row + height) * depth],
+                    rows: &scratch[row * depth..(row + height) * depth],
                     has_rows: left.has_rows(),
                     panels: &of_panels[..count],
-                    // Without a residual, the place among all values does not count.
+                    // Without a residual, the index among all values is not used.
                     output: TileOutput { part: &mut *part, row, panel, row_len: 0, is_first, epilogue },
                 };
                 v.in_tile(height, tile);
@@ -468,13 +508,13 @@ impl<T: Number> Work<T> for MultiplyPart<'_, '_, T> {
     }
 }
 
-/// A product for one tile and some panels, added slice by slice.
+/// Product of one tile and some panels, added slice by slice.
 struct Tile<'a, 'b, T> {
-    /// The tile's rows, as [`MatrixView::lay_out_rows`] gives them.
+    /// Rows of the tile, laid out by [`MatrixView::lay_out_rows`].
     rows: &'a [T],
-    /// Whether these are rows.
+    /// Whether the layout is row by row.
     has_rows: bool,
-    /// The lines of some panels.
+    /// Lines of some panels.
     panels: &'a [&'a [Line<[T; LANES]>]],
     output: TileOutput<'a, 'b, T>,
 }
@@ -515,7 +555,7 @@ impl<T: Number> Tile<'_, '_, T> {
                 for row in 0..ROWS {
                     rows[row] = &self.rows[row * depth + done..];
                 }
-                sum_products(v, &Apart::new(rows, count), lines)
+                sum_products(v, &SeparateRows::new(rows, count), lines)
             } else {
                 sum_products(v, &Interleaved::<T, ROWS>::new(&self.rows[done * ROWS..], count), lines)
             };
@@ -534,14 +574,14 @@ impl<T: Number> Tile<'_, '_, T> {
     }
 }
 
-/// A right operand, laid out once for several products by one thread.
+/// Right operand that one thread lays out once for several products.
 pub(super) struct LaidOut<T> {
     lines: Vec<Line<[T; LANES]>>,
     rows: usize,
 }
 
 impl<T: Number> LaidOut<T> {
-    /// Room that [`LaidOut::fill`] fills.
+    /// Creates an empty operand for [`LaidOut::fill`].
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self { lines: Vec::new(), rows: 0 }
@@ -555,15 +595,17 @@ impl<T: Number> LaidOut<T> {
         right.lay_out_panels(v, 0, 0, &mut self.lines, right.rows);
     }
 
-    /// The whole operand.
+    /// Returns the whole operand.
     #[inline(always)]
     pub(super) fn all(&self) -> Panels<'_, T> {
         Panels { lines: &self.lines, depth: self.rows, first: 0 }
     }
 }
 
-/// The product with as many rows of a laid out operand as `left` has columns, and as many of its columns as the output has, on
-/// this thread: over the output or, for a sum, added to it. `room` is memory to work in.
+/// Multiplies `left` by a laid-out operand on this thread.
+///
+/// The product uses one row of the operand for each column of `left`, and one column for each column of the
+/// output. It overwrites the output, or is added to it if `is_sum`. `scratch` is scratch memory.
 #[inline(always)]
 pub(super) fn multiply<V: Vectors>(
     v: V,
@@ -571,19 +613,20 @@ pub(super) fn multiply<V: Vectors>(
     right: Panels<'_, V::Real>,
     mut output: Part<'_, V::Real>,
     is_sum: bool,
-    room: &mut Vec<V::Real>,
+    scratch: &mut Vec<V::Real>,
 ) {
-    let given = Given { left, slice: (0, left.columns), panels: right, is_first: !is_sum, epilogue: None };
-    v.call(MultiplyPart { given, first_row: 0, first_panel: 0, part: &mut output, room });
+    let inputs =
+        ProductInputs { left, slice: (0, left.columns), panels: right, is_first: !is_sum, epilogue: None };
+    v.call(MultiplyPart { inputs, first_row: 0, first_panel: 0, part: &mut output, scratch });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::random::noise;
-    use crate::simd::{InstructionSet, OfFloats};
+    use crate::simd::{F32Job, InstructionSet};
 
-    /// `A B` in f64, added one by one.
+    /// Computes `A B` in f64, one addition after another.
     fn reference(a: MatrixView<'_, f32>, b: MatrixView<'_, f32>) -> Vec<f64> {
         let at = |matrix: MatrixView<'_, f32>, row: usize, column: usize| {
             f64::from(matrix.values[row * matrix.row_stride + column * matrix.column_stride])
@@ -595,7 +638,9 @@ mod tests {
         (0..a.rows * b.columns).map(value).collect()
     }
 
-    /// Rows, depth and columns: one row and column, rests of tiles, panels, slices and parts, blocks of columns.
+    /// Rows, depth and columns of test products.
+    ///
+    /// One row and column, and incomplete tiles, panels, slices and parts.
     const SIZES: [(usize, usize, usize); 9] = [
         (1, 1, 1),
         (2, 300, 70),
@@ -608,7 +653,7 @@ mod tests {
         (28, 9, 50),
     ];
 
-    /// Both operands in both orientations.
+    /// Calls `check` with both operands in both orientations.
     fn in_every_orientation(
         (rows, depth, columns): (usize, usize, usize),
         check: impl Fn(MatrixView<'_, f32>, MatrixView<'_, f32>, Vec<f64>),
@@ -666,13 +711,13 @@ mod tests {
     }
 
     #[test]
-    fn tiles_equal_plain_sums_with_all_instructions() {
+    fn tiles_equal_plain_sums_on_every_instruction_set() {
         for (set, sizes) in
             InstructionSet::available().into_iter().flat_map(|set| SIZES.map(|sizes| (set, sizes)))
         {
             in_every_orientation(sizes, |left, right, expected| {
                 let mut output = vec![f32::NAN; left.rows * right.columns];
-                set.run(OfFloats(Multiply(left, right, &mut output)));
+                set.run(F32Job(Multiply(left, right, &mut output)));
                 for (found, expected) in output.iter().zip(expected) {
                     let error = (f64::from(*found) - expected).abs();
                     assert!(error <= 1e-6 * sizes.1 as f64, "{set:?} {sizes:?}");
@@ -682,7 +727,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_same_bits_alone_and_in_company() {
+    fn row_bits_do_not_depend_on_the_batch() {
         let (depth, columns) = (300, 70);
         let (x, weight) = (noise(40 * depth, 1, 0.2, 2.0), noise(depth * columns, 2, 0.1, 2.0));
         let right = MatrixView::new(&weight, depth, columns);
@@ -690,7 +735,7 @@ mod tests {
             let run = |first: usize, rows: usize| {
                 let left = MatrixView::new(&x[first * depth..(first + rows) * depth], rows, depth);
                 let mut output = vec![f32::NAN; rows * columns];
-                set.run(OfFloats(Multiply(left, right, &mut output)));
+                set.run(F32Job(Multiply(left, right, &mut output)));
                 output.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             let alone: Vec<_> = (0..40).map(|row| run(row, 1)).collect();
@@ -701,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_without_depth_is_zero_or_the_bias() {
+    fn zero_depth_product_is_zero_or_the_bias() {
         let empty: &[f64] = &[];
         let (left, right) = (MatrixView::new(empty, 2, 0), MatrixView::new(empty, 0, 3));
         let mut output = vec![f64::NAN; 6];

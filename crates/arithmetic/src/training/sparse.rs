@@ -1,17 +1,19 @@
-//! Products with a matrix of which few values are not zero, and their gradients: the decoder of a dictionary of features reads, and
-//! changes, the rows of its active latents alone.
+//! Products with a sparse matrix, and their gradients.
 //!
-//! With entries `z` `(rows, latents)` and a table `W` `(latents, width)`, the product is `y = z W`. A gradient `g` of `y` gives each
-//! entry `g · W_latent`, and each row of the table the sum of `z g` over its entries. Every sum is added in one order.
+//! The decoder of a feature dictionary reads and updates only the rows of its active latents.
+//!
+//! With entries `z` `(rows, latents)` and a table `W` `(latents, width)`, the product is `y = z W`. For a
+//! gradient `g` of `y`, the gradient of an entry is `g · W_latent`. The gradient of a table row is the sum of
+//! `z g` over its entries. Every sum is added in one order.
 
 use super::product::MatrixView;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, for_each_part, map_items};
 
-/// Rows of an output that one task computes.
+/// Rows of an output per task.
 const PART_ROWS: usize = 8;
 
-/// The values of some rows that are not zero, each in a column; those of a row one after the other.
+/// Nonzero values of some rows, each with its column; the entries of a row are contiguous.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows};
@@ -22,11 +24,11 @@ const PART_ROWS: usize = 8;
 /// let decoder = [1f32, 2., 3., 4., 5., 6.];
 /// let mut output = vec![0.0; 4];
 /// Float::add_sparse_product(&latents, MatrixView::new(&decoder, 3, 2), &mut output);
-/// assert_eq!(output, [51., 62., 0., 0.], "10 times the third row and the first");
+/// assert_eq!(output, [51., 62., 0., 0.], "10 times the third row, plus the first row");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseRows<T> {
-    /// Where each row begins among the entries, and where the last one ends.
+    /// Index of each row's first entry, followed by the end of the last row.
     starts: Vec<usize>,
     columns: Vec<usize>,
     values: Vec<T>,
@@ -39,7 +41,7 @@ impl<T> Default for SparseRows<T> {
 }
 
 impl<T: Copy> SparseRows<T> {
-    /// Adds a row with these entries, column and value of each.
+    /// Adds a row with these entries, each a column and a value.
     pub fn add_row(&mut self, entries: impl IntoIterator<Item = (usize, T)>) {
         for (column, value) in entries {
             self.columns.push(column);
@@ -48,34 +50,34 @@ impl<T: Copy> SparseRows<T> {
         self.starts.push(self.columns.len());
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The entries of a row: column and value of each.
+    /// Returns the entries of a row, each a column and a value.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// Panics if the row does not exist.
     pub fn row(&self, row: usize) -> impl Iterator<Item = (usize, T)> + '_ {
         let entries = self.starts[row]..self.starts[row + 1];
         self.columns[entries.clone()].iter().copied().zip(self.values[entries].iter().copied())
     }
 
-    /// The column of each entry, row after row.
+    /// Returns the column of each entry, row after row.
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }
 
-    /// The value of each entry, row after row.
+    /// Returns the value of each entry, row after row.
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// Other values in the same places.
+    /// Returns the same entries with other values.
     ///
     /// # Panics
-    /// When there is not one for each entry.
+    /// Panics if there is not one value for each entry.
     pub fn with_values(&self, values: Vec<T>) -> Self {
         assert!(
             values.len() == self.values.len(),
@@ -86,7 +88,9 @@ impl<T: Copy> SparseRows<T> {
         Self { starts: self.starts.clone(), columns: self.columns.clone(), values }
     }
 
-    /// For each of so many columns its entries, in the order of the rows: the row and the place of each entry.
+    /// Groups the entries by column, as pairs of a row and the index of an entry.
+    ///
+    /// Returns the start of each column among the pairs, and the pairs. Those of a column are in row order.
     fn by_column(&self, columns: usize) -> (Vec<usize>, Vec<(usize, usize)>) {
         let mut ends = vec![0; columns + 1];
         self.columns.iter().for_each(|column| ends[column + 1] += 1);
@@ -106,10 +110,13 @@ impl<T: Copy> SparseRows<T> {
     }
 }
 
-/// Refuses a table and rows that the entries do not fit.
+/// Panics if the column of an entry is outside the table.
 fn expect_fitting<T: Copy>(entries: &SparseRows<T>, table_rows: usize) {
     let largest = entries.columns.iter().max();
-    assert!(largest.is_none_or(|largest| *largest < table_rows), "column {largest:?} of {table_rows}");
+    assert!(
+        largest.is_none_or(|largest| *largest < table_rows),
+        "column {largest:?} is out of range for a table of {table_rows} rows"
+    );
 }
 
 pub(super) fn add_sparse_product<T: Real>(
@@ -119,7 +126,12 @@ pub(super) fn add_sparse_product<T: Real>(
 ) {
     let width = table.columns();
     expect_fitting(entries, table.rows());
-    assert!(output.len() == entries.rows() * width, "{} values in {} rows", output.len(), entries.rows());
+    assert!(
+        output.len() == entries.rows() * width,
+        "{} output values for {} rows",
+        output.len(),
+        entries.rows()
+    );
     if output.is_empty() {
         return;
     }
@@ -143,7 +155,7 @@ pub(super) fn sparse_products<T: Real>(
     expect_fitting(entries, table.rows());
     assert!(
         left.rows() == entries.rows() && left.columns() == width,
-        "{} rows of {}",
+        "the left matrix has a different shape: {} rows of {}",
         left.rows(),
         left.columns()
     );
@@ -169,7 +181,12 @@ pub(super) fn add_sparse_gradient<T: Real>(
     table_gradient: &mut [T],
 ) {
     let width = gradient.columns();
-    assert!(gradient.rows() == entries.rows(), "{} rows for {}", gradient.rows(), entries.rows());
+    assert!(
+        gradient.rows() == entries.rows(),
+        "a gradient of {} rows for {} rows of entries",
+        gradient.rows(),
+        entries.rows()
+    );
     if width == 0 || table_gradient.is_empty() {
         return;
     }
@@ -195,7 +212,7 @@ fn add_terms<'t, T: Real>(terms: impl Iterator<Item = (T, &'t [T])>, sum: &mut [
     }
 }
 
-/// Adds the multiple of a row to a sum.
+/// Work that adds a multiple of a row to a sum.
 struct AddMultiple<'a, T> {
     factor: T,
     values: &'a [T],
@@ -217,7 +234,7 @@ impl<T: Number> Work<T> for AddMultiple<'_, T> {
     }
 }
 
-/// The product of two rows.
+/// Work that computes the dot product of two rows.
 struct Dot<'a, T> {
     left: &'a [T],
     right: &'a [T],
@@ -243,7 +260,9 @@ mod tests {
     use crate::RandomStream;
     use crate::random::noise;
 
-    /// Rows with up to five entries of 23 columns; the second one is empty, and the columns of a row are in no order.
+    /// Returns rows with up to five entries in 23 columns.
+    ///
+    /// The second row is empty, and the columns of a row are not sorted.
     fn entries(rows: usize) -> SparseRows<f32> {
         let mut generator = RandomStream::new(9);
         let mut entries = SparseRows::default();
@@ -277,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn products_and_gradients_are_those_of_the_dense_matrix() {
+    fn products_and_gradients_equal_the_dense_matrix() {
         let (rows, columns) = (19, 23);
         let entries = entries(rows);
         let dense = dense(&entries, columns);
@@ -287,10 +306,10 @@ mod tests {
             let view = MatrixView::new(&table, columns, width);
             let mut output = vec![1f32; rows * width];
             add_sparse_product(&entries, view, &mut output);
-            let of = |values: &[f32], row: usize, place: usize| f64::from(values[row * width + place]);
+            let at = |values: &[f32], row: usize, place: usize| f64::from(values[row * width + place]);
             let expected = (0..rows * width).map(|index| {
                 let terms = (0..columns).map(|column| {
-                    dense[index / width * columns + column] * of(&table, column, index % width)
+                    dense[index / width * columns + column] * at(&table, column, index % width)
                 });
                 1.0 + terms.sum::<f64>()
             });
@@ -298,14 +317,14 @@ mod tests {
             let products = sparse_products(&entries, MatrixView::new(&gradient, rows, width), view);
             let expected = (0..rows).flat_map(|row| entries.row(row).map(move |(column, _)| (row, column)));
             let expected = expected.map(|(row, column)| {
-                (0..width).map(|place| of(&gradient, row, place) * of(&table, column, place)).sum::<f64>()
+                (0..width).map(|place| at(&gradient, row, place) * at(&table, column, place)).sum::<f64>()
             });
             assert_near(&products, &expected.collect::<Vec<_>>());
             let mut table_gradient = vec![2f32; columns * width];
             add_sparse_gradient(&entries, MatrixView::new(&gradient, rows, width), &mut table_gradient);
             let expected = (0..columns * width).map(|index| {
                 let terms = (0..rows)
-                    .map(|row| dense[row * columns + index / width] * of(&gradient, row, index % width));
+                    .map(|row| dense[row * columns + index / width] * at(&gradient, row, index % width));
                 2.0 + terms.sum::<f64>()
             });
             assert_near(&table_gradient, &expected.collect::<Vec<_>>());
@@ -314,7 +333,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = " of 3")]
-    fn a_column_that_the_table_lacks_is_refused() {
+    fn out_of_range_column_panics() {
         add_sparse_product(&entries(5), MatrixView::new(&[0f32; 3], 3, 1), &mut [0f32; 5]);
     }
 }

@@ -1,4 +1,6 @@
-//! The crate from outside, a module a subject. One program, because linking takes longer than compiling does.
+//! Integration tests of the crate, one module for each subject.
+//!
+//! All are in one program, because linking takes longer than compiling.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,4 +1,6 @@
-//! `MultiHeadAttention` against PyTorch, and its laws: causality, caching, batching, fused against separate.
+//! Compares `MultiHeadAttention` with PyTorch and tests its properties.
+//!
+//! The properties are causality, caching, batching, and the equality of fused and separate projections.
 
 use std::sync::Arc;
 
@@ -7,12 +9,13 @@ use candle_gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
     MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct, Site,
 };
-use candle_gpt2_kernels::{LayerNorm, Linear, carried};
+use candle_gpt2_kernels::{LayerNorm, Linear, carried, without_gradients};
 use candle_gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
+use candle_nn::VarBuilder;
 
-/// f32 products of two libraries over at most 40 terms.
+/// f32 products of two libraries with at most 40 terms.
 const PARITY: f64 = 1e-5;
-/// The same f32 arithmetic in another order of summation.
+/// The same f32 arithmetic, summed in a different order.
 const SAME: f64 = 2e-6;
 
 fn pytorch_layer(fixture: &Fixture) -> Result<MultiHeadAttention> {
@@ -52,7 +55,7 @@ fn every_mask_equals_pytorch_in_output_and_weights() -> Result<()> {
     Ok(())
 }
 
-/// Projections of their own for queries, keys, values and output, with biases, and no mask.
+/// Separate projections for queries, keys, values and output, with biases and without a mask.
 #[test]
 fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     let fixture = Fixture::open("multi_head_attention_004");
@@ -65,7 +68,7 @@ fn separate_projections_with_biases_equal_pytorch() -> Result<()> {
     Ok(())
 }
 
-/// A layer with separate projections and the same layer fused.
+/// The same layer with separate projections and with a fused projection.
 fn separate_and_fused() -> Result<(MultiHeadAttention, MultiHeadAttention)> {
     let weights = [0, 1, 2].map(|index| pattern(&[24, 15], 1.0, 1000 * index));
     let biases = [0, 1, 2].map(|index| pattern(&[24], 1.0, 77 + 1000 * index));
@@ -80,7 +83,7 @@ fn separate_and_fused() -> Result<(MultiHeadAttention, MultiHeadAttention)> {
 }
 
 #[test]
-fn fused_equals_separate_under_the_same_weights() -> Result<()> {
+fn fused_projection_equals_separate_projections() -> Result<()> {
     let (separate, fused) = separate_and_fused()?;
     assert_eq!(separate.parameter_count(), fused.parameter_count());
     let (x, memory) = (pattern(&[2, 5, 15], 2.0, 0), pattern(&[2, 7, 15], 2.0, 300));
@@ -111,6 +114,73 @@ fn future_tokens_do_not_change_past_outputs() -> Result<()> {
     Ok(())
 }
 
+/// Loads the same weights from the names and shapes of each layout, with and without biases.
+#[test]
+fn every_layout_loads_the_same_layer() -> Result<()> {
+    let named = ProjectionLayout::Named { query: "q_proj", key: "k_proj", value: "v_proj", output: "o_proj" };
+    let weights = [0, 1, 2, 3].map(|index| pattern(&[6, 6], 1.0, 100 * index));
+    let biases = [0, 1, 2, 3].map(|index| pattern(&[6], 1.0, 1000 + 100 * index));
+    let tensors = |[query, key, value, output]: [&str; 4], kind: &str, parts: &[Tensor; 4]| {
+        let names = [query, key, value, output].map(|name| format!("{name}.{kind}"));
+        names.into_iter().zip(parts.iter().cloned()).collect::<Vec<_>>()
+    };
+    let fused = |parts: &[Tensor; 4]| Tensor::cat(&parts[..3], 0).unwrap();
+    let of_layout = |layout: ProjectionLayout, kind: &str, parts: &[Tensor; 4]| match layout {
+        ProjectionLayout::Separate => tensors(["W_query", "W_key", "W_value", "out_proj"], kind, parts),
+        ProjectionLayout::Named { .. } => tensors(["q_proj", "k_proj", "v_proj", "o_proj"], kind, parts),
+        ProjectionLayout::Fused => {
+            vec![(format!("in_proj_{kind}"), fused(parts)), (format!("out_proj.{kind}"), parts[3].clone())]
+        }
+        ProjectionLayout::Gpt2 => {
+            let stored = |x: &Tensor| if x.rank() == 2 { x.t().unwrap() } else { x.clone() };
+            vec![
+                (format!("c_attn.{kind}"), stored(&fused(parts))),
+                (format!("c_proj.{kind}"), stored(&parts[3])),
+            ]
+        }
+    };
+    let x = pattern(&[2, 5, 6], 2.0, 40);
+    for has_bias in [true, false] {
+        let output = |layout: ProjectionLayout| -> Result<Vec<f64>> {
+            let mut named = of_layout(layout, "weight", &weights);
+            if has_bias {
+                named.extend(of_layout(layout, "bias", &biases));
+            }
+            let vb = VarBuilder::from_tensors(named.into_iter().collect(), DType::F32, &Device::Cpu);
+            let config = MultiHeadAttentionConfig {
+                qkv_bias: has_bias,
+                out_proj_bias: has_bias,
+                projection: layout,
+                ..MultiHeadAttentionConfig::new(6, 6, 2)
+            };
+            let layer = MultiHeadAttention::load(&config, vb)?;
+            assert_eq!(layer.parameter_count(), if has_bias { 4 * 42 } else { 4 * 36 });
+            Ok(values(&layer.forward_masked(&x, &AttentionMask::Causal)?))
+        };
+        let expected = output(ProjectionLayout::Separate)?;
+        for layout in [named, ProjectionLayout::Fused, ProjectionLayout::Gpt2] {
+            assert_eq!(output(layout)?, expected, "{layout:?}, biases: {has_bias}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn wrong_input_is_reported_in_the_caller_shape() -> Result<()> {
+    let (separate, fused) = separate_and_fused()?;
+    for layer in [separate, fused] {
+        let mask = AttentionMask::Causal;
+        for shape in [&[5, 15][..], &[2, 5, 14], &[1, 2, 5, 15]] {
+            let x = Tensor::zeros(shape, DType::F32, &Device::Cpu)?;
+            let error = layer.forward_masked(&x, &mask).unwrap_err().to_string();
+            assert_eq!(error, format!("attention: expected an input of shape (B, T, 15), found {shape:?}"));
+            let error = layer.memory(&x).unwrap_err().to_string();
+            assert_eq!(error, format!("attention: expected a memory of shape (B, S, 15), found {shape:?}"));
+        }
+    }
+    Ok(())
+}
+
 fn cache(batch: usize, capacity: usize) -> Result<KvCache> {
     KvCache::new(KvCacheShape { batch, num_heads: 4, capacity, head_dim: 6 }, DType::F32, &Device::Cpu)
 }
@@ -120,7 +190,7 @@ fn step(layer: &MultiHeadAttention, x: &Tensor, mask: &AttentionMask, cache: &mu
 }
 
 #[test]
-fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
+fn cached_chunks_equal_the_whole_sequence() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let x = pattern(&[2, 7, 15], 2.0, 0);
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 2, after: 0 }] {
@@ -139,17 +209,17 @@ fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
 }
 
 #[test]
-fn rows_of_different_lengths_equal_the_rows_alone() -> Result<()> {
+fn ragged_rows_equal_single_rows() -> Result<()> {
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 2, after: 0 }] {
-        rows_equal_the_rows_alone(&mask)?;
+        check_ragged_rows(&mask)?;
     }
     Ok(())
 }
 
-fn rows_equal_the_rows_alone(mask: &AttentionMask) -> Result<()> {
+fn check_ragged_rows(mask: &AttentionMask) -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let x = pattern(&[2, 6, 15], 2.0, 0);
-    // Row 0 is cut back to two tokens, row 1 keeps four; then both get the same step.
+    // Row 0 is truncated to two tokens, row 1 keeps four. Then both run the same step.
     let mut ragged = cache(2, 8)?;
     step(&layer, &x.narrow(1, 0, 4)?, mask, &mut ragged)?;
     ragged.truncate(0, 2)?;
@@ -165,10 +235,10 @@ fn rows_equal_the_rows_alone(mask: &AttentionMask) -> Result<()> {
     Ok(())
 }
 
-/// Sees every intermediate and changes none: the pass takes the dense products.
-struct Onlooker;
+/// Observer that sees every intermediate without changing it, which selects the dense products.
+struct PassiveObserver;
 
-impl Observer for Onlooker {
+impl Observer for PassiveObserver {
     fn wants(&self, _: Site) -> bool {
         true
     }
@@ -178,13 +248,19 @@ impl Observer for Onlooker {
     }
 }
 
-/// A row that overflowed in f16 leaves NaN in its slot; the next row there has fewer tokens than its neighbour.
+/// A row that overflowed in f16 leaves NaN in its slot, and a shorter row follows in the same slot.
 #[test]
-fn what_a_slot_held_before_reaches_no_row() -> Result<()> {
+fn stale_slot_contents_do_not_affect_rows() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let (mask, lengths) = (AttentionMask::Causal, [2, 4]);
     let observed = |x: &Tensor, cache: &mut KvCache| {
-        layer.forward_with(x, None, &mask, Some(cache), &mut Pass::inference().observed_by(&mut Onlooker))
+        layer.forward_with(
+            x,
+            None,
+            &mask,
+            Some(cache),
+            &mut Pass::inference().observed_by(&mut PassiveObserver),
+        )
     };
     let x = pattern(&[2, 4, 15], 2.0, 0);
     for added in [1, 3] {
@@ -212,7 +288,7 @@ fn what_a_slot_held_before_reaches_no_row() -> Result<()> {
 }
 
 #[test]
-fn a_fork_goes_its_own_way() -> Result<()> {
+fn forked_cache_is_independent() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let mask = AttentionMask::Causal;
     let prefix = pattern(&[1, 3, 15], 2.0, 0);
@@ -229,13 +305,13 @@ fn a_fork_goes_its_own_way() -> Result<()> {
 }
 
 #[test]
-fn a_full_cache_refuses_and_stays_as_it_was() -> Result<()> {
+fn full_cache_rejects_tokens_and_is_unchanged() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let mut cache = cache(1, 4)?;
     step(&layer, &pattern(&[1, 3, 15], 2.0, 0), &AttentionMask::Causal, &mut cache)?;
     let error = step(&layer, &pattern(&[1, 2, 15], 2.0, 0), &AttentionMask::Causal, &mut cache).unwrap_err();
     assert!(
-        error.to_string().contains("3 tokens held and 2 more do not fit into a capacity of 4"),
+        error.to_string().contains("3 cached and 2 new tokens exceed the capacity of 4 tokens"),
         "{error}"
     );
     assert_eq!(cache.lengths(), [3]);
@@ -248,7 +324,7 @@ fn a_full_cache_refuses_and_stays_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn batch_rows_equal_the_rows_alone() -> Result<()> {
+fn batch_rows_equal_single_rows() -> Result<()> {
     let (layer, _) = separate_and_fused()?;
     let x = pattern(&[3, 5, 15], 2.0, 0);
     let together = layer.forward_masked(&x, &AttentionMask::Causal)?;
@@ -259,10 +335,11 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// A narrow head in the strict sense of "Transformers from scratch" (Bloem, 2019) sees only its slice of the input:
-/// block-diagonal projections. A wide head has the whole width to itself.
+/// Narrow heads with block-diagonal projections see only their slice of the input.
+///
+/// This is the strict sense of "Transformers from scratch" (Bloem, 2019). A wide head has the full width.
 #[test]
-fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()> {
+fn block_diagonal_heads_see_only_their_slice() -> Result<()> {
     let blocks = [0, 1, 2].map(|index| pattern(&[2, 3, 3], 2.0, 100 * index));
     let block_diagonal = |blocks: &Tensor| -> Result<Linear> {
         let zero = Tensor::zeros((3, 3), DType::F32, &Device::Cpu)?;
@@ -289,7 +366,7 @@ fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()>
     }
 
     let parameters = candle_nn::VarMap::new();
-    let vb = candle_nn::VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
     let config =
         MultiHeadAttentionConfig { head_width: HeadWidth::Wide, ..MultiHeadAttentionConfig::new(6, 6, 2) };
     let wide = MultiHeadAttention::load(&config, vb.clone())?;
@@ -299,9 +376,11 @@ fn narrow_heads_with_block_diagonal_weights_see_only_their_slice() -> Result<()>
     Ok(())
 }
 
-/// A wide head of the full width equals a layer of one head; two of them add their halves of the output projection.
+/// A wide head equals a layer with one head.
+///
+/// Two wide heads add their halves of the output projection.
 #[test]
-fn wide_heads_are_layers_of_one_head_side_by_side() -> Result<()> {
+fn wide_heads_equal_single_head_layers() -> Result<()> {
     let weights = [0, 1, 2].map(|index| pattern(&[12, 6], 1.0, 500 * index));
     let out_proj = pattern(&[6, 12], 1.0, 7000);
     let linear = |weight: Tensor| Linear::new(weight, None);
@@ -322,9 +401,9 @@ fn wide_heads_are_layers_of_one_head_side_by_side() -> Result<()> {
     Ok(())
 }
 
-/// Dropout falls on the attention weights: with rate 1 no value is left, and the output is the bias of `out_proj`.
+/// Dropout acts on the attention weights: at a rate of 1, the output is the bias of `out_proj`.
 #[test]
-fn dropout_acts_on_the_attention_weights() -> Result<()> {
+fn dropout_applies_to_the_attention_weights() -> Result<()> {
     let (layer, _) = separate_and_fused()?;
     let layer = layer.with_dropout(1.0);
     let x = pattern(&[1, 3, 15], 2.0, 0);
@@ -337,9 +416,11 @@ fn dropout_acts_on_the_attention_weights() -> Result<()> {
     Ok(())
 }
 
-/// huggingface/transformers#382: the mask of f16 is no number beyond its range; what is hidden has no weight, and nothing is NaN.
+/// huggingface/transformers#382: an f16 mask must not exceed the range of f16.
+///
+/// Hidden keys have no weight, and no value is NaN.
 #[test]
-fn a_mask_in_half_precision_hides_without_overflow() -> Result<()> {
+fn half_precision_mask_does_not_overflow() -> Result<()> {
     let heads = |offset| pattern(&[2, 3, 7, 4], 2.0, offset).to_dtype(DType::F16);
     let (q, k, v) = (heads(0)?, heads(500)?, heads(900)?);
     let attend = |k: &Tensor, v: &Tensor| {
@@ -347,7 +428,7 @@ fn a_mask_in_half_precision_hides_without_overflow() -> Result<()> {
     };
     let output = attend(&k, &v)?;
     assert!(values(&output).iter().all(|value| value.is_finite()));
-    // Other keys and values after the third change nothing up to it.
+    // Changing keys and values after the third position must not change the outputs up to it.
     let other = |x: &Tensor| Tensor::cat(&[&x.narrow(2, 0, 3)?, &(x.narrow(2, 3, 4)? * 50.0)?], 2);
     let changed = attend(&other(&k)?, &other(&v)?)?;
     assert_eq!(values(&output.narrow(2, 0, 3)?), values(&changed.narrow(2, 0, 3)?));
@@ -355,9 +436,9 @@ fn a_mask_in_half_precision_hides_without_overflow() -> Result<()> {
     Ok(())
 }
 
-/// huggingface/transformers#13573: scores beyond 65,504 leave the range of f16; in f32 they are what they are.
+/// huggingface/transformers#13573: scores beyond 65,504 overflow in f16 but not in f32.
 #[test]
-fn scores_survive_half_precision() -> Result<()> {
+fn scores_do_not_overflow_in_half_precision() -> Result<()> {
     let heads = |offset| pattern(&[1, 1, 3, 4], 1000.0, offset).to_dtype(DType::F16);
     let (q, k, v) = (heads(0)?, heads(50)?, pattern(&[1, 1, 3, 4], 1.0, 90).to_dtype(DType::F16)?);
     let attend = |dtype: DType| {
@@ -369,12 +450,12 @@ fn scores_survive_half_precision() -> Result<()> {
     assert!(scores.iter().any(|score| score.abs() > 65_504.0), "{scores:?}");
     let half = attend(DType::F16)?;
     assert_eq!(half.dtype(), DType::F16);
-    // One rounding of the weights and one of the result to 11 bits.
+    // The weights and the result are each rounded once to 11 bits.
     assert_close(&half, &attend(DType::F64)?, 2e-3, "scores in f32");
     Ok(())
 }
 
-/// candle's fused softmax would cut these gradients without an error.
+/// candle's fused softmax would drop these gradients without an error.
 #[test]
 fn every_parameter_receives_a_gradient() -> Result<()> {
     let weights = [0, 1, 2, 3].map(|index| Var::from_tensor(&pattern(&[8, 8], 1.0, 100 * index)).unwrap());
@@ -386,7 +467,7 @@ fn every_parameter_receives_a_gradient() -> Result<()> {
         let gradients = output.sqr()?.sum_all()?.backward()?;
         for (index, weight) in weights.iter().enumerate() {
             let gradient =
-                gradients.get(weight).unwrap_or_else(|| panic!("{mask:?}: weight {index} has none"));
+                gradients.get(weight).unwrap_or_else(|| panic!("{mask:?}: weight {index} has no gradient"));
             assert!(values(gradient).iter().any(|value| value.abs() > 1e-4), "{mask:?}: weight {index}");
         }
     }
@@ -394,38 +475,43 @@ fn every_parameter_receives_a_gradient() -> Result<()> {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_refused_by_name() {
+fn size_mismatches_are_rejected_by_name() {
     let linear = |output: usize, input: usize| Linear::new(pattern(&[output, input], 1.0, 0), None).unwrap();
-    let refuse = |projection, out_proj, num_heads, expected: AttentionError| {
+    let assert_rejected = |projection, out_proj, num_heads, expected: AttentionError| {
         let error = MultiHeadAttention::new(projection, out_proj, num_heads).unwrap_err();
         // With RUST_BACKTRACE set, candle appends a backtrace to the message.
         assert!(error.to_string().starts_with(&expected.to_string()), "expected {expected}, found {error}");
     };
     let fused = || QkvProjection::Fused(linear(18, 5));
-    refuse(fused(), linear(5, 6), 4, AttentionError::HeadsDoNotDivideWidth { num_heads: 4, width: 6 });
-    refuse(fused(), linear(5, 6), 0, AttentionError::ZeroSize { name: "number of heads" });
+    assert_rejected(
+        fused(),
+        linear(5, 6),
+        4,
+        AttentionError::HeadsDoNotDivideWidth { num_heads: 4, width: 6 },
+    );
+    assert_rejected(fused(), linear(5, 6), 0, AttentionError::ZeroSize { name: "number of heads" });
     let what = "the output projection's input";
-    refuse(fused(), linear(5, 7), 2, AttentionError::WidthMismatch { what, expected: 6, found: 7 });
+    assert_rejected(fused(), linear(5, 7), 2, AttentionError::WidthMismatch { what, expected: 6, found: 7 });
     let uneven = QkvProjection::Separate { query: linear(6, 5), key: linear(4, 5), value: linear(6, 5) };
     let what = "the key projection";
-    refuse(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 6, found: 4 });
+    assert_rejected(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 6, found: 4 });
     let what = "the fused projection";
     let uneven = QkvProjection::Fused(linear(19, 5));
-    refuse(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 18, found: 19 });
+    assert_rejected(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 18, found: 19 });
 }
 
-/// A pass at positions in memory is a step of inference, and says so; the cache counts the tokens when it is told to.
+/// A step with positions in device memory accepts only inference; `advance` updates the lengths.
 #[test]
-fn a_step_at_positions_in_memory() -> Result<()> {
+fn step_reads_positions_from_device_memory() -> Result<()> {
     let (separate, layer) = separate_and_fused()?;
     let x = pattern(&[1, 5, 15], 2.0, 0);
     let positions = Tensor::new(&[[4u32]], &Device::Cpu)?;
-    let (mut numbers, mut memory) = (cache(1, 5)?, cache(1, 5)?);
-    for cache in [&mut numbers, &mut memory] {
+    let (mut reference_cache, mut memory) = (cache(1, 5)?, cache(1, 5)?);
+    for cache in [&mut reference_cache, &mut memory] {
         step(&layer, &x.narrow(1, 0, 4)?, &AttentionMask::Causal, cache)?;
     }
     let token = x.narrow(1, 4, 1)?;
-    let expected = step(&layer, &token, &AttentionMask::Causal, &mut numbers)?;
+    let expected = step(&layer, &token, &AttentionMask::Causal, &mut reference_cache)?;
     let mut pass = Pass::inference().at(positions.clone());
     let found = layer.forward_with(&token, None, &AttentionMask::Causal, Some(&mut memory), &mut pass)?;
     assert_eq!(values(&found), values(&expected));
@@ -435,22 +521,22 @@ fn a_step_at_positions_in_memory() -> Result<()> {
     assert!(memory.advance(1).unwrap_err().to_string().contains('5'), "it is full");
     assert_eq!(memory.lengths(), [5]);
 
-    let refused =
+    let is_rejected =
         |layer: &MultiHeadAttention, mask: AttentionMask, cache: Option<&mut KvCache>, pass: Pass| {
             let error = layer.forward_with(&token, None, &mask, cache, &mut pass.at(positions.clone()));
             error.unwrap_err().to_string().contains(&AttentionError::NotAStep.to_string())
         };
     let mut fresh = cache(1, 5)?;
-    assert!(refused(&layer, AttentionMask::Causal, None, Pass::inference()));
-    assert!(refused(&layer, AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
-    assert!(refused(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
+    assert!(is_rejected(&layer, AttentionMask::Causal, None, Pass::inference()));
+    assert!(is_rejected(&layer, AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
+    assert!(is_rejected(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
     let mut generator = candle_gpt2_arithmetic::RandomStream::new(1);
-    assert!(refused(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
+    assert!(is_rejected(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
     Ok(())
 }
 
 #[test]
-fn a_cache_is_refused_in_training() -> Result<()> {
+fn cache_is_rejected_in_training() -> Result<()> {
     let (layer, _) = separate_and_fused()?;
     let x = pattern(&[1, 2, 15], 1.0, 0);
     let mut cache = cache(1, 4)?;
@@ -462,8 +548,43 @@ fn a_cache_is_refused_in_training() -> Result<()> {
     Ok(())
 }
 
+/// Cached keys and values are constants, so the gradients of their projections would be wrong.
 #[test]
-fn a_cache_and_a_memory_exclude_each_other() -> Result<()> {
+fn cache_is_rejected_while_gradients_are_tracked() -> Result<()> {
+    let variables = candle_nn::VarMap::new();
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let config = MultiHeadAttentionConfig {
+        projection: ProjectionLayout::Fused,
+        ..MultiHeadAttentionConfig::new(24, 24, 4)
+    };
+    let trainable = MultiHeadAttention::load(&config, vb)?;
+    let tensors = variables.data().lock().unwrap().clone().into_iter();
+    let tensors = tensors.map(|(name, variable)| (name, variable.as_detached_tensor())).collect();
+    let frozen =
+        MultiHeadAttention::load(&config, VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))?;
+    let x = pattern(&[1, 3, 24], 2.0, 0);
+    let tracked = Var::from_tensor(&x)?.into_inner();
+    let mut cache = trainable.new_cache(1, 4, DType::F32)?;
+    let positions = Tensor::new(&[[0u32, 1, 2]], &Device::Cpu)?;
+    for (layer, x) in [(&trainable, &x), (&frozen, &tracked)] {
+        for mut pass in [Pass::inference(), Pass::inference().at(positions.clone())] {
+            let mask = AttentionMask::Causal;
+            let error = layer.forward_with(x, None, &mask, Some(&mut cache), &mut pass).unwrap_err();
+            assert_eq!(carried::<AttentionError>(&error), Some(&AttentionError::CacheWithGradients));
+            let error = layer.add_to(x, x, &mask, Some(&mut cache), 0.0, &mut pass).unwrap_err();
+            assert_eq!(carried::<AttentionError>(&error), Some(&AttentionError::CacheWithGradients));
+            assert_eq!(cache.lengths(), [0]);
+        }
+        let y = without_gradients(|| step(layer, x, &AttentionMask::Causal, &mut cache))?;
+        assert!(!y.track_op());
+        assert_close(&y, &frozen.forward_masked(x, &AttentionMask::Causal)?, SAME, "without gradients");
+        cache.truncate(0, 0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn cache_and_separate_memory_are_mutually_exclusive() -> Result<()> {
     let (layer, _) = separate_and_fused()?;
     let x = pattern(&[1, 2, 15], 1.0, 0);
     let mut cache = cache(1, 4)?;
@@ -475,10 +596,12 @@ fn a_cache_and_a_memory_exclude_each_other() -> Result<()> {
     Ok(())
 }
 
-/// The attention of OpenAI's GPT-2 124M, blocks 0 and 11, at 768 dims and 12 heads, equals transformers.
+/// Compares the attention of OpenAI's GPT-2 124M, blocks 0 and 11, with transformers.
+///
+/// The blocks have width 768 and 12 heads.
 #[test]
 fn real_gpt2_attention_equals_transformers() -> Result<()> {
-    /// Required: relative to the size of the expected value.
+    /// Required tolerance, relative to the magnitude of the expected value.
     const RELATIVE: f64 = 1e-5;
     let Some(folder) = checkpoints() else {
         return Ok(());
@@ -499,12 +622,13 @@ fn real_gpt2_attention_equals_transformers() -> Result<()> {
             layer.forward_with_weights(&norm.forward(&x)?, None, &AttentionMask::Causal)?;
         for (name, actual) in [("output", output), ("weights", attention)] {
             let expected = expected.tensor(&format!("h.{block}.{name}"));
-            // Each channel against its own largest value: an element near zero is a sum of terms of that size.
+            // Each channel is compared relative to its own maximum: an element near zero is a sum of terms of
+            // that size.
             let channels = expected.dim(D::Minus1)?;
             let (actual, expected) =
                 (actual.reshape(((), channels))?.t()?, expected.reshape(((), channels))?.t()?);
             let largest = expected.abs()?.max_keepdim(1)?;
-            // A channel that is zero throughout must be so here too, and NaN is never within the bound.
+            // A channel of zeros must be exact, and NaN never passes.
             let excess = (actual - &expected)?.abs()?.broadcast_sub(&(largest * RELATIVE)?)?;
             let worst = worst(values(&excess));
             assert!(worst <= 0.0, "h.{block} {name}: {worst:e} beyond {RELATIVE:e} of the channel's largest");
@@ -513,9 +637,9 @@ fn real_gpt2_attention_equals_transformers() -> Result<()> {
     Ok(())
 }
 
-/// A failed call leaves the cache as it was: another try does not attend to its own keys twice.
+/// A failed call leaves the cache unchanged, so a retry does not attend to its own keys twice.
 #[test]
-fn an_error_leaves_the_cache_unchanged() -> Result<()> {
+fn error_leaves_the_cache_unchanged() -> Result<()> {
     let (_, layer) = separate_and_fused()?;
     let mut cache = cache(2, 16)?;
     let x = pattern(&[2, 3, 15], 2.0, 0);
@@ -524,22 +648,22 @@ fn an_error_leaves_the_cache_unchanged() -> Result<()> {
     let rows = || -> Arc<[usize]> { [1, 2].into() };
     let five_tokens = pattern(&[1, 5, 15], 2.0, 9);
     let additive = AttentionMask::Additive(Tensor::zeros((7, 7), DType::F32, &Device::Cpu)?);
-    let mut refused = |x: &Tensor, mask: &AttentionMask, pass: &mut Pass| {
+    let mut rejection = |x: &Tensor, mask: &AttentionMask, pass: &mut Pass| {
         let error = layer.forward_with(x, None, mask, Some(&mut cache), pass).unwrap_err().to_string();
         assert_eq!(cache.lengths(), [3, 3], "{error}");
         error
     };
-    let of_rows = refused(&five_tokens, &AttentionMask::Causal, &mut Pass::inference().of_rows(rows()));
-    assert_eq!(of_rows, "attention: expected texts of 3 tokens in all, found 5 queries and 5 keys");
+    let of_rows = rejection(&five_tokens, &AttentionMask::Causal, &mut Pass::inference().of_rows(rows()));
+    assert_eq!(of_rows, "attention: expected packed rows of 3 tokens in total, found 5 queries and 5 keys");
     let three_tokens = five_tokens.narrow(1, 0, 3)?;
     for mask in [&AttentionMask::Bidirectional, &additive] {
-        let error = refused(&three_tokens, mask, &mut Pass::inference().of_rows(rows()));
-        assert!(error.contains("give `AttentionMask::Causal`"), "{error}");
+        let error = rejection(&three_tokens, mask, &mut Pass::inference().of_rows(rows()));
+        assert!(error.contains("use `AttentionMask::Causal`"), "{error}");
     }
-    let error = refused(&x, &AttentionMask::CausalRows(rows()), &mut Pass::inference());
-    assert!(error.contains("works without a cache"), "{error}");
-    refused(&x, &additive, &mut Pass::inference());
-    // The same of the layer below, whose queries have another width than the keys.
+    let error = rejection(&x, &AttentionMask::CausalRows(rows()), &mut Pass::inference());
+    assert!(error.contains("cannot be combined with a cache"), "{error}");
+    rejection(&x, &additive, &mut Pass::inference());
+    // The layer below behaves the same; its queries and keys differ in width.
     let attention = ScaledDotProduct::new(6);
     let (q, k) = (pattern(&[2, 4, 3, 8], 1.0, 0), pattern(&[2, 4, 3, 6], 1.0, 1));
     attention

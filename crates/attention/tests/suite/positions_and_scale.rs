@@ -1,4 +1,6 @@
-//! Sinusoidal positions and why scores are divided by sqrt(d) ("Attention Is All You Need", sections 3.5 and 3.2.1).
+//! Sinusoidal positions, and the variance of scores divided by sqrt(d).
+//!
+//! Source: "Attention Is All You Need", sections 3.5 and 3.2.1.
 
 use candle_core::{Device, Result};
 use candle_gpt2_arithmetic::RandomStream;
@@ -26,9 +28,9 @@ fn positions_follow_the_formula() -> Result<()> {
     Ok(())
 }
 
-/// `e[t + k]` is `e[t]` with each pair rotated by an angle that depends on `k` alone.
+/// `e[t + k]` is `e[t]` with each pair rotated by an angle that depends only on `k`.
 #[test]
-fn a_shift_rotates_every_pair() -> Result<()> {
+fn shift_rotates_every_pair() -> Result<()> {
     let width = 10;
     let table = SinusoidalPositions::new(64, width, &Device::Cpu)?.table().to_vec2::<f32>()?;
     for shift in [1usize, 5, 17] {
@@ -52,7 +54,7 @@ fn a_shift_rotates_every_pair() -> Result<()> {
 }
 
 #[test]
-fn positions_are_added_from_the_first_one_given() -> Result<()> {
+fn positions_are_added_from_an_offset() -> Result<()> {
     let positions = SinusoidalPositions::new(8, 4, &Device::Cpu)?;
     let x = pattern(&[2, 3, 4], 2.0, 0);
     let expected = x.broadcast_add(&positions.table().narrow(0, 5, 3)?)?;
@@ -62,10 +64,12 @@ fn positions_are_added_from_the_first_one_given() -> Result<()> {
     Ok(())
 }
 
-/// For independent standard normal q and k, `q · k` has variance d, and `q · k / sqrt(d)` has variance 1. Over n
-/// draws the variance of d-term products is known to a relative standard error of sqrt((2 + 6/d) / n).
+/// For independent standard normal q and k, `q · k` has variance d and `q · k / sqrt(d)` variance 1.
+///
+/// With n samples, the estimated variance of d-term products has a relative standard error of sqrt((2 + 6/d) /
+/// n).
 #[test]
-fn scaling_brings_the_variance_of_scores_from_d_to_one() {
+fn scaling_normalizes_the_variance_of_scores() {
     const DRAWS: usize = 20_000;
     let mut generator = RandomStream::new(0);
     for head_dim in [8usize, 64] {

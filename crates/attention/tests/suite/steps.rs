@@ -1,5 +1,7 @@
-//! The printed numbers of chapter 3 of "Build a Large Language Model (From Scratch)", in its order. Weights that it draws from PyTorch's generator come
-//! from a fixture (`scripts/reference/layers.py`, `export_steps`); every expected matrix is the book's.
+//! The printed results of chapter 3 of "Build a Large Language Model (From Scratch)", in its order.
+//!
+//! Weights that the book samples from PyTorch's generator come from a fixture (`scripts/reference/layers.py`,
+//! `export_steps`). Every expected matrix is from the book.
 
 use candle_core::{Device, IndexOp, Result, Tensor};
 use candle_gpt2_arithmetic::RandomStream;
@@ -12,9 +14,9 @@ use candle_gpt2_kernels::Linear;
 use candle_gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
 use candle_nn::ops::softmax;
 
-/// The book prints four decimals.
+/// The book prints four decimal places.
 const PRINTED: f64 = 0.5e-4 + 1e-6;
-/// Two orders of the same f32 arithmetic.
+/// The same f32 arithmetic, summed in a different order.
 const SAME: f64 = 1e-6;
 
 /// The book's six tokens, "Your journey starts with one step".
@@ -170,7 +172,8 @@ fn section_3_4_2_self_attention_v2_over_linear_layers() -> Result<()> {
         [-0.0754, 0.0693],
     ]);
     assert_close_absolute(&layer.forward(&inputs()?)?, &expected, PRINTED, "SelfAttention_v2");
-    // The book's softmax over dim=1 mixes tokens once there is a batch; ours gives each batch row the same.
+    // With a batch, the book's softmax over dim=1 uses the wrong axis. Here, each row of the batch gives the
+    // same result.
     let batched = layer.forward(&batch_of_two()?)?;
     assert_close_absolute(&batched.i(1)?, &expected, PRINTED, "SelfAttention_v2 on a batch");
     Ok(())
@@ -197,7 +200,7 @@ fn exercise_3_1_moves_the_weights_from_v2_to_v1() -> Result<()> {
 }
 
 #[test]
-fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
+fn section_3_5_1_both_masking_methods_agree() -> Result<()> {
     let fixture = Fixture::open("steps");
     let layer = SelfAttention::load(3, 2, fixture.parameters("self_attention_v2."))?;
     let weights = layer.weights(&inputs()?)?;
@@ -244,15 +247,15 @@ fn section_3_5_1_both_ways_of_masking_are_equal() -> Result<()> {
     assert_close_absolute(&(&weights * lower)?, &printed_zeroed_weights, PRINTED, "weights with zeros above");
     let renormalized = mask_by_renormalizing(&weights)?;
     let infinite = softmax(&(masked / 2f64.sqrt())?, 1)?;
-    assert_close_absolute(&renormalized, &printed_masked_weights, PRINTED, "masked by renormalising");
+    assert_close_absolute(&renormalized, &printed_masked_weights, PRINTED, "masked by renormalizing");
     assert_close_absolute(&infinite, &printed_masked_weights, PRINTED, "masked by -inf");
-    assert_close_absolute(&renormalized, &infinite, SAME, "renormalising and -inf");
+    assert_close_absolute(&renormalized, &infinite, SAME, "renormalizing and -inf");
     Ok(())
 }
 
-/// The book's dropout matrices: which values fall is PyTorch's generator's choice, what happens to them is not.
+/// The book's dropout matrices: PyTorch's generator picks the positions, but the arithmetic is fixed.
 #[test]
-fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> Result<()> {
+fn section_3_5_2_printed_dropout_zeroes_or_doubles_weights() -> Result<()> {
     let fixture = Fixture::open("steps");
     let layer = SelfAttention::load(3, 2, fixture.parameters("self_attention_v2."))?;
     let weights = softmax(&(mask_with_negative_infinity(&layer.scores(&inputs()?)?)? / 2f64.sqrt())?, 1)?;
@@ -281,7 +284,7 @@ fn section_3_5_2_the_printed_dropout_zeroes_or_doubles_the_masked_weights() -> R
 }
 
 #[test]
-fn section_3_5_2_dropout_on_attention_weights_doubles_what_it_keeps() -> Result<()> {
+fn section_3_5_2_dropout_doubles_kept_attention_weights() -> Result<()> {
     let fixture = Fixture::open("steps");
     let projections = SelfAttention::load(3, 2, fixture.parameters("causal_attention."))?;
     let layer = CausalAttention::new(projections, 0.5);
@@ -290,7 +293,7 @@ fn section_3_5_2_dropout_on_attention_weights_doubles_what_it_keeps() -> Result<
     for seed in 0..8 {
         let mut generator = RandomStream::new(seed);
         let dropped = layer.forward(&batch_of_two()?, &mut Pass::training(&mut generator))?;
-        // The first token sees only itself, with weight 1: dropped to 0 or doubled to 2.
+        // The first token sees only itself, with weight 1, which is dropped to 0 or doubled to 2.
         let (first, plain) = (values(&dropped.i((0, 0))?), values(&kept.i((0, 0))?));
         let ratio = first[0] / plain[0];
         assert!(ratio == 0.0 || (ratio - 2.0).abs() < SAME, "ratio {ratio}");
@@ -377,7 +380,7 @@ fn section_3_6_2_multi_head_attention() -> Result<()> {
 }
 
 #[test]
-fn section_3_6_2_batched_products_are_the_heads_products() -> Result<()> {
+fn section_3_6_2_batched_products_match_each_head() -> Result<()> {
     let a = Tensor::new(
         &[
             [
@@ -397,15 +400,15 @@ fn section_3_6_2_batched_products_are_the_heads_products() -> Result<()> {
     let first = [[1.3208f32, 1.1631, 1.2879], [1.1631, 2.2150, 1.8424], [1.2879, 1.8424, 2.0402]];
     let second = [[0.4391f32, 0.7003, 0.5903], [0.7003, 1.3737, 1.0620], [0.5903, 1.0620, 0.9912]];
     let products = a.matmul(&a.transpose(2, 3)?)?;
-    // The inputs are printed with four decimals too, so each of the four products carries their rounding.
+    // The printed inputs are rounded to four decimal places too, which affects each of the four products.
     assert_close_absolute(&products.i((0, 0))?, &matrix(&first), 3.0 * PRINTED, "first head");
     assert_close_absolute(&products.i((0, 1))?, &matrix(&second), 3.0 * PRINTED, "second head");
     Ok(())
 }
 
-/// Stacking the heads' projections as rows of one, and an identity as output projection, gives the same numbers.
+/// Stacked projections and an identity as the output projection give the same result as stacked heads.
 #[test]
-fn stacked_heads_equal_split_heads_under_block_weights() -> Result<()> {
+fn stacked_heads_equal_split_heads() -> Result<()> {
     let fixture = Fixture::open("steps");
     let x = batch_of_two()?;
     let stacked = stacked(&fixture, "wrapper", 2)?.forward(&x, &mut Pass::inference())?;
@@ -425,7 +428,7 @@ fn stacked_heads_equal_split_heads_under_block_weights() -> Result<()> {
     Ok(())
 }
 
-/// Exercise 3.3: the sizes of GPT-2's smallest attention layer.
+/// Exercise 3.3: the parameter count of GPT-2's smallest attention layer.
 #[test]
 fn exercise_3_3_counts_the_parameters_of_gpt2() -> Result<()> {
     let count = |qkv_bias: bool| -> Result<usize> {
@@ -434,9 +437,9 @@ fn exercise_3_3_counts_the_parameters_of_gpt2() -> Result<()> {
         let config = MultiHeadAttentionConfig { qkv_bias, ..MultiHeadAttentionConfig::new(768, 768, 12) };
         let layer = MultiHeadAttention::load(&config, vb.clone())?;
         assert_eq!((layer.num_heads(), layer.head_dim()), (12, 64));
-        let held: usize = parameters.all_vars().iter().map(|parameter| parameter.elem_count()).sum();
-        assert_eq!(layer.parameter_count(), held);
-        Ok(held)
+        let stored: usize = parameters.all_vars().iter().map(|parameter| parameter.elem_count()).sum();
+        assert_eq!(layer.parameter_count(), stored);
+        Ok(stored)
     };
     assert_eq!(count(false)?, 2_360_064);
     assert_eq!(count(true)?, 2_362_368);

@@ -1,4 +1,6 @@
-//! Encoder and decoder blocks against PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
+//! Compares encoder and decoder blocks with PyTorch.
+//!
+//! The counterparts are `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
 
 use std::collections::HashMap;
 
@@ -11,7 +13,7 @@ use candle_gpt2_kernels::{Activation, Linear};
 use candle_gpt2_testing::{Fixture, assert_close, pattern, values};
 use candle_nn::VarBuilder;
 
-/// f32 through two blocks, each normalised.
+/// Tolerance for two f32 blocks with normalized outputs.
 const PARITY: f64 = 1e-5;
 
 #[test]
@@ -30,8 +32,9 @@ fn blocks_equal_pytorch() -> Result<()> {
     Ok(())
 }
 
-/// Parameters that the exporting script fills by the same rule (`fill_pattern`): in name order, each from its own
-/// offset, norm weights around 1.
+/// Fills parameters by the same rule as the exporting script (`fill_pattern`).
+///
+/// In order of their names, each parameter has its own offset. Norm weights are around 1.
 fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMap<String, Tensor> {
     let mut names: Vec<(String, &[usize])> = (0..layers)
         .flat_map(|layer| shapes.iter().map(move |(name, shape)| (format!("layers.{layer}.{name}"), *shape)))
@@ -46,9 +49,12 @@ fn patterned(prefix: &str, shapes: &[(&str, &[usize])], layers: usize) -> HashMa
     names.into_iter().enumerate().map(fill).collect()
 }
 
-/// The base model of "Attention Is All You Need" (d_model 512, 8 heads, 2048), of three blocks each, on three source tokens.
+/// Compares a model with the sizes of "Attention Is All You Need"'s base model with PyTorch.
+///
+/// Each stack has three blocks, and the source has three tokens. The model has d_model 512, 8 heads and an
+/// inner width of 2048.
 #[test]
-fn the_sizes_of_the_base_model_equal_pytorch() -> Result<()> {
+fn base_model_sizes_equal_pytorch() -> Result<()> {
     let attention: [(&str, &[usize]); 4] = [
         ("in_proj_bias", &[1536]),
         ("in_proj_weight", &[1536, 512]),
@@ -93,9 +99,9 @@ fn the_sizes_of_the_base_model_equal_pytorch() -> Result<()> {
     Ok(())
 }
 
-/// From embeddings to probabilities, the way "Attention Is All You Need" (section 3) walks through the model.
+/// From embeddings to probabilities, in the order of "Attention Is All You Need", section 3.
 #[test]
-fn embeddings_with_positions_become_probabilities() -> Result<()> {
+fn output_head_returns_probabilities() -> Result<()> {
     let fixture = Fixture::open("transformer_relu");
     let config = BlockConfig {
         d_model: 24,
@@ -119,9 +125,11 @@ fn embeddings_with_positions_become_probabilities() -> Result<()> {
     Ok(())
 }
 
-/// With every rate at 1 each part adds nothing, and a block normalises its input once for each part.
+/// With all dropout rates at 1, each sublayer adds zero.
+///
+/// A block then only normalizes its input, once for each sublayer.
 #[test]
-fn dropout_acts_on_every_part_of_a_block() -> Result<()> {
+fn dropout_applies_to_every_sublayer() -> Result<()> {
     let fixture = Fixture::open("transformer_relu");
     let config = BlockConfig {
         d_model: 24,

@@ -1,10 +1,12 @@
-//! Restricted attention ("Attention Is All You Need", section 4): only the band is computed, and it equals the masked full computation.
+//! Restricted attention computes only the band and equals the masked full computation.
+//!
+//! Source: "Attention Is All You Need", section 4.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_attention::{AttentionMask, Pass, ScaledDotProduct};
 use candle_gpt2_testing::{assert_close, pattern};
 
-/// The same f32 arithmetic in another order of summation.
+/// The same f32 arithmetic, summed in a different order.
 const SAME: f64 = 2e-6;
 
 struct Heads {
@@ -19,7 +21,7 @@ impl Heads {
         Self { q: heads(query_len, 0), k: heads(key_len, 5000), v: heads(key_len, 9000) }
     }
 
-    /// The same where gradients are asked for, which the kernel does not give.
+    /// Same inputs with gradients, which the forward-only kernel does not support.
     fn tracked(query_len: usize, key_len: usize) -> Result<Self> {
         let Self { q, k, v } = Self::new(query_len, key_len);
         Ok(Self { q: Var::from_tensor(&q)?.into_inner(), k, v })
@@ -30,7 +32,7 @@ impl Heads {
     }
 }
 
-/// The window written out as a dense additive mask.
+/// The window as a dense additive mask.
 fn dense_window(query_len: usize, key_len: usize, before: usize, after: usize) -> AttentionMask {
     let mut scores = vec![f32::NEG_INFINITY; query_len * key_len];
     for query in 0..query_len {
@@ -42,7 +44,7 @@ fn dense_window(query_len: usize, key_len: usize, before: usize, after: usize) -
 }
 
 #[test]
-fn the_band_equals_the_masked_whole() -> Result<()> {
+fn window_equals_the_dense_mask() -> Result<()> {
     for tokens in [1, 7, 33, 100] {
         let heads = Heads::new(tokens, tokens);
         for (before, after) in [(0, 0), (1, 1), (3, 0), (0, 2), (5, 9), (40, 40)] {
@@ -54,9 +56,9 @@ fn the_band_equals_the_masked_whole() -> Result<()> {
     Ok(())
 }
 
-/// Block by block, where the kernel cannot be used: values and gradients.
+/// Tests values and gradients of the blockwise computation, used where the kernel does not apply.
 #[test]
-fn the_band_has_the_gradients_of_the_masked_whole() -> Result<()> {
+fn window_gradients_equal_the_dense_mask() -> Result<()> {
     for (tokens, before, after) in [(33, 1, 1), (100, 5, 9), (100, 40, 40)] {
         let heads = Heads::tracked(tokens, tokens)?;
         let (band, whole) = (
@@ -75,7 +77,7 @@ fn the_band_has_the_gradients_of_the_masked_whole() -> Result<()> {
 }
 
 #[test]
-fn the_band_equals_the_masked_whole_across_sequences() -> Result<()> {
+fn cross_attention_window_equals_the_dense_mask() -> Result<()> {
     let heads = Heads::new(70, 75);
     let band = heads.attend(&AttentionMask::Window { before: 2, after: 6 })?;
     assert_close(&band, &heads.attend(&dense_window(70, 75, 2, 6))?, SAME, "70 queries over 75 keys");
@@ -83,7 +85,7 @@ fn the_band_equals_the_masked_whole_across_sequences() -> Result<()> {
 }
 
 #[test]
-fn a_radius_of_the_length_is_full_attention() -> Result<()> {
+fn window_of_full_length_is_full_attention() -> Result<()> {
     let heads = Heads::new(50, 50);
     let full = heads.attend(&AttentionMask::Bidirectional)?;
     for radius in [49, 50, usize::MAX] {
@@ -96,7 +98,7 @@ fn a_radius_of_the_length_is_full_attention() -> Result<()> {
 }
 
 #[test]
-fn no_radius_leaves_each_token_to_itself() -> Result<()> {
+fn zero_window_attends_only_to_itself() -> Result<()> {
     let heads = Heads::new(40, 40);
     let own = heads.attend(&AttentionMask::Window { before: 0, after: 0 })?;
     assert_close(&own, &heads.v.to_dtype(DType::F32)?, SAME, "radius 0");

@@ -1,4 +1,4 @@
-//! Sizes of zero are refused by name, whichever way attention would be computed.
+//! Sizes of zero are rejected by name in every implementation of attention.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_arithmetic::RandomStream;
@@ -7,10 +7,10 @@ use candle_gpt2_attention::{
     Observer, Pass, ScaledDotProduct, Site, SiteKind,
 };
 
-/// Wants the weights, which the kernels keep to themselves.
-struct Looks;
+/// Observer that wants the attention weights, which the fused kernels do not return.
+struct PatternObserver;
 
-impl Observer for Looks {
+impl Observer for PatternObserver {
     fn wants(&self, site: Site) -> bool {
         site.kind == SiteKind::Pattern
     }
@@ -34,7 +34,7 @@ fn masks() -> Vec<AttentionMask> {
     masks
 }
 
-fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &'static str) {
+fn assert_rejected<T: std::fmt::Debug>(result: Result<T>, expected: &'static str) {
     let error = result.unwrap_err();
     let found = error.to_string();
     let expected = AttentionError::ZeroSize { name: expected }.to_string();
@@ -42,7 +42,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &'static str) {
 }
 
 #[test]
-fn nothing_to_attend_with_or_to_is_refused() {
+fn zero_sizes_are_rejected_by_name() {
     let sizes = [
         ([0, 3, 4, 5, 2, 2], "number of rows"),
         ([1, 0, 4, 5, 2, 2], "number of heads"),
@@ -60,12 +60,15 @@ fn nothing_to_attend_with_or_to_is_refused() {
             for mask in masks() {
                 let attention = ScaledDotProduct { scale: 0.5, dropout: 0.1 };
                 for q in [&q, &tracked] {
-                    refused(attention.forward(q, &k, &v, &mask, &[], &mut Pass::inference()), name);
-                    let mut looks = Looks;
-                    let observed = &mut Pass::inference().observed_by(&mut looks);
-                    refused(attention.forward(q, &k, &v, &mask, &[], observed), name);
+                    assert_rejected(attention.forward(q, &k, &v, &mask, &[], &mut Pass::inference()), name);
+                    let mut observer = PatternObserver;
+                    let observed = &mut Pass::inference().observed_by(&mut observer);
+                    assert_rejected(attention.forward(q, &k, &v, &mask, &[], observed), name);
                     let generator = &mut RandomStream::new(3);
-                    refused(attention.forward(q, &k, &v, &mask, &[], &mut Pass::training(generator)), name);
+                    assert_rejected(
+                        attention.forward(q, &k, &v, &mask, &[], &mut Pass::training(generator)),
+                        name,
+                    );
                 }
             }
         }
@@ -73,22 +76,22 @@ fn nothing_to_attend_with_or_to_is_refused() {
 }
 
 #[test]
-fn a_layer_names_what_is_missing_and_a_cache_stays_as_it_was() -> Result<()> {
+fn layer_rejects_empty_input_without_changing_the_cache() -> Result<()> {
     let config = MultiHeadAttentionConfig::new(6, 6, 3);
     let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
     let layer = MultiHeadAttention::load(&config, vb.clone())?;
     let x = |batch, tokens| Tensor::zeros((batch, tokens, 6), DType::F32, &Device::Cpu).unwrap();
     for mask in masks() {
-        refused(layer.forward_masked(&x(2, 0), &mask), "number of queries");
-        refused(layer.forward_masked(&x(0, 2), &mask), "number of rows");
-        refused(
+        assert_rejected(layer.forward_masked(&x(2, 0), &mask), "number of queries");
+        assert_rejected(layer.forward_masked(&x(0, 2), &mask), "number of rows");
+        assert_rejected(
             layer.forward_with(&x(1, 2), Some(&x(1, 0)), &mask, None, &mut Pass::inference()),
             "number of keys",
         );
         let shape = KvCacheShape { batch: 2, num_heads: 3, capacity: 16, head_dim: 2 };
         let mut cache = KvCache::new(shape, DType::F32, &Device::Cpu)?;
-        let none = layer.forward_with(&x(2, 0), None, &mask, Some(&mut cache), &mut Pass::inference());
-        refused(none, "number of queries");
+        let result = layer.forward_with(&x(2, 0), None, &mask, Some(&mut cache), &mut Pass::inference());
+        assert_rejected(result, "number of queries");
         assert_eq!(cache.lengths(), [0, 0]);
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! What is asked of a model in a page, as Rust. The page itself is tested in a browser: `web/tests`.
+//! Tests of a page's requests to a model, in Rust; `web/tests` tests the page in a browser.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-mod room;
+mod memory;
 mod session;

@@ -1,23 +1,27 @@
-//! A session answers as the library does: what a page shows is what the program writes.
+//! Tests that a session answers like the library.
 
 use candle_gpt2_browser::Session;
-use candle_gpt2_engine::{BUILT_IN, DeviceChoice, LoadedModel, ModelOptions, Silent, built_in_transcoders};
+use candle_gpt2_engine::{
+    BUILT_IN, DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType, built_in_transcoders,
+};
 use candle_gpt2_generation::{GenerationConfig, TokenGenerator};
-use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run};
+use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run, named_site, named_sites};
 use candle_gpt2_look::{
-    Attention, Found, Graph, Lens, Look, LookSubject, OneHead, Reader, Text, read_transcoders,
+    Analysis, Attention, Graph, Lens, Look, LookSubject, OneHead, Reader, Text, read_transcoders,
 };
 use candle_gpt2_pictures::graph_data;
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
-/// The tokens of the built-in model.
-const VOCABULARY: usize = 2048;
+/// Vocabulary size of the built-in model.
+const VOCABULARY: usize = 4096;
 const NOW: u64 = 1_700_000_000;
 const PROMPT: &str = "One day, Mia and Tom went to the";
 
+/// Loads the built-in model in f32, because products in q8 depend on the number of rows.
 fn built_in() -> LoadedModel {
-    let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
+    let dtype = Some(WeightDType::F32);
+    let options = ModelOptions { device: DeviceChoice::Cpu, dtype, ..ModelOptions::default() };
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
@@ -33,7 +37,7 @@ fn place(number: &Value) -> usize {
     usize::try_from(number.as_u64().unwrap()).unwrap()
 }
 
-/// The chunks of a text that is made to its end.
+/// Chunks of a completion, up to its end.
 fn chunks(session: &Session, mut body: Value) -> Vec<Value> {
     body["stream"] = json!(true);
     let mut writing = session.start("v1/completions", body.to_string().as_bytes()).unwrap();
@@ -41,7 +45,7 @@ fn chunks(session: &Session, mut body: Value) -> Vec<Value> {
     while let Some(step) = writing.step().unwrap() {
         chunks.extend(step.iter().map(|chunk| serde_json::from_str::<Value>(chunk).unwrap()));
     }
-    assert_eq!(writing.step().unwrap(), None, "an end is an end");
+    assert_eq!(writing.step().unwrap(), None, "the end is final");
     chunks
 }
 
@@ -82,7 +86,7 @@ fn texts_are_those_of_the_library() {
     }
 }
 
-/// A text goes on from what was computed for its beginning, which changes nothing.
+/// Checks that a resumed completion, which reuses computed prefixes, has the same tokens.
 #[test]
 fn a_text_that_goes_on_is_the_text_that_was_written_at_once() {
     let session = session();
@@ -114,11 +118,11 @@ fn a_text_ends_where_another_begins_or_nobody_reads_it() {
     let error = first.step().unwrap_err();
     assert_eq!(
         (error.status(), error.to_string().as_str()),
-        (409, "another text was begun, which ended this one")
+        (409, "another completion was started, which canceled this one")
     );
     assert_eq!(first.step().unwrap(), None);
     drop(first);
-    assert!(second.step().unwrap().is_some(), "the end of the first is not that of the second");
+    assert!(second.step().unwrap().is_some(), "dropping the first completion does not end the second");
     drop(second);
     let again = json!({ "prompt": PROMPT, "max_tokens": 30, "temperature": 0 });
     let alone = ask(&self::session(), "v1/completions", &again);
@@ -128,8 +132,7 @@ fn a_text_ends_where_another_begins_or_nobody_reads_it() {
 #[test]
 fn several_texts_come_as_they_are_asked_for() {
     let session = session();
-    let body =
-        json!({ "prompt": [PROMPT, "One day"], "n": 2, "max_tokens": 6, "seed": 4, "stream_options": null });
+    let body = json!({ "prompt": [PROMPT, "One day"], "n": 2, "max_tokens": 6, "seed": 4, "temperature": 1, "stream_options": null });
     let whole = ask(&session, "v1/completions", &body);
     let mut texts = vec![String::new(); 4];
     for chunk in chunks(&session, body) {
@@ -152,7 +155,7 @@ fn looks_are_those_of_the_library() {
     let subject = LookSubject::new(&model, "stories".into(), &reader);
     let words = || Text::Ids(ids.clone());
     let data =
-        |found: &Found| serde_json::from_str::<Value>(&candle_gpt2_pictures::data(&found.report)).unwrap();
+        |found: &Analysis| serde_json::from_str::<Value>(&candle_gpt2_pictures::data(&found.report)).unwrap();
 
     let attention = Attention { text: words(), layers: Some(vec![1, 3].into()), heads: None };
     let expected = data(&attention.at(&subject, &Silent).unwrap());
@@ -171,7 +174,7 @@ fn looks_are_those_of_the_library() {
     assert_eq!(answer, serde_json::to_string(&steps).unwrap());
 }
 
-/// Transcoders that come later are there from then on, and those of another model are refused.
+/// Checks that transcoders can be set later, and that those of another model are rejected.
 #[test]
 fn features_and_graphs_are_those_of_the_transcoders_that_are_given() {
     let session = session();
@@ -179,7 +182,7 @@ fn features_and_graphs_are_those_of_the_transcoders_that_are_given() {
     for path in ["look/features", "look/graph"] {
         let error = session.ask(path, body.to_string().as_bytes()).unwrap_err();
         assert_eq!(error.status(), 400);
-        assert!(error.to_string().starts_with("features and graphs are of the built-in model"), "{error}");
+        assert!(error.to_string().starts_with("features and graphs need transcoders"), "{error}");
     }
     let files: Vec<(String, Vec<u8>)> = built_in_transcoders()
         .iter()
@@ -204,11 +207,37 @@ fn features_and_graphs_are_those_of_the_transcoders_that_are_given() {
     assert_eq!(features["values"].as_array().unwrap().len(), ids.len());
 }
 
-/// The distribution that is shown is the one that is drawn from.
+/// Checks names, shapes and values of activations, including masked scores.
+#[test]
+fn activations_match_the_library() {
+    let (model, session) = (built_in(), session());
+    let ids = model.vocabulary().encode(PROMPT).unwrap();
+    let hooks = "hook_embed, hook_pos_embed, blocks.*.hook_resid_post, attn.hook_q, attn.hook_z, attn_scores1, \
+                 pattern, blocks.0.hook_mlp_out, ln_final.hook_normalized, logits";
+    let sites = named_sites(hooks, model.config().n_layer).unwrap();
+    let record = Run::new(model.model(), &ids).unwrap().record(sites.clone()).unwrap();
+    let found = session.activations(&ids, hooks).unwrap();
+    assert_eq!(found.len(), sites.len());
+    for activation in &found {
+        let expected = record.get(named_site(&activation.hook).unwrap()).unwrap();
+        assert_eq!(activation.shape, expected.dims()[1..], "{}", activation.hook);
+        let expected: Vec<f32> = expected.flatten_all().unwrap().to_vec1().unwrap();
+        assert_eq!(activation.values, expected, "{}", activation.hook);
+    }
+    let scores = found.iter().find(|one| one.hook == "blocks.1.attn.hook_attn_scores").unwrap();
+    assert_eq!(scores.shape, [model.config().n_head, ids.len(), ids.len()]);
+    assert_eq!(scores.values[1], f32::NEG_INFINITY, "the first token does not attend to the second");
+
+    let error = session.activations(&ids, "attn.hook_y").unwrap_err();
+    assert_eq!((error.status(), error.param()), (400, Some("hooks")));
+    assert_eq!(session.activations(&[], "hook_embed").unwrap_err().status(), 400);
+}
+
+/// Checks that the displayed distribution is the one that completions are sampled from.
 #[test]
 fn what_may_follow_is_what_texts_are_drawn_from() {
     let session = session();
-    let settings = json!({ "prompt": PROMPT, "temperature": 0.9, "top_k": 6, "top_p": 0.8, "logit_bias": { "300": -100 } });
+    let settings = json!({ "prompt": PROMPT, "temperature": 1.5, "top_k": 6, "top_p": 0.9, "min_p": 0, "logit_bias": { "300": -100 } });
     let with = |more: Value| {
         let mut body = settings.clone();
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -223,7 +252,7 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     let sum: f64 = kept.iter().filter_map(|token| token["probability"].as_f64()).sum();
     assert!((sum - 1.0).abs() < 1e-12, "{sum}");
     assert!(tokens.is_sorted_by(|a, b| a["logit"].as_f64() >= b["logit"].as_f64()));
-    // As completions tell them: what they write, and bytes that are no characters as such.
+    // Tokens have the same form as in completions: their text, or escaped bytes if they are invalid UTF-8.
     let is_byte = |text: &str| text.starts_with("bytes:\\x");
     for token in tokens {
         let (id, text) = (token["id"].as_u64().unwrap(), token["token"].as_str().unwrap());
@@ -253,11 +282,11 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     for token in &kept {
         let (id, probability) = (token["id"].as_u64().unwrap(), token["probability"].as_f64().unwrap());
         let share = counts.remove(&id).unwrap_or(0) as f64 / DRAWS as f64;
-        // Four standard deviations of a share.
+        // Four standard deviations of a sampled fraction.
         let most = 4.0 * (probability * (1.0 - probability) / DRAWS as f64).sqrt();
         assert!((share - probability).abs() <= most, "{token}: drawn {share}");
     }
-    assert!(counts.is_empty(), "only what is kept is drawn: {counts:?}");
+    assert!(counts.is_empty(), "only kept tokens are sampled: {counts:?}");
 
     let greedy = ask(&session, "look/next", &json!({ "prompt": PROMPT, "temperature": 0, "top": 2 }));
     let chosen: Vec<f64> = serde_json::from_value(json!([
@@ -268,7 +297,7 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
     assert_eq!((greedy["kept"].as_u64(), chosen), (Some(1), vec![1.0, 0.0]));
 }
 
-/// Whatever was asked before, at whatever place.
+/// Covers different earlier requests at different positions.
 #[test]
 fn what_may_follow_does_not_depend_on_what_was_asked_before() {
     let (model, used) = (built_in(), session());
@@ -280,8 +309,8 @@ fn what_may_follow_does_not_depend_on_what_was_asked_before() {
         json!({ "prompt": ids }),
         json!({ "prompt": ids, "at": 2 }),
         json!({ "prompt": other }),
-        json!({ "prompt": ids, "at": -3, "presence_penalty": 1.5, "prompt_tokens": 4 }),
-        json!({ "prompt": ids, "at": -3, "presence_penalty": 1.5 }),
+        json!({ "prompt": ids, "at": -3, "min_p": 0, "presence_penalty": 1.5, "prompt_tokens": 4 }),
+        json!({ "prompt": ids, "at": -3, "min_p": 0, "presence_penalty": 1.5 }),
     ];
     let found: Vec<Value> = bodies.iter().map(|body| ask(&used, "look/next", body)).collect();
     for (body, found) in bodies.iter().zip(&found) {
@@ -317,18 +346,18 @@ fn what_cannot_be_answered_says_why() {
     let session = session();
     let long = "ball ".repeat(600);
     for (path, body, status, expected) in [
-        ("v1/chat/completions", json!({}), 404, "there is nothing at this path: v1/chat/completions"),
+        ("v1/chat/completions", json!({}), 404, "path not found: v1/chat/completions"),
         ("v1/completions", json!({ "prompt": "a", "stream": true }), 400, "stream: "),
         ("v1/completions", json!({ "prompt": long }), 400, "prompt: this model's context is 512 tokens"),
         ("v1/completions", json!({ "prompt": "a", "temperature": 9 }), 400, "temperature: "),
-        ("v1/completions", json!({ "model": "other" }), 404, "there is no such model here"),
+        ("v1/completions", json!({ "model": "other" }), 404, "model not found"),
         ("look/attention", json!({ "prompt": long }), 400, "prompt: "),
         ("look/lens", json!({ "prompt": "a", "show": "rank" }), 400, "show: expected `probability`"),
         (
             "look/head",
-            json!({ "prompt": "a", "layer": 6, "head": 0 }),
+            json!({ "prompt": "a", "layer": 7, "head": 0 }),
             400,
-            "layer: expected a whole number from 0 to 5",
+            "layer: expected a whole number from 0 to 6",
         ),
         ("look/next", json!({ "prompt": [] }), 400, "prompt: the text is empty"),
         ("look/next", json!({ "prompt": [4, VOCABULARY] }), 400, "prompt[1]: expected a token id below"),
@@ -345,17 +374,18 @@ fn what_cannot_be_answered_says_why() {
     for (path, body) in [("v1/completions", "{}"), ("look/next", r#"{"stream": true}"#)] {
         assert!(session.start(path, body.as_bytes()).is_err(), "{path} {body}");
     }
-    for ids in [&[][..], &[0; 513], &[2048]] {
+    for ids in [&[][..], &[0; 513], &[4096]] {
         assert_eq!(session.logits(ids).unwrap_err().status(), 400);
     }
     assert_eq!(
-        session.decode(&[2048]).unwrap_err().to_string(),
-        "token 2048 is outside the vocabulary of 2048"
+        session.decode(&[4096]).unwrap_err().to_string(),
+        "token 4096 is outside the vocabulary of 4096"
     );
 }
 
-/// Ids go where text cannot, and the missing tokenizer is named.
-/// As the program: a text that would leave the context ends there, and its last token is not read.
+/// Checks that a completion ends at the context, as in the program.
+///
+/// The last sampled token is not passed to the model.
 #[test]
 fn a_text_ends_at_the_context() {
     let (model, session) = (built_in(), session());
@@ -379,17 +409,17 @@ fn a_text_ends_at_the_context() {
         session.ask("v1/completions", json!({ "prompt": longer }).to_string().as_bytes()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "prompt: this model's context is 512 tokens, and the text has 513; shorten it"
+        "prompt: this model's context is 512 tokens, but the text has 513; shorten it"
     );
 }
 
-/// Whoever asks owns the model.
+/// Checks that callers see internal errors, because they own the model.
 #[test]
 fn what_goes_wrong_inside_is_told() {
     let folder = CheckpointFolder::tiny();
     let weights = folder.file("model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
-    // The last number of the file is a weight.
+    // The last four bytes of the file belong to a weight.
     let end = bytes.len();
     bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&weights, bytes).unwrap();
@@ -401,11 +431,12 @@ fn what_goes_wrong_inside_is_told() {
     assert!(error.cause().unwrap().contains("not finite"), "{error:?}");
 }
 
+/// Checks that a model without a tokenizer accepts ids, and that text is an error.
 #[test]
 fn a_model_without_a_tokenizer_takes_ids() {
     let folder = CheckpointFolder::tiny();
     for name in ["tokenizer.json", "vocab.json", "merges.txt"] {
-        // Some of them are there.
+        // Only some of these files exist.
         _ = std::fs::remove_file(folder.file(name));
     }
     let model = folder.file("config.json").parent().unwrap().to_owned();
@@ -416,5 +447,5 @@ fn a_model_without_a_tokenizer_takes_ids() {
         ask(&session, "v1/completions", &json!({ "prompt": [1, 2], "max_tokens": 3, "temperature": 0 }));
     assert_eq!(answer["usage"]["completion_tokens"], 3);
     let error = session.ask("look/next", br#"{"prompt": "a"}"#).unwrap_err();
-    assert_eq!(error.to_string(), "prompt: this model has no tokenizer; give token ids");
+    assert_eq!(error.to_string(), "prompt: this model has no tokenizer; pass token ids");
 }

@@ -1,4 +1,4 @@
-//! `gpt2` alone: how to begin.
+//! `gpt2` without arguments: prints how to begin.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::output::write_line;
 
-/// Text, a look inside, a server: each without a file.
+/// First commands to try: text, a view into the model, a server; none of them needs a file.
 const COMMANDS: [(&str, &str, bool); 3] = [
     (
         r#"gpt2 generate "One day""#,

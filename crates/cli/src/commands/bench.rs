@@ -1,4 +1,4 @@
-//! `gpt2 bench`: how fast the model loads, reads a prompt and generates here.
+//! `gpt2 bench`: measures how fast the model loads, prefills and decodes on this machine.
 
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode};
@@ -39,12 +39,14 @@ pub(crate) struct BenchArguments {
     positional: PositionalModel,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: device, dtype, kv_dtype, instruction_set, records_steps (NVIDIA GPUs only), threads, load_s, large_pages_mib, peak_rss_mib, prefill, decode, regions_per_token, page_faults_per_token, decode_at_896, pass_at_512, decode_batch
+    /// Print one JSON object: device, dtype, kv_dtype, instruction_set, records_steps (NVIDIA GPUs only),
+    /// threads, load_s, large_pages_mib, peak_rss_mib, prefill, decode, regions_per_token,
+    /// page_faults_per_token, decode_at_896, pass_at_512, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Every number of `--threads`, of which the arguments of the model have the first.
+/// All values of `--threads`; the model arguments hold only the first.
 #[derive(Debug, Default)]
 struct ThreadCounts(Vec<u16>);
 
@@ -65,7 +67,7 @@ impl FromArgMatches for ThreadCounts {
     }
 }
 
-/// The option itself is that of every model; see [`several_thread_counts`].
+/// The model arguments define the option itself; see [`several_thread_counts`].
 impl Args for ThreadCounts {
     fn augment_args(command: clap::Command) -> clap::Command {
         command
@@ -76,7 +78,7 @@ impl Args for ThreadCounts {
     }
 }
 
-/// Lets `--threads` have several numbers.
+/// Lets `--threads` take several numbers.
 pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
     option
         .value_delimiter(',')
@@ -84,56 +86,62 @@ pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
         .help("Number of threads [default: all that this process may use]; several are measured one after the other")
 }
 
-/// Lengths of the prompts that are read.
+/// Prompt lengths of the prefill measurement, in tokens.
 const PREFILL_TOKENS: [usize; 3] = [128, 512, 1024];
-/// Each prompt is read this many times; the median counts.
+/// Number of prefill runs per prompt; the median counts.
 const PREFILL_RUNS: usize = 3;
-/// Prompt and new tokens of the two decoding runs: at the beginning of a text, and late in the context.
+/// Numbers of prompt tokens and new tokens for decoding early in the context.
+///
+/// `DECODE_AT_896` measures decoding late in the context.
 const DECODE: (usize, usize) = (8, 128);
 const DECODE_AT_896: (usize, usize) = (896, 64);
-/// Tokens that are read before passes over one and over several tokens, which are measured in turns; the median counts.
+/// Number of cached tokens before the timed passes.
+///
+/// Passes over one and over several tokens alternate, and the median counts.
 const PASSES_AT: usize = 512;
 const PASSES: [usize; 3] = [2, 4, 8];
 const PASS_RUNS: usize = 25;
-/// A run before them that is not counted.
+/// Numbers of prompt tokens and new tokens in the warm-up run, which is not measured.
 const WARM_UP: (usize, usize) = (8, 8);
-/// The same for texts that are decoded at once, and how many they are.
+/// Numbers of prompt tokens and new tokens for batched decoding, with the sizes in `BATCHES`.
 const DECODE_BATCH: (usize, usize) = (8, 32);
 const BATCHES: [usize; 2] = [8, 32];
-/// Steps of a GPU that are not counted.
+/// Number of unmeasured warm-up steps on a GPU.
 const WARM_UP_STEPS: usize = 6;
 
-/// What `--json` prints. Speeds are tokens per second; they are absent if the context is too short for them.
+/// Output of `--json`.
+///
+/// Speeds are in tokens per second. A speed is absent if the context is too short to measure it.
 #[derive(Serialize)]
 struct Report {
     device: String,
     dtype: &'static str,
     kv_dtype: &'static str,
-    /// The instructions of a CPU; absent on GPUs.
+    /// Instruction set of the CPU; absent on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     instruction_set: Option<&'static str>,
-    /// Whether decoding and passes over several tokens replayed recorded steps; absent elsewhere than on NVIDIA GPUs.
+    /// Whether decoding and multi-token passes replayed recorded steps; absent except on NVIDIA GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     records_steps: Option<bool>,
     threads: usize,
     load_s: f64,
-    /// What of the weights is in large pages; absent if the system does not say.
+    /// Size of the weights in large pages; absent if the system does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     large_pages_mib: Option<f64>,
-    /// The most memory this process held for one text; absent if the system does not say.
+    /// Peak memory of the process for one sequence; absent if the system does not report it.
     peak_rss_mib: Option<f64>,
     prefill: BTreeMap<usize, f64>,
     decode: Option<f64>,
-    /// How often threads meet in a step of `decode`; absent on GPUs.
+    /// Number of parallel regions per step of `decode`; absent on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     regions_per_token: Option<f64>,
-    /// How often the system gives memory in a step of `decode`; absent if it does not say.
+    /// Number of page faults per step of `decode`; absent if the system does not report them.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_faults_per_token: Option<f64>,
     decode_at_896: Option<f64>,
-    /// The time of a pass over some tokens after 512 as a multiple of that over one, by their number.
+    /// Time of a pass over N tokens after 512, relative to a pass over one token, keyed by N.
     pass_at_512: BTreeMap<usize, f64>,
-    /// Of all texts together, by their number.
+    /// Total speed of all sequences, keyed by batch size.
     decode_batch: BTreeMap<usize, f64>,
 }
 
@@ -141,7 +149,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     if arguments.threads.0.len() > 1 {
         return each_thread_count(&arguments.threads.0);
     }
-    // Without a tokenizer, whose memory would count.
+    // Skip the tokenizer, whose memory would count.
     let options = arguments.model.options(hub);
     let options = ModelOptions { model: arguments.positional.or(&options.model), ..options };
     let device = options.open_device(&Terminal)?;
@@ -159,23 +167,23 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let needed = WARM_UP.0 + WARM_UP.1;
     if n_positions < needed {
         let message = format!(
-            "a context of {n_positions} tokens is too short to measure, expected at least {needed}; give another model"
+            "a context of {n_positions} tokens is too short to measure; expected at least {needed}, so choose another model"
         );
         return Err(UsageError(message).into());
     }
     let new_tokens = DECODE.1.min(n_positions - DECODE.0);
     if new_tokens < DECODE.1 {
         let message = format!(
-            "the context has {n_positions} tokens: decode generates {new_tokens} after {} in place of {}",
+            "the context has {n_positions} tokens: decode generates {new_tokens} after {} instead of {}",
             DECODE.0, DECODE.1
         );
         output::print_note(&message);
     }
-    // Once unseen: the first tokens start the threads and take memory that later ones find.
+    // Warm up: the first tokens start the threads and allocate memory that later ones reuse.
     bench.decode(WARM_UP, 1)?;
     let before = (region_count(), page_faults());
     let decode = bench.decode((DECODE.0, new_tokens), 1)?;
-    // The prompt counts as one step more.
+    // The prefill counts as one more step.
     let steps = (new_tokens + 1) as f64;
     let regions_per_token = device.is_cpu().then(|| (region_count() - before.0) as f64 / steps);
     let page_faults_per_token =
@@ -185,7 +193,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
         prefill.insert(tokens, bench.prefill(tokens)?);
     }
     let decode_at_896 = bench.decode(DECODE_AT_896, 1)?;
-    // Before the batches: what they hold is not what one text needs.
+    // Measure before the batches, which need more memory than a single sequence.
     let peak_rss_mib = peak_rss_mib();
     let pass_at_512 = bench.passes()?;
     let mut decode_batch = BTreeMap::new();
@@ -260,12 +268,12 @@ fn print(report: &Report) -> Result<()> {
 struct Bench<'a> {
     model: &'a Gpt2LMHeadModel,
     device: &'a Device,
-    /// Whether all decoding, and passes over several tokens, replayed recorded steps.
+    /// Whether all decoding and multi-token passes so far replayed recorded steps.
     records_steps: Option<bool>,
 }
 
 impl Bench<'_> {
-    /// Prompt tokens per second, with the logits of the last position.
+    /// Measures prompt tokens per second, including the logits of the last position.
     fn prefill(&self, tokens: usize) -> Result<f64> {
         let mut elapsed_s = Vec::new();
         for _ in 0..PREFILL_RUNS {
@@ -281,8 +289,9 @@ impl Bench<'_> {
         Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
     }
 
-    /// Greedy tokens per second of some texts at once, after a prompt and without the time for it; `None` if they do not
-    /// fit.
+    /// Measures greedy decoding of a batch after a prompt, in tokens per second without the prefill.
+    ///
+    /// Returns `None` if the tokens do not fit in the context.
     fn decode(&mut self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
             return Ok(None);
@@ -291,7 +300,7 @@ impl Bench<'_> {
         let prompt = self.prompt(texts, prompt_tokens)?;
         let mut tokens = self.next_tokens(&prompt, &mut cache)?;
         if !self.device.is_cpu() {
-            // The first steps load kernels, and record.
+            // The first steps load kernels, and one is recorded.
             for _ in 0..WARM_UP_STEPS {
                 self.next_tokens(&tokens, &mut cache)?;
             }
@@ -307,19 +316,21 @@ impl Bench<'_> {
         Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
     }
 
-    /// Finds out whether passes over so many tokens replay a recorded one; the first reason why not is said.
+    /// Updates `records_steps` after passes over `tokens` tokens.
+    ///
+    /// Prints the first reason for not recording.
     fn note_recording(&mut self, cache: &Gpt2Cache, tokens: usize) {
         if !self.device.is_cuda() {
             return;
         }
-        let recording = cache.recording(tokens).unwrap_or(Err("it took too long"));
+        let recording = cache.recording(tokens).unwrap_or(Err("recording took too long"));
         if let (Err(reason), None | Some(true)) = (recording, self.records_steps) {
             output::print_note(&format!("steps are not recorded ({tokens} at a time): {reason}"));
         }
         *self.records_steps.get_or_insert(true) &= recording.is_ok();
     }
 
-    /// The time of passes over several tokens after a long past, as multiples of that over one token.
+    /// Measures passes over several tokens after a long prefix, relative to a pass over one token.
     fn passes(&mut self) -> Result<BTreeMap<usize, f64>> {
         let longest = PASSES_AT + PASSES[PASSES.len() - 1];
         if longest > self.model.config().n_positions {
@@ -353,7 +364,9 @@ impl Bench<'_> {
         Ok(medians.map(|(tokens, seconds)| (tokens, seconds / one)).collect())
     }
 
-    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. It stays on a GPU, which continues without waiting.
+    /// Returns the most probable next token of each sequence, `(B, 1)`, for `ids` `(B, T)`.
+    ///
+    /// On a GPU, the result stays on the device and decoding continues without synchronization.
     fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
         let logits =
             self.model.forward_with(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;
@@ -369,7 +382,7 @@ impl Bench<'_> {
         Ok(Tensor::from_vec(ids.collect::<Result<Vec<_>>>()?, (texts, 1), self.device)?)
     }
 
-    /// Ids spread over the vocabulary, `(texts, tokens)`.
+    /// Creates token ids spread over the vocabulary, `(texts, tokens)`.
     fn prompt(&self, texts: usize, tokens: usize) -> Result<Tensor> {
         let id = |index: usize| u32::try_from((index * 7919 + 3) % self.model.config().vocab_size);
         let ids = (0..texts * tokens).map(id).collect::<Result<Vec<_>, _>>()?;
@@ -377,7 +390,7 @@ impl Bench<'_> {
     }
 }
 
-/// Runs this program once for each number of threads, which is fixed for a process.
+/// Runs this program once per thread count, which is fixed for a process.
 fn each_thread_count(counts: &[u16]) -> Result<ExitCode> {
     let option = format!("--{}", ThreadCounts::OPTION);
     let mut others = Vec::new();
@@ -404,10 +417,11 @@ fn each_thread_count(counts: &[u16]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Faults of this process that took no reading of files, as Linux counts them.
+/// Returns the number of minor page faults, which need no disk access, as counted by Linux.
 fn page_faults() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the program, in parentheses, is the second field and may have spaces; the faults are the tenth.
+    // The second field is the program name in parentheses, which may contain spaces. The tenth is the number
+    // of minor faults.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(7)?.parse().ok()
 }

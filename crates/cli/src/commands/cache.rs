@@ -1,4 +1,4 @@
-//! `gpt2 cache`: what a run over a text has at chosen places, in a file; or over a file of prompts, in shards.
+//! `gpt2 cache`: writes activations at chosen hook points to a file, or to shards for many prompts.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,27 +42,32 @@ pub(crate) struct CacheArguments {
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) look: CacheLook,
-    /// Hook points, separated by commas: short names, TransformerLens' names, or patterns with *; a name without a layer means every block
+    /// Hook points, separated by commas: short names, TransformerLens' names, or patterns with *; a name
+    /// without a layer means every block
     #[arg(long, value_name = "SITES")]
     pub(crate) sites: String,
-    /// Output file: .safetensors or .npz; an existing one is not overwritten. With --prompts-file a folder, which must be new or empty, except with --resume
+    /// Output file: .safetensors or .npz; an existing one is not overwritten. With --prompts-file a folder,
+    /// which must be new or empty, except with --resume
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
     pub(crate) activations: Activations,
-    /// Write the activations of every prompt in a file to shards: one prompt per line, or, if its name ends in .jsonl, objects {"prompt": TEXT} or {"ids": [ID, …]}
+    /// Write the activations of every prompt in a file to shards: one prompt per line, or, if its name ends
+    /// in .jsonl, objects {"prompt": TEXT} or {"ids": [ID, …]}
     #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "positions", "numbers"], help_heading = "Many prompts")]
     pub(crate) prompts_file: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Many prompts")]
     pub(crate) shards: ActivationsOptions,
 }
 
-/// The model, the token in front, and the report of what was written.
+/// Model, BOS token, and report of the written file.
 #[derive(Debug, Args)]
 pub(crate) struct CacheLook {
     #[command(flatten)]
     pub(crate) look: OpeningArguments,
-    /// Print one JSON object: schema, out, bytes, bos, tokens (index, id, text), tensors (name, shape); with --prompts-file schema, out, sites (name, width), bos, tokens, sequences, shards, bytes, computed_tokens, elapsed_s
+    /// Print one JSON object: schema, out, bytes, bos, tokens (index, id, text), tensors (name, shape);
+    /// with --prompts-file schema, out, sites (name, width), bos, tokens, sequences, shards, bytes,
+    /// computed_tokens, elapsed_s
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -110,7 +115,7 @@ impl CacheArguments {
     }
 }
 
-/// Writes the activations of every prompt of a file to a folder.
+/// Writes the activations of every prompt in a file to a folder of shards.
 fn write_shards(arguments: &CacheArguments, prompts: &Path, hub: &HubOptions) -> Result<ExitCode> {
     if arguments.activations.layers.is_some() {
         let way = "write the layers in --sites, such as 3.resid_post for resid_post of layer 3";
@@ -138,7 +143,7 @@ fn write_shards(arguments: &CacheArguments, prompts: &Path, hub: &HubOptions) ->
         output::write_json(&report)?;
     } else {
         let computed = match report.computed_tokens {
-            0 => ", complete before".to_owned(),
+            0 => ", already complete".to_owned(),
             tokens => format!(", {:.0} tokens/s", tokens as f64 / report.elapsed_s.max(f64::MIN_POSITIVE)),
         };
         output::write_line(&format!(

@@ -1,4 +1,4 @@
-//! `gpt2 classify`: labels of a text, of its tokens, or of every text of a file; or which of several texts is right.
+//! `gpt2 classify`: labels texts or tokens, or picks the best of several choices.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_gpt2::HeadKind;
 use candle_gpt2_engine::{
-    BUILT_IN, Classification, HubOptions, Label, LabelledToken, Opened, Question, RankedChoice,
+    BUILT_IN, Classification, HubOptions, Label, LabeledToken, Opened, Question, RankedChoice,
 };
 use clap::Args;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::rows::{FileArguments, settings};
 use crate::exit::UsageError;
-use crate::input::{Given, InputArguments};
+use crate::input::{InputArguments, RawInput};
 use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
@@ -31,7 +31,7 @@ of each token) and GPT2DoubleHeadsModel (--choice), as `gpt2 train --task classi
 are named by config.json (id2label). Their scores are those of transformers' pipelines: the softmax over all labels; the \
 sigmoid of each logit for problem_type multi_label_classification and for a single label; the logit for regression.
 
-A line of a .jsonl file may have its text under `text` too, so that rows of labelled texts can be classified as they \
+A line of a .jsonl file may have its text under `text` too, so that rows of labeled texts can be classified as they \
 are; for --choice also {\"prompt\": TEXT, \"choices\": [TEXT, …]} or {\"ids\": [[ID, …], …]}.")]
 pub(crate) struct ClassifyArguments {
     #[command(flatten)]
@@ -44,14 +44,15 @@ pub(crate) struct ClassifyArguments {
     /// Keep the last N tokens of a text that is longer than the context; without it such a text is refused
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) keep_last: Option<usize>,
-    /// Print one JSON object: prompt_ids, and labels (label, score, logit; the best first), or tokens (id, text, start and end in characters, labels), or choices (index, text, score, logit)
+    /// Print one JSON object: prompt_ids, and labels (label, score, logit; the best first), or tokens (id,
+    /// text, start and end in characters, labels), or choices (index, text, score, logit)
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) file: FileArguments,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     prompt_ids: &'a Question,
@@ -76,23 +77,25 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
         && arguments.file.prompts_file.is_none()
         && opened.config().head == HeadKind::DoubleHeads
     {
-        let message = "this model chooses among several texts; give each with --choice";
+        let message = "this model chooses among several texts; pass each with --choice";
         return Err(UsageError(message.into()).into());
     }
     if let Some(path) = &arguments.file.prompts_file {
         return classify_rows(path, arguments, opened);
     }
     let vocabulary = opened.vocabulary();
-    let given = arguments.input.read(vocabulary)?;
-    if let Given::Text(text) = &given {
+    let input = arguments.input.read(vocabulary)?;
+    if let RawInput::Text(text) = &input {
         vocabulary.lost_note(text).iter().for_each(|note| output::print_note(note));
     }
-    let question = match given {
-        Given::Ids(ids) => Question::of_ids(vocabulary, ids, arguments.keep_last)?,
-        Given::Text(text) if arguments.choice.is_empty() => {
+    let question = match input {
+        RawInput::Ids(ids) => Question::of_ids(vocabulary, ids, arguments.keep_last)?,
+        RawInput::Text(text) if arguments.choice.is_empty() => {
             Question::of_text(vocabulary, &text, arguments.keep_last)?
         }
-        Given::Text(text) => Question::of_choices(vocabulary, &text, &arguments.choice, arguments.keep_last)?,
+        RawInput::Text(text) => {
+            Question::of_choices(vocabulary, &text, &arguments.choice, arguments.keep_last)?
+        }
     };
     let classifier = opened.load_classifier(&Terminal)?;
     for classification in &classifier.classify(std::slice::from_ref(&question))? {
@@ -131,7 +134,7 @@ fn print(classification: &Classification) -> Result<()> {
         }
         Classification::Tokens { tokens } => {
             output::write_line("      score       logit  label of the token")?;
-            tokens.iter().try_for_each(|LabelledToken { text, labels, .. }| {
+            tokens.iter().try_for_each(|LabeledToken { text, labels, .. }| {
                 let Some(Label { label, score, logit, .. }) = labels.first() else { return Ok(()) };
                 output::write_line(&format!("{}  {label:<16}  {text:?}", numbers(*score, *logit)))
             })

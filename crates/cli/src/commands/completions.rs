@@ -1,4 +1,6 @@
-//! `gpt2 completions`: a script by which a shell completes commands, options and values. The script calls the program, which knows them.
+//! `gpt2 completions`: prints a script that completes commands, options and values in a shell.
+//!
+//! The script calls the program for the candidates.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -89,31 +91,31 @@ $env.config.completions.external.completer = {{|spans|
     }
 }
 
-/// Names the environment variable by which a script asks for completions.
+/// Environment variable with which a script requests completions.
 const VARIABLE: &str = "GPT2_COMPLETE";
 
-/// Answers a shell that asks for completions of the command line, and ends the process; returns if none does.
+/// Answers a shell's completion request and ends the process; returns if there is no request.
 pub(crate) fn answer(program: fn() -> Command) {
     CompleteEnv::with_factory(|| with_values(program())).shells(SHELLS).var(VARIABLE).complete();
 }
 
-/// The command, whose options offer their values.
+/// Adds value completion to the options of a command and its subcommands.
 fn with_values(command: Command) -> Command {
-    command.mut_args(offering).mut_subcommands(with_values)
+    command.mut_args(with_candidates).mut_subcommands(with_values)
 }
 
-fn offering(argument: Arg) -> Arg {
+fn with_candidates(argument: Arg) -> Arg {
     let values = match argument.get_id().as_str() {
         "model" | "positional" | "against" | "diff" => return argument.add(ArgValueCompleter::new(models)),
-        "dtype" | "compute_dtype" => WeightDType::ALL.map(WeightDType::name).to_vec(),
-        "kv_dtype" => KvDType::NAMES.map(|(name, _)| name).to_vec(),
+        "dtype" | "compute_dtype" => WeightDType::all().map(WeightDType::name).collect(),
+        "kv_dtype" => KvDType::all().map(KvDType::name).collect(),
         "device" => vec!["auto", "cpu", "cuda", "metal"],
         _ => return argument,
     };
     argument.add(ArgValueCandidates::new(move || values.iter().map(CompletionCandidate::new).collect()))
 }
 
-/// Models whose names begin with `typed`: the embedded one, those in the cache, published ones and files.
+/// Lists models whose names begin with `typed`: built-in, cached and published ones, and files.
 fn models(typed: &OsStr) -> Vec<CompletionCandidate> {
     let cached = CachedModels::of(&HubOptions::from_environment()).gpt2.into_iter().map(|model| model.name);
     let published = PublishedValues::built_in().ok();
@@ -127,7 +129,7 @@ fn models(typed: &OsStr) -> Vec<CompletionCandidate> {
     names.into_iter().filter(begins).map(CompletionCandidate::new).chain(files).collect()
 }
 
-/// Prints the script of a shell.
+/// Prints the completion script of a shell.
 pub(crate) fn run(arguments: &CompletionsArguments) -> Result<ExitCode> {
     let mut script = Vec::new();
     let name = &arguments.shell;

@@ -1,4 +1,4 @@
-//! `gpt2 compress` and `gpt2 decompress`: any file by a model and an arithmetic coder.
+//! `gpt2 compress` and `gpt2 decompress`: compress any file with a model and an arithmetic coder.
 
 use std::io::{BufReader, sink};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,8 @@ pub(crate) struct CompressArguments {
     pub(crate) estimate: bool,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Tokens per window: shorter windows are faster to decompress and compress less [default: the model's context]
+    /// Tokens per window: shorter windows are faster to decompress and compress less [default: the model's
+    /// context]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
     /// Print one JSON object: output, bytes, compressed_bytes, bits_per_byte, tokens, model_bits
@@ -58,35 +59,39 @@ damaged, or was compressed with another model, produces no output.")]
 pub(crate) struct DecompressArguments {
     #[command(flatten)]
     pub(crate) place: InPlaceArguments,
-    /// The model that compressed the file: a folder, a weights file, a name on the Hugging Face Hub, or built-in
+    /// The model that compressed the file: a folder, a weights file, a name on the Hugging Face Hub, or
+    /// built-in
     #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) adapter: AdapterArguments,
-    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's folder]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with
+    /// vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Report {
-    /// The file that was written.
+    /// Path of the written file; `None` for an estimate.
     output: Option<PathBuf>,
     #[serde(flatten)]
     summary: Summary,
 }
 
-/// The precision of the weights: 8-bit integers, if no other is asked for.
+/// Sets the default precision of the weights to 8-bit integers.
 pub(crate) fn dtype(argument: Arg) -> Arg {
     argument
         .default_value(WeightDType::Q8.name())
         .help("Precision of the weights: f32, f16, q8, q6, q5 or q4")
 }
 
-/// Results are the same everywhere on CPUs alone.
+/// Hides the device option: the default is the CPU.
+///
+/// Only CPUs give the same results everywhere.
 pub(crate) fn device(argument: Arg) -> Arg {
     argument.default_value("cpu").hide(true)
 }
@@ -101,9 +106,7 @@ pub(crate) fn run_compress(arguments: &CompressArguments, hub: &HubOptions) -> R
     if let Some(target) = &target {
         check_terminal(target, place.force)?;
         if *json && matches!(target, Target::StandardOutput) {
-            return Err(
-                UsageError("--json: standard output is taken by the data; give --out FILE".into()).into()
-            );
+            return Err(UsageError("--json: standard output carries the data; use --out FILE".into()).into());
         }
     }
     let options = model.options(hub).with_base_model(&Terminal)?;
@@ -165,7 +168,7 @@ pub(crate) fn run_decompress(arguments: &DecompressArguments, hub: &HubOptions) 
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model's name with those of its adapters, without folders.
+/// Returns the names of the model and its adapters, without folders.
 fn name(options: &ModelOptions) -> String {
     let last = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let adapters = options.adapter.iter().map(|adapter| {
@@ -177,7 +180,7 @@ fn name(options: &ModelOptions) -> String {
 
 fn with_suffix(path: &Path) -> Result<PathBuf> {
     if path.as_os_str().as_encoded_bytes().ends_with(SUFFIX.as_bytes()) {
-        bail!("{}: it ends in {SUFFIX} already; compress it again with --out FILE", path.display());
+        bail!("{}: already ends in {SUFFIX}; use --out FILE to compress it again", path.display());
     }
     let mut name = path.as_os_str().to_owned();
     name.push(SUFFIX);
@@ -189,10 +192,7 @@ fn without_suffix(path: &Path) -> Result<PathBuf> {
         .extension()
         .is_some_and(|extension| SUFFIX.strip_prefix('.').is_some_and(|suffix| extension == suffix));
     if !is_named {
-        bail!(
-            "{}: it does not end in {SUFFIX}; name the output with --out FILE, or --stdout",
-            path.display()
-        );
+        bail!("{}: does not end in {SUFFIX}; use --out FILE or --stdout", path.display());
     }
     Ok(path.with_extension(""))
 }

@@ -1,9 +1,9 @@
-//! One prompt's continuation, printed as it comes.
+//! Completion of a single prompt, printed while it is generated.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use candle_gpt2_engine::{Job, LoadedModel, Text};
+use candle_gpt2_engine::{Completion, Job, LoadedModel};
 use candle_gpt2_generation::{
     GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, StopReason,
 };
@@ -11,18 +11,21 @@ use candle_gpt2_generation::{
 use crate::progress::Terminal;
 use crate::{interrupt, output};
 
-/// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there
-/// on every machine.
+/// Default batch size.
+///
+/// It is large enough to amortize reading the weights, and its KV cache fits on every machine.
 pub(super) const BATCH_SIZE: usize = 8;
 
-/// The texts of a prompt, and how fast they came.
+/// Completions of a prompt, and their speed.
 pub(super) struct Continued {
-    pub(super) texts: Vec<Text>,
+    pub(super) texts: Vec<Completion>,
     pub(super) tokens_per_s: f64,
     pub(super) time_to_first_token_s: Option<f64>,
 }
 
-/// Continues one prompt; prints the text as it comes if it is one and is to be printed, several one below the other.
+/// Completes one prompt.
+///
+/// If `is_printed`, streams a single completion, or prints several below each other.
 pub(super) fn continue_prompt(
     loaded: &LoadedModel,
     config: &GenerationConfig,
@@ -64,31 +67,31 @@ pub(super) fn continue_prompt(
     if let Some(text) = texts.iter().find(|text| conforming.is_some() && !is_whole(text.stop_reason)) {
         let reason = text.stop_reason.name();
         output::print_note(&format!(
-            "the text was cut off ({reason}) and may not conform; raise `max_new_tokens`; a JSON schema allows further \
-             properties unless it has \"additionalProperties\": false"
+            "the completion was cut off ({reason}) and may not conform; raise `max_new_tokens`; a JSON schema allows \
+             further properties unless it has \"additionalProperties\": false"
         ));
     }
     Ok(Continued { texts, tokens_per_s, time_to_first_token_s })
 }
 
-/// Whether a text that must conform ended where the grammar allows it.
+/// Whether a structured completion ended where the grammar allows it.
 fn is_whole(reason: StopReason) -> bool {
     matches!(reason, StopReason::Eos | StopReason::Complete)
 }
 
-/// A job of one prompt, whose texts Ctrl-C ends.
+/// Job for a single prompt, which Ctrl-C can end.
 struct OnePrompt {
     prompt: Option<Vec<u32>>,
-    /// What its texts must conform to.
+    /// Constraint on the completions.
     conforming: Option<LogitsProcessor>,
     is_streamed: bool,
     has_text: bool,
     start: Instant,
     time_to_first_token: Option<Duration>,
-    /// Tokens that came, and those that were printed.
+    /// Number of generated tokens; `printed` counts those already printed.
     count: usize,
     printed: usize,
-    texts: Vec<Text>,
+    texts: Vec<Completion>,
 }
 
 impl Job for OnePrompt {
@@ -102,7 +105,7 @@ impl Job for OnePrompt {
         self.count += 1;
         self.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
         if self.is_streamed {
-            // Without a tokenizer the ids are the text.
+            // Without a tokenizer, print the ids.
             match (self.has_text, self.printed) {
                 (true, _) => output::write_text(&token.text)?,
                 (false, 0) => output::write_text(&token.id.to_string())?,
@@ -113,7 +116,7 @@ impl Job for OnePrompt {
         Ok(())
     }
 
-    fn on_texts(&mut self, _: usize, texts: Result<Vec<Text>, GenerationError>) -> Result<()> {
+    fn on_texts(&mut self, _: usize, texts: Result<Vec<Completion>, GenerationError>) -> Result<()> {
         self.texts = texts?;
         Ok(())
     }
@@ -127,7 +130,7 @@ impl Job for OnePrompt {
     }
 }
 
-fn whole_text(text: &Text) -> String {
+fn whole_text(text: &Completion) -> String {
     let ids = || text.ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     text.text.clone().unwrap_or_else(ids)
 }

@@ -1,4 +1,4 @@
-//! `gpt2 convert`: write a checkpoint in another format.
+//! `gpt2 convert`: writes a checkpoint in another format.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,13 +21,15 @@ Examples:
   gpt2 convert gpt2 merged --adapter adapted/adapter
   gpt2 convert merged --adapter adapted/adapter    # its own base model
 
-The output appears only once it is complete, and existing files are never overwritten. Settings beside the weights (generation_config.json, \
+The output appears only once it is complete, and existing files are never overwritten. Settings next to the weights (generation_config.json, \
 tokenizer_config.json, special tokens, chat template) are kept; a note names those that GGUF cannot hold.")]
 pub(crate) struct ConvertArguments {
-    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
+    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2,
+    /// owner/name[@revision])
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
-    /// Output: a GGUF file if the name ends in .gguf, the weights alone if it ends in .safetensors, else a Hugging Face folder; a slash after a name like x.bin makes it a folder
+    /// Output: a GGUF file if the name ends in .gguf, the weights alone if it ends in .safetensors, else a
+    /// Hugging Face folder; a slash after a name like x.bin makes it a folder
     #[arg(value_name = "OUT", required_unless_present = "adapter")]
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
@@ -35,7 +37,8 @@ pub(crate) struct ConvertArguments {
     /// Type of the written weights: f32, f16, bf16, and for GGUF q8_0, q6_k, q5_k, q5_0, q4_k and q4_0
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub(crate) dtype: WrittenDType,
-    /// Tokenizer to write: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the input's]
+    /// Tokenizer to write: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or
+    /// with vocab.json and merges.txt [default: the input's]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `gpt2 doctor`: what this machine has, and how fast it is.
+//! `gpt2 doctor`: describes this machine and measures its speed.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,16 +29,17 @@ Measuring takes about two seconds; when other programs run, up to eight, and the
 pub(crate) struct DoctorArguments {
     #[command(flatten)]
     pub(crate) threads: ThreadArguments,
-    /// Print one JSON object: version, features, system, processor, memory, large_pages, gpu, hub, has_built_in_model, speeds (and whether the machine is busy), estimates (of GPT-2 124M)
+    /// Print one JSON object: version, features, system, processor, memory, large_pages, gpu, hub,
+    /// has_built_in_model, speeds (and whether the machine is busy), estimates (of GPT-2 124M)
     #[arg(long)]
     json: bool,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
-    /// What the program was built with.
+    /// Features that the program was built with.
     features: Vec<&'static str>,
     #[serde(flatten)]
     machine: Machine,
@@ -47,7 +48,7 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &DoctorArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let machine = Machine::seen(hub);
+    let machine = Machine::detect(hub);
     let start = Instant::now();
     let clock: Clock = Arc::new(move || start.elapsed());
     let speeds = Speeds::measured(&clock, &Terminal)?;
@@ -81,37 +82,37 @@ fn print(report: &Report) -> Result<()> {
     let Machine { system, processor, memory, large_pages, gpu, hub, has_built_in_model } = machine;
     let Processor { name, architecture, instruction_set, instruction_sets, cache_bytes, cores, threads } =
         processor;
-    line("program", &format!("gpt2 {version}, built with {}", listed(features)))?;
+    line("program", &format!("gpt2 {version}, features: {}", comma_separated(features)))?;
     line("system", &format!("{system}, {architecture}"))?;
-    line("processor", name.as_deref().unwrap_or("its name is not known"))?;
+    line("processor", name.as_deref().unwrap_or("unknown"))?;
     let others = instruction_sets.iter().filter(|set| *set != instruction_set).copied().collect::<Vec<_>>();
     line(
         "instructions",
-        &format!("{instruction_set}; also {} (GPT2_INSTRUCTION_SET chooses)", listed(&others)),
+        &format!(
+            "{instruction_set}; also available: {} (select with GPT2_INSTRUCTION_SET)",
+            comma_separated(&others)
+        ),
     )?;
     let cache = cache_bytes.map_or(String::new(), |bytes| format!("; {} MiB of cache", bytes >> 20));
-    line("cores", &format!("{cores}, of which {threads} compute (--threads){cache}"))?;
-    line("memory", &memory.map_or("not known on this system".to_owned(), told_of_memory))?;
-    line("large pages", &told_of_large_pages(large_pages))?;
+    line("cores", &format!("{cores}, {threads} used (--threads){cache}"))?;
+    line("memory", &memory.map_or("unknown on this system".to_owned(), describe_memory))?;
+    line("large pages", &describe_large_pages(large_pages))?;
 
     let driver = match &gpu.nvidia_driver {
         NvidiaDriver::Version(version) => format!("driver {version}"),
         NvidiaDriver::Present => "driver of unknown version".to_owned(),
-        NvidiaDriver::Absent => "no driver is visible".to_owned(),
-        NvidiaDriver::Unknown => "not known on this system".to_owned(),
+        NvidiaDriver::Absent => "no driver found".to_owned(),
+        NvidiaDriver::Unknown => "unknown on this system".to_owned(),
     };
     let gpus =
         if gpu.nvidia_gpus.is_empty() { String::new() } else { format!(", {}", gpu.nvidia_gpus.join(", ")) };
     line("NVIDIA GPU", &format!("{driver}{gpus}"))?;
-    line("  in gpt2", &told_of_gpu(&gpu.cuda))?;
+    line("  in gpt2", &describe_gpu(&gpu.cuda))?;
     if *system == "macos" || gpu.metal.is_built {
-        line("Apple's GPU", &told_of_gpu(&gpu.metal))?;
+        line("Apple's GPU", &describe_gpu(&gpu.metal))?;
     }
 
-    line(
-        "models",
-        if *has_built_in_model { "built-in, inside the program" } else { "none inside the program" },
-    )?;
+    line("models", if *has_built_in_model { "built-in" } else { "no built-in model" })?;
     print_hub(hub, &line)?;
 
     let billions = |count: f64| format!("{:.1}", count / 1e9);
@@ -132,7 +133,7 @@ fn print(report: &Report) -> Result<()> {
     line(
         "multiplies",
         &format!(
-            "{} billion multiply-adds a second in f32, {} in q8, {} in q4",
+            "{} billion multiply-adds per second in f32, {} in q8, {} in q4",
             billions(speeds.f32_multiply_adds_per_s),
             billions(speeds.q8_multiply_adds_per_s),
             billions(speeds.q4_multiply_adds_per_s)
@@ -162,57 +163,56 @@ fn print_hub(hub: &Hub, line: &dyn Fn(&str, &str) -> Result<()>) -> Result<()> {
     }
     let network = match is_offline {
         true => "offline: only the cache is used (--offline or HF_HUB_OFFLINE)",
-        false => "models are downloaded when they are named (--offline forbids it)",
+        false => "models are downloaded on first use (--offline prevents it)",
     };
     line("hub", &format!("{endpoint}; {network}"))?;
-    line("  token", if *has_token { "there is one" } else { "none (HF_TOKEN); public models need none" })?;
-    line("  cache", &format!("{cache} (HF_HUB_CACHE or HF_HOME chooses)"))?;
+    line("  token", if *has_token { "set" } else { "not set (HF_TOKEN); public models need none" })?;
+    line("  cache", &format!("{cache} (set with HF_HUB_CACHE or HF_HOME)"))?;
     for CachedModel { name, bytes, is_whole } in &models.gpt2 {
-        let whole = if *is_whole { "" } else { ", not whole" };
+        let whole = if *is_whole { "" } else { ", incomplete" };
         line("", &format!("{name}, {} MB{whole}", grouped(usize::try_from(bytes / 1_000_000)?)))?;
     }
     match (models.gpt2.len(), models.others) {
-        (0, 0) => line("", "it holds no model"),
+        (0, 0) => line("", "no models"),
         (_, 0) => Ok(()),
-        (_, others) => line("", &format!("{others} that are not GPT-2")),
+        (_, others) => line("", &format!("{others} models other than GPT-2")),
     }
 }
 
-fn told_of_memory(memory: Memory) -> String {
+fn describe_memory(memory: Memory) -> String {
     let Memory { total_bytes, available_bytes, free_swap_bytes } = memory;
     let gibibytes = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
     let swap = if free_swap_bytes == 0 {
         "no swap".to_owned()
     } else {
-        format!("and {} of swap", gibibytes(free_swap_bytes))
+        format!("{} of free swap", gibibytes(free_swap_bytes))
     };
-    format!("{}, of which {} are available, {swap}", gibibytes(total_bytes), gibibytes(available_bytes))
+    format!("{}, {} available, {swap}", gibibytes(total_bytes), gibibytes(available_bytes))
 }
 
-fn told_of_large_pages(pages: &LargePageUse) -> String {
+fn describe_large_pages(pages: &LargePageUse) -> String {
     let system = match pages.system.as_deref() {
-        Some("always") => "the system gives them to all memory",
-        Some("madvise") => "the system gives them to memory that requests them",
-        Some("never") => "the system gives none",
+        Some("always") => "the system uses them for all memory",
+        Some("madvise") => "the system uses them for memory that requests them",
+        Some("never") => "disabled by the system",
         Some(other) => other,
-        None => "not known on this system",
+        None => "unknown on this system",
     };
     let requests = if pages.is_asked { "requests" } else { "does not request" };
     format!("{system}; the program {requests} them (set by {})", process::LARGE_PAGES)
 }
 
-fn told_of_gpu(support: &GpuSupport) -> String {
+fn describe_gpu(support: &GpuSupport) -> String {
     let GpuSupport { device, free_bytes, problem, .. } = support;
     match (device, problem) {
         (Some(device), _) => {
-            let free =
-                free_bytes.map(|bytes| format!(", {:.1} GiB are free", bytes as f64 / f64::from(1 << 30)));
-            format!("--device {device} can be used{}", free.unwrap_or_default())
+            let free = free_bytes.map(|bytes| format!(", {:.1} GiB free", bytes as f64 / f64::from(1 << 30)));
+            format!("available as --device {device}{}", free.unwrap_or_default())
         }
         (None, problem) => problem.clone().unwrap_or_default(),
     }
 }
 
-fn listed(names: &[&str]) -> String {
-    if names.is_empty() { "nothing else".to_owned() } else { names.join(", ") }
+fn comma_separated(names: &[&str]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

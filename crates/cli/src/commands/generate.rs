@@ -1,11 +1,11 @@
-//! `gpt2 generate`: continue a prompt, prompt after prompt, or every prompt of a file.
+//! `gpt2 generate`: completes one prompt, prompts from the terminal, or every prompt in a file.
 
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, ModelOptions, Opened, PromptTexts};
+use candle_gpt2_engine::{HubOptions, ModelOptions, Opened, PromptCompletions};
 use candle_gpt2_generation::{LongPrompt, WhenFull};
 use clap::Args;
 use serde::Serialize;
@@ -48,11 +48,13 @@ pub(crate) struct GenerateArguments {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) encoder: EncoderArguments,
-    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s;
-    /// with drafting also drafted and accepted; with several completions `sequences`, each with ids, text, stop_reason and score
+    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s,
+    /// time_to_first_token_s; with drafting also drafted and accepted; with several completions
+    /// `sequences`, each with ids, text, stop_reason and score
     #[arg(long)]
     pub(crate) json: bool,
-    /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the completion, Ctrl-D quits
+    /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the
+    /// completion, Ctrl-D quits
     #[arg(long, conflicts_with_all = ["json", "input", "prompts_file"])]
     pub(crate) interactive: bool,
     #[command(flatten)]
@@ -61,12 +63,12 @@ pub(crate) struct GenerateArguments {
     pub(crate) file: FileArguments,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Report {
     prompt_ids: Vec<u32>,
     #[serde(flatten)]
-    texts: PromptTexts,
+    texts: PromptCompletions,
     tokens_per_s: f64,
     time_to_first_token_s: Option<f64>,
 }
@@ -102,7 +104,7 @@ pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Continues every row of a file.
+/// Completes every row of a file.
 fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> Result<ExitCode> {
     let GenerateArguments { model, encoder, generation, file, .. } = arguments;
     let config = generation.config(&opened)?;
@@ -132,7 +134,9 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
     )
 }
 
-/// The choice in the settings of a run. Runs of earlier versions resume by it: a name never changes.
+/// Returns the name of the choice in a run's settings.
+///
+/// A name must never change, because runs of earlier versions resume with it.
 fn long_prompt_name(choice: LongPrompt) -> String {
     match choice {
         LongPrompt::Keep { head, last } => format!("Keep {{ head: {head}, last: {last} }}"),
@@ -140,7 +144,7 @@ fn long_prompt_name(choice: LongPrompt) -> String {
     }
 }
 
-/// Same as [`long_prompt_name`] for the end of the context.
+/// Same as [`long_prompt_name`], for the end of the context.
 fn when_full_name(choice: WhenFull) -> String {
     match choice {
         WhenFull::Slide { head } => format!("Slide {{ head: {head} }}"),

@@ -1,4 +1,4 @@
-//! `gpt2 generate --interactive`: prompt after prompt, each continued by itself.
+//! `gpt2 generate --interactive`: completes one prompt after another, independently of each other.
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -21,26 +21,26 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
     let config = generation.config(&opened)?;
     let conforming = generation.grammar.compile(&opened, &config)?;
     let loaded = steering::load(opened, &generation.steering)?;
-    let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
+    let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
     interrupt::end_texts()?;
-    // Each prompt has a seed of its own, so that the same prompt draws another text.
+    // Each prompt has its own seed, so that repeating a prompt samples another completion.
     for turn in 0.. {
         let config = GenerationConfig { seed: config.seed.wrapping_add(turn), ..config.clone() };
         let line = match editor.readline("> ") {
             Ok(line) => line,
-            // Ctrl-C at the prompt drops the line, Ctrl-D ends.
+            // At the prompt, Ctrl-C discards the line and Ctrl-D quits.
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
                 output::print_error("the line is not valid UTF-8");
                 continue;
             }
-            Err(error) => return Err(error).context("the prompt cannot be read"),
+            Err(error) => return Err(error).context("cannot read the prompt"),
         };
         if line.is_empty() {
             continue;
         }
-        // A history that cannot be kept is no reason to stop.
+        // A failed history entry is not a reason to stop.
         let _ = editor.add_history_entry(&line);
         let continued = || -> Result<()> {
             let vocabulary = loaded.vocabulary();
@@ -55,7 +55,7 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
         };
         match continued() {
             Err(error) if exit::is_closed_pipe(&error) => return Err(error),
-            // A prompt that cannot be continued does not end the program.
+            // A prompt that fails does not end the program.
             Err(error) => output::print_error(&exit::message(&error)),
             Ok(()) => {}
         }

@@ -1,4 +1,4 @@
-//! The arguments that say how to generate: the options of every front end, and the program's own.
+//! Arguments for generation: options shared by all front ends, and options of the program.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,13 @@ use super::steering::SteeringArguments;
 use crate::exit::UsageError;
 use crate::output;
 
-/// How to generate, whatever the prompts.
+/// Generation options that do not depend on the prompts.
 #[derive(Debug, Args)]
 pub(crate) struct GenerationArguments {
     #[command(flatten)]
     options: GenerationOptions,
-    /// Assistant for speculative decoding: a smaller model with the same vocabulary, named like --model; the completion stays the same
+    /// Assistant for speculative decoding: a smaller model with the same vocabulary, named like --model;
+    /// the completion stays the same
     #[arg(
         long,
         value_name = "MODEL",
@@ -32,12 +33,12 @@ pub(crate) struct GenerationArguments {
 }
 
 impl GenerationArguments {
-    /// Checks what can be checked of the arguments before a checkpoint is opened.
+    /// Checks the arguments as far as possible before a checkpoint is opened.
     pub(super) fn check(&self) -> Result<()> {
         let options = self.options();
-        // A library may always say whether to sample; at a command line two flags that contradict each other are a mistake.
+        // A library may always set `do_sample`. On a command line, two contradictory flags are a mistake.
         if options.do_sample == Some(false)
-            && let Some(option) = options.chooses_otherwise()
+            && let Some(option) = options.non_greedy_option()
         {
             let what = format!("`do_sample` cannot be used with `{option}`; give one of them");
             return Err(UsageError(what).into());
@@ -45,7 +46,9 @@ impl GenerationArguments {
         Ok(options.check()?)
     }
 
-    /// The configuration of a request: that of the checkpoint, changed by the arguments and checked. Notes on it are printed.
+    /// Builds the configuration of a run and prints notes about it.
+    ///
+    /// The arguments override the checkpoint's defaults, and the result is validated.
     pub(super) fn config(&self, opened: &Opened) -> Result<GenerationConfig> {
         let defaults = opened.defaults()?;
         let options = self.options();

@@ -1,4 +1,4 @@
-//! `gpt2 generate --json-schema`, `--json-object`, `--regex`, `--grammar`: what all texts must conform to.
+//! `gpt2 generate --json-schema`, `--json-object`, `--regex`, `--grammar`: structured output.
 
 #[cfg(feature = "grammar")]
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use candle_gpt2_generation::{GenerationConfig, LogitsProcessor};
 use clap::Args;
 use serde_json::Value;
 
-/// What all texts must conform to; nothing if the program is built without the feature `grammar`.
+/// Constraint for all completions; empty if the program is built without the feature `grammar`.
 #[derive(Debug, Args)]
 pub(crate) struct GrammarArguments {
     /// Generate JSON that conforms to the JSON schema in FILE; the completion ends where the JSON does
@@ -24,7 +24,8 @@ pub(crate) struct GrammarArguments {
     #[cfg(feature = "grammar")]
     #[arg(long, value_name = "PATTERN", conflicts_with_all = ["json_schema", "json_object"], help_heading = "Structured output")]
     pub(crate) regex: Option<String>,
-    /// Generate text that conforms to the grammar in FILE, in llguidance's variant of Lark, whose start rule is `start`
+    /// Generate text that conforms to the grammar in FILE, in llguidance's variant of Lark, whose start
+    /// rule is `start`
     #[cfg(feature = "grammar")]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json_schema", "json_object", "regex"], help_heading = "Structured output")]
     pub(crate) grammar: Option<PathBuf>,
@@ -43,7 +44,7 @@ impl GrammarArguments {
 
 #[cfg(feature = "grammar")]
 impl GrammarArguments {
-    /// The constraint to texts of what is asked for, if something is.
+    /// Compiles the requested constraint, if there is one.
     pub(super) fn compile(
         &self,
         opened: &Opened,
@@ -53,19 +54,19 @@ impl GrammarArguments {
 
         use crate::exit::UsageError;
 
-        let Some(Asked { name, grammar }) = self.asked()? else { return Ok(None) };
+        let Some(RequestedGrammar { name, grammar }) = self.requested()? else { return Ok(None) };
         let refuse = |what: String| UsageError(format!("{name}: {what}"));
         let compiler = Compiler::new(opened.vocabulary()).map_err(|error| refuse(error.to_string()))?;
         let compiled = compiler.compile_for(&grammar, config);
         Ok(Some(compiled.map_err(|error| refuse(error.to_string()))?))
     }
 
-    /// What must be the same when a run is resumed.
+    /// Returns the settings that must match when a run is resumed.
     pub(super) fn settings(&self) -> Result<Option<Value>> {
         use candle_gpt2_grammar::Grammar;
         use serde_json::json;
 
-        Ok(self.asked()?.map(|asked| match asked.grammar {
+        Ok(self.requested()?.map(|requested| match requested.grammar {
             Grammar::JsonSchema(schema) => json!({ "json_schema": schema }),
             Grammar::Regex(pattern) => json!({ "regex": pattern }),
             Grammar::Lark(grammar) => json!({ "grammar": grammar }),
@@ -73,26 +74,27 @@ impl GrammarArguments {
         }))
     }
 
-    fn asked(&self) -> Result<Option<Asked>> {
+    fn requested(&self) -> Result<Option<RequestedGrammar>> {
         use candle_gpt2_grammar::Grammar;
 
         let file = |path: &Path| path.display().to_string();
         Ok(if let Some(path) = &self.json_schema {
-            Some(Asked { name: file(path), grammar: Grammar::JsonSchema(schema(path)?) })
+            Some(RequestedGrammar { name: file(path), grammar: Grammar::JsonSchema(schema(path)?) })
         } else if let Some(path) = &self.grammar {
-            Some(Asked { name: file(path), grammar: Grammar::Lark(text(path)?) })
+            Some(RequestedGrammar { name: file(path), grammar: Grammar::Lark(text(path)?) })
         } else if let Some(pattern) = &self.regex {
-            Some(Asked { name: "--regex".into(), grammar: Grammar::Regex(pattern.clone()) })
+            Some(RequestedGrammar { name: "--regex".into(), grammar: Grammar::Regex(pattern.clone()) })
         } else {
-            self.json_object.then(|| Asked { name: "--json-object".into(), grammar: Grammar::JsonObject })
+            self.json_object
+                .then(|| RequestedGrammar { name: "--json-object".into(), grammar: Grammar::JsonObject })
         })
     }
 }
 
-/// What texts must conform to.
+/// Requested constraint.
 #[cfg(feature = "grammar")]
-struct Asked {
-    /// Where it is from, in the words of messages.
+struct RequestedGrammar {
+    /// Source of the constraint, for error messages.
     name: String,
     grammar: candle_gpt2_grammar::Grammar,
 }
@@ -106,9 +108,9 @@ fn schema(path: &Path) -> Result<Value> {
 
 #[cfg(feature = "grammar")]
 fn text(path: &Path) -> Result<String> {
-    // llama.cpp takes the text itself.
-    let given = path.to_string_lossy();
-    if (given.contains("::=") || given.trim_start().starts_with('{')) && !path.exists() {
+    // llama.cpp expects the text itself here.
+    let argument = path.to_string_lossy();
+    if (argument.contains("::=") || argument.trim_start().starts_with('{')) && !path.exists() {
         return Err(crate::exit::UsageError(
             "expected a file with the grammar or schema, found its text; write it to a file".into(),
         )
@@ -117,6 +119,6 @@ fn text(path: &Path) -> Result<String> {
     let bytes = crate::input::read_file(path)?;
     let wrong = |error| crate::exit::UsageError(format!("{}: not valid UTF-8: {error}", path.display()));
     let text = String::from_utf8(bytes).map_err(wrong)?;
-    // The mark that some editors put in front of UTF-8.
+    // Drop the byte order mark that some editors prepend.
     Ok(text.strip_prefix('\u{FEFF}').map(str::to_owned).unwrap_or(text))
 }

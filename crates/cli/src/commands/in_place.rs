@@ -1,5 +1,6 @@
-//! Input and output of `gpt2 compress` and `gpt2 decompress`: a file becomes one of another name beside it, as with zstd, and standard input
-//! goes to standard output.
+//! Input and output of `gpt2 compress` and `gpt2 decompress`.
+//!
+//! A file gets a sibling with another name, as with zstd. Standard input goes to standard output.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{IsTerminal, Read, Write, stdin, stdout};
@@ -35,37 +36,37 @@ pub(crate) struct InPlaceArguments {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// What is read.
+/// Input to compress or decompress.
 pub(crate) struct Source {
     pub(crate) reader: Box<dyn Read>,
-    /// Bytes of a file.
+    /// Size of a regular file in bytes.
     pub(crate) length: Option<u64>,
 }
 
-/// Where a result goes.
+/// Destination of the result.
 pub(crate) enum Target {
     StandardOutput,
     File(PathBuf),
 }
 
 impl InPlaceArguments {
-    /// The file that is read, if it is one.
+    /// Returns the path of the input, unless it is standard input.
     fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|path| *path != Path::new(STANDARD_INPUT))
     }
 
-    /// Opens what is read.
+    /// Opens the input.
     pub(crate) fn source(&self) -> Result<Source> {
         let Some(path) = self.path() else {
             if stdin().is_terminal() {
-                return Err(UsageError("no input: give a FILE, or data on standard input".into()).into());
+                return Err(UsageError("no input; pass a FILE, or data on standard input".into()).into());
             }
             return Ok(Source { reader: Box::new(stdin()), length: None });
         };
         let name = || path.display().to_string();
-        // Windows opens no folder.
+        // Windows cannot open a folder, so check before opening.
         if path.is_dir() {
-            bail!("{}: a folder; name a file", path.display());
+            bail!("{}: is a folder; expected a file", path.display());
         }
         let file = File::open(path).with_context(name)?;
         let metadata = file.metadata().with_context(name)?;
@@ -73,13 +74,14 @@ impl InPlaceArguments {
         Ok(Source { reader: Box::new(file), length })
     }
 
-    /// Where the result goes; `name` makes the default from that of the file. What is there already is refused here, before the long
-    /// part.
+    /// Determines the destination; `name` derives the default path from the input's path.
+    ///
+    /// Rejects an existing output file before the long-running work.
     pub(crate) fn target(&self, name: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<Target> {
         let path = match (&self.out, self.path()) {
             (Some(out), _) => out.clone(),
             (None, Some(path)) if !self.stdout => {
-                // A link or a device is nothing to replace.
+                // A link or a device must not be replaced.
                 if !fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file()) {
                     bail!("{}: not a regular file; use --out FILE or --stdout", path.display());
                 }
@@ -93,7 +95,9 @@ impl InPlaceArguments {
         Ok(Target::File(path))
     }
 
-    /// Writes the result, which appears whole or not at all if it is a file, and then removes FILE if `--rm` is given.
+    /// Writes the result, then removes FILE if `--rm` is set.
+    ///
+    /// An output file is written atomically.
     pub(crate) fn write<T>(
         &self,
         target: &Target,
@@ -108,9 +112,9 @@ impl InPlaceArguments {
             let is_done = result.is_ok();
             done = Some(result);
             match (is_done, source) {
-                (true, Some(source)) => Ok(take_after(&file, source)?),
+                (true, Some(source)) => Ok(copy_metadata(&file, source)?),
                 (true, None) => Ok(()),
-                // The error itself is in `done`.
+                // The actual error is in `done`.
                 (false, _) => Err("failed".into()),
             }
         };
@@ -127,7 +131,7 @@ impl InPlaceArguments {
     }
 }
 
-/// Creates a file that no other user can read until it has the permissions of its source.
+/// Creates a file that other users cannot read until it gets the permissions of its source.
 fn create_private(path: &Path) -> std::io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
@@ -136,21 +140,21 @@ fn create_private(path: &Path) -> std::io::Result<File> {
     options.open(path)
 }
 
-/// Gives a file the permissions and the time of its source.
-fn take_after(file: &File, source: &Path) -> std::io::Result<()> {
+/// Copies the permissions and the modification time of the source to a file.
+fn copy_metadata(file: &File, source: &Path) -> std::io::Result<()> {
     let metadata = fs::metadata(source)?;
     file.set_permissions(metadata.permissions())?;
     match metadata.modified() {
         Ok(modified) => file.set_times(FileTimes::new().set_modified(modified)),
-        // A system without times of files.
+        // The system has no file times.
         Err(_) => Ok(()),
     }
 }
 
-/// Refuses compressed data at a terminal.
+/// Rejects compressed output to a terminal.
 pub(crate) fn check_terminal(target: &Target, is_forced: bool) -> Result<()> {
     if matches!(target, Target::StandardOutput) && stdout().is_terminal() && !is_forced {
-        let what = "compressed data are not written to a terminal; give --out FILE, or --force";
+        let what = "refusing to write compressed data to a terminal; use --out FILE, or --force";
         return Err(UsageError(what.into()).into());
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `gpt2 inspect`: what a checkpoint is, and how that was found out.
+//! `gpt2 inspect`: describes a checkpoint and the evidence for its format.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +26,8 @@ Examples:
 pub(crate) struct InspectArguments {
     #[command(flatten)]
     pub(crate) subject: InspectSubject,
-    /// Also show minimum, maximum, mean and standard deviation of every tensor, and how many values are zero or not finite
+    /// Also show minimum, maximum, mean and standard deviation of every tensor, and how many values are
+    /// zero or not finite
     #[arg(long)]
     pub(crate) tensors: bool,
     /// Print only the parameter counts that people quote (117M, 124M, 163M …), each with its definition
@@ -42,12 +43,13 @@ pub(crate) struct InspectArguments {
     pub(crate) json: bool,
 }
 
-/// What to inspect: a model or a preset.
+/// Model or preset to inspect.
 #[derive(Debug, Args)]
 pub(crate) struct InspectSubject {
     #[command(flatten)]
     positional: PositionalModel,
-    /// Checkpoint folder, weights file in any format that the program reads, a model on the Hub (gpt2, owner/name[@revision]), or built-in
+    /// Checkpoint folder, weights file in any format that the program reads, a model on the Hub (gpt2,
+    /// owner/name[@revision]), or built-in
     #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
     model: PathBuf,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
@@ -88,8 +90,8 @@ fn print(report: &Inspection) -> Result<()> {
         HeadKind::from_class_name(report.class).is_some_and(HeadKind::has_language_model);
     let head = match report.tied_head {
         true => "tied to the token embedding",
-        false if is_over_vocabulary => "its own (lm_head.weight)",
-        false => "none over the vocabulary",
+        false if is_over_vocabulary => "separate (lm_head.weight)",
+        false => "no language model head",
     };
     write_line(&format!("output head  {head}"))?;
     let known = |count: Option<usize>| count.map_or("none".to_owned(), grouped);
@@ -156,14 +158,14 @@ fn print(report: &Inspection) -> Result<()> {
             ))?;
         }
     }
-    heading("what does not fit the configuration", report.mismatches.len())?;
+    heading("mismatches with the configuration", report.mismatches.len())?;
     for mismatch in &report.mismatches {
         write_line(&format!("  {mismatch}"))?;
     }
     Ok(())
 }
 
-/// A heading with an empty line before it, if something follows.
+/// Prints a heading after an empty line, unless its section is empty.
 fn heading(text: &str, entries: usize) -> Result<()> {
     if entries == 0 {
         return Ok(());
@@ -178,9 +180,9 @@ fn print_ledger(report: &Inspection) -> Result<()> {
     }
     let own = report.stored_parameters.unwrap_or(report.parameters.unique);
     let row = report.ledger.iter().find(|entry| entry.count == own);
-    let which = row.map_or("none of these rows".to_owned(), |entry| format!("the row `{}`", entry.name));
+    let which = row.map_or("matches no row".to_owned(), |entry| format!("matches the row `{}`", entry.name));
     write_line(&format!("{:>16}  {:<18}  {which}", grouped(own), "this checkpoint"))?;
-    for rule in report.rules.iter().filter(|rule| rule.contains("the paper")) {
+    for rule in report.rules.iter().filter(|rule| rule.contains("paper")) {
         write_line(&format!("{:>16}  {:<18}  {rule}; OpenAI: \"wrong due to an error\"", "", "the paper"))?;
     }
     Ok(())
@@ -193,7 +195,7 @@ fn print_comparison(comparison: &Comparison) -> Result<()> {
     write_line(&match &comparison.first_differing {
         None => "equal: every parameter has the same values".to_owned(),
         Some(first) => {
-            format!("{} parameters differ, the first of them {first}", comparison.differences.len())
+            format!("{} parameters differ, starting with {first}", comparison.differences.len())
         }
     })
 }

@@ -1,4 +1,4 @@
-//! `gpt2 man`: the manual pages, made from the definitions of the commands.
+//! `gpt2 man`: prints manual pages, generated from the definitions of the commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(crate) struct ManArguments {
     out: Option<PathBuf>,
 }
 
-/// Writes the pages of the whole program, `program`.
+/// Prints the page of one command, or writes the pages of the whole program, `program`.
 pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode> {
     // `help` has no page.
     let without_help = |command: Command| command.disable_help_subcommand(true);
@@ -37,8 +37,7 @@ pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode
         None => {
             let mut command = &command;
             for name in &arguments.commands {
-                let missing =
-                    || UsageError(format!("there is no command `{name}` in `{}`", command.get_name()));
+                let missing = || UsageError(format!("unknown command `{name}` in `{}`", command.get_name()));
                 command = command.find_subcommand(name).ok_or_else(missing)?;
             }
             output::write_text(&page(&Man::new(command.clone()))?)?;
@@ -46,23 +45,23 @@ pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode
         Some(folder) => {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
             let pages = write_pages(&command, folder)?;
-            output::write_line(&format!("{}: {pages} pages, the first of them gpt2.1", folder.display()))?;
+            output::write_line(&format!("{}: {pages} pages, starting with gpt2.1", folder.display()))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of a command and those of its own commands, and says how many they are.
+/// Writes the pages of a command and its subcommands, and returns their number.
 fn write_pages(command: &Command, folder: &Path) -> Result<usize> {
     let man = Man::new(command.clone());
     let path = folder.join(man.get_filename());
     let page = page(&man)?;
-    // The pages of an older version make room.
+    // Pages of an older version are replaced.
     replace_file(&path, |partial| Ok(fs::write(partial, page)?))?;
     command.get_subcommands().try_fold(1, |pages, command| Ok(pages + write_pages(command, folder)?))
 }
 
-/// A page, whose examples keep their lines; the text after them is filled.
+/// Renders a page; examples keep their line breaks, and the text after them is filled.
 fn page(man: &Man) -> Result<String> {
     let mut page = Vec::new();
     man.render(&mut page)?;

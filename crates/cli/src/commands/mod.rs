@@ -1,4 +1,6 @@
-//! One file for each command with its arguments, and `rows.rs` for what several do with a file of prompts.
+//! Commands with their arguments, one per file.
+//!
+//! `rows.rs` processes files of prompts for several commands.
 
 mod begin;
 pub(crate) mod bench;

@@ -1,5 +1,6 @@
-//! Every row of a file of prompts: what `generate`, `classify` and `score` do with `--prompts-file`. How rows are read, ordered and
-//! written, and how an interrupted job resumes, is in `candle_gpt2_engine::RowsJob`.
+//! Processing of `--prompts-file` in `generate`, `classify` and `score`.
+//!
+//! `candle_gpt2_engine::RowsJob` reads, orders and writes the rows and resumes interrupted jobs.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -20,11 +21,11 @@ use crate::model_arguments::ModelArguments;
 use crate::progress::Terminal;
 use crate::{input, output};
 
-/// The arguments for many prompts.
+/// Arguments for many prompts.
 #[derive(Debug, Args)]
 pub(crate) struct FileArguments {
-    /// Process every prompt in a file: one per line, or, if its name ends in .jsonl, objects {"prompt": TEXT} or {"ids": [ID, …]};
-    /// prints one JSON object per prompt, in order
+    /// Process every prompt in a file: one per line, or, if its name ends in .jsonl, objects {"prompt":
+    /// TEXT} or {"ids": [ID, …]}; prints one JSON object per prompt, in order
     #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "json"], help_heading = "Many prompts")]
     pub(crate) prompts_file: Option<PathBuf>,
     /// Write the objects to this file, which appears when it is complete
@@ -33,19 +34,20 @@ pub(crate) struct FileArguments {
     /// Resume an interrupted run from its --output
     #[arg(long, requires = "output", help_heading = "Many prompts")]
     pub(crate) resume: bool,
-    /// Number of sequences to process at once; `generate` runs beam and contrastive search one prompt at a time [default: 8]
+    /// Number of sequences to process at once; `generate` runs beam and contrastive search one prompt at a
+    /// time [default: 8]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
     pub(crate) batch_size: Option<usize>,
 }
 
 impl FileArguments {
-    /// Checks what can be checked before a checkpoint is opened.
+    /// Checks the arguments as far as possible before a checkpoint is opened.
     pub(super) fn check(&self) -> Result<(), UsageError> {
         let refuse = |message: &str| Err(UsageError(message.into()));
-        // The parser does not require an option that conflicts with a given one.
+        // clap does not enforce `requires` for an option that conflicts with a supplied one.
         if self.prompts_file.is_none() && (self.output.is_some() || self.resume || self.batch_size.is_some())
         {
-            return refuse("--output, --resume and --batch-size are for many prompts; give --prompts-file");
+            return refuse("--output, --resume and --batch-size need --prompts-file");
         }
         if self.batch_size == Some(0) {
             return refuse("--batch-size: expected at least 1, found 0");
@@ -53,7 +55,7 @@ impl FileArguments {
         Ok(())
     }
 
-    /// Reads every row of the file with `tokens`, computes them with `work`, and prints which have no answer.
+    /// Reads the rows of a file with `tokens`, computes them with `work`, and prints failed rows.
     pub(super) fn run<T: Serialize + Clone>(
         &self,
         input: &Path,
@@ -69,7 +71,8 @@ impl FileArguments {
         };
         let told = |error: EngineError| exit::message(&error.into());
         let content = input::read_file(input)?;
-        let job = RowsJob { input, content, output, settings, what, told: &told, reporter: &Terminal };
+        let job =
+            RowsJob { input, content, output, settings, what, format_error: &told, reporter: &Terminal };
         let is_noted = Cell::new(false);
         let noted = |row: &Row| {
             let lost = if is_noted.get() { None } else { row.lost_note(vocabulary) };
@@ -87,7 +90,9 @@ impl FileArguments {
     }
 }
 
-/// What must be the same when a run is resumed: the model, and `more`, an object.
+/// Returns the settings that must match when a run is resumed.
+///
+/// They consist of the model's settings and `more`, an object.
 pub(super) fn settings(model: &ModelArguments, device: &Device, more: Value) -> Value {
     let model = &model.options;
     let mut settings = json!({

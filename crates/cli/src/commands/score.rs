@@ -1,4 +1,4 @@
-//! `gpt2 score`: log-probabilities, loss and perplexity of a text or of every row of a file, or how probable choices are after a prompt.
+//! `gpt2 score`: log-probabilities, loss and perplexity of texts, or probabilities of choices.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -58,14 +58,16 @@ pub(crate) struct ScoreArguments {
     /// Score TEXT as a continuation of the prompt instead; repeat for each choice
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids", "prompts_file"])]
     pub(crate) choice: Vec<String>,
-    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, per_token (also as mean, the same number), per_character and per_byte
+    /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also
+    /// alternatives; with --choice: choices and best, each by sum, per_token (also as mean, the same
+    /// number), per_character and per_byte
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) file: FileArguments,
 }
 
-/// What `--json` prints of a text.
+/// Output of `--json` for a text.
 #[derive(Serialize)]
 struct Report {
     ids: Vec<u32>,
@@ -131,10 +133,10 @@ fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Resul
         format!("{id:>8} {logprob:>10}{token}")
     };
     let ScoredText { logprobs, loss, perplexity, alternatives } = scored;
-    for (place, (id, logprob)) in ids.iter().zip(logprobs).enumerate() {
+    for (index, (id, logprob)) in ids.iter().zip(logprobs).enumerate() {
         let token = loaded.vocabulary().decode(&[*id], false).ok();
         output::write_line(&line(*id, token, logprob))?;
-        for TokenLogprob { id, token, logprob } in alternatives.get(place).into_iter().flatten() {
+        for TokenLogprob { id, token, logprob } in alternatives.get(index).into_iter().flatten() {
             output::write_line(&format!("    {}", line(*id, token.clone(), Some(*logprob))))?;
         }
     }
@@ -156,7 +158,7 @@ fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Re
     let ScoredChoices { choices, best, .. } = scored;
     output::write_line("       sum  per token  per character  per byte")?;
     for ScoredChoice { text, sum, per_token, per_character, per_byte, is_greedy, .. } in &choices {
-        let greedy = if *is_greedy { "  (what greedy search writes)" } else { "" };
+        let greedy = if *is_greedy { "  (greedy choice)" } else { "" };
         output::write_line(&format!(
             "{sum:>10.4} {per_token:>10.4} {per_character:>14.4} {per_byte:>9.4}  {text:?}{greedy}"
         ))?;

@@ -1,4 +1,4 @@
-//! `gpt2 serve`: a model over HTTP, for OpenAI's clients and for a browser.
+//! `gpt2 serve`: serves a model over HTTP to OpenAI clients and browsers.
 
 use std::collections::BTreeMap;
 use std::env::{self, VarError};
@@ -27,9 +27,9 @@ use crate::output;
 use crate::progress::Terminal;
 use crate::worker;
 
-/// A key, if the command line and a file are not the place for it.
+/// Environment variable for an API key, as an alternative to a key file.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
-/// Largest chat template: more than any context holds.
+/// Maximum size of a chat template, more than any context holds.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 /// Maximum time to write the last lines of the log.
 const LAST_LINES: Duration = Duration::from_millis(500);
@@ -65,30 +65,36 @@ pub(crate) struct ServeArguments {
     /// File with the API keys that requests may use, one per line; lines that begin with # are skipped
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Defaults for options that a request does not set: the checkpoint's generation_config.json (auto), or none of it (none)
+    /// Defaults for options that a request does not set: the checkpoint's generation_config.json (auto), or
+    /// none of it (none)
     #[arg(long, value_name = "WHICH", default_value = "auto", value_parser = ["auto", "none"], hide_possible_values = true)]
     generation_config: String,
-    /// Report the number of cached prompt tokens in each response; identical requests then no longer get identical responses
+    /// Report the number of cached prompt tokens in each response; identical requests then no longer get
+    /// identical responses
     #[arg(long)]
     enable_prompt_tokens_details: bool,
-    /// Allow requests to read and steer activations: the fields activations and steering, and /v1/activations
+    /// Allow requests to read and steer activations: the fields activations and steering, and
+    /// /v1/activations
     #[arg(long)]
     activations: bool,
-    /// SAE whose features requests may steer with, under this name: a SAELens folder; may be given more than once
+    /// SAE whose features requests may steer with, under this name: a SAELens folder; may be given more
+    /// than once
     #[arg(long = "dictionary", value_name = "NAME=FOLDER", requires = "activations")]
     dictionaries: Vec<String>,
-    /// Refuse requests with unknown fields; by default they are answered, and the response lists the fields under warnings
+    /// Refuse requests with unknown fields; by default they are answered, and the response lists the fields
+    /// under warnings
     #[arg(long)]
     strict: bool,
     /// Format of the log: text, or json, one object per line
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t, hide_possible_values = true)]
     log_format: LogFormat,
-    /// Start nothing; ask the server that runs with these options whether it is ready: exit code 0 if it is, 1 if not
+    /// Do not start a server; check whether the one with these options is ready: exit code 0 if it is, 1 if
+    /// not
     #[arg(long)]
     check: bool,
 }
 
-/// How much a request may ask for.
+/// Limits on a request.
 #[derive(Debug, Args)]
 struct LimitArguments {
     /// Maximum completions per prompt: n and best_of in a request
@@ -103,13 +109,13 @@ struct LimitArguments {
     /// Maximum prompts per request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
-    /// Maximum bytes of activations per request, 4 for each number; all requests together hold four times as many, and get
-    /// status 503 beyond it
+    /// Maximum bytes of activations per request, 4 for each number; all requests together hold four times
+    /// as many, and get status 503 beyond it
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_activation_bytes, allow_negative_numbers = true, value_parser = between(4, 1 << 30))]
     max_activation_bytes: usize,
 }
 
-/// What the model is called and how it is talked to.
+/// Model names and chat template.
 #[derive(Debug, Args)]
 struct NameArguments {
     /// Name of the model in requests and responses [default: that of --model, without its folders]
@@ -118,13 +124,13 @@ struct NameArguments {
     /// Additional model name that requests may use; may be given more than once
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
-    /// Chat template: a file with a Jinja template, or eos-join, which puts the end-of-text token after each message
-    /// [default: the checkpoint's own]
+    /// Chat template: a file with a Jinja template, or eos-join, which puts the end-of-text token after
+    /// each message [default: the checkpoint's own]
     #[arg(long, value_name = "FILE|eos-join")]
     chat_template: Option<PathBuf>,
 }
 
-/// Serves until a signal ends it, or asks a server that runs.
+/// Serves until a signal arrives, or checks a running server.
 pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCode> {
     if arguments.check {
         output::write_line(&format!("{} is ready", check_health(&arguments.options)?))?;
@@ -133,9 +139,9 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     let options = options(arguments)?;
     use_one_heap();
     arguments.log_format.write_to_stderr();
-    // What the system does not allow is refused with the options.
+    // `Listening::new` rejects options that need more open files than the system allows.
     allow_open_files(options.open_files());
-    // What can be refused is refused before the model is read, which may take long.
+    // Reject invalid options before reading the model, which may take long.
     let mut listening = Listening::new(options)?;
     let opened = arguments.model.open_any(hub)?;
     listening.api().dictionaries = dictionaries(&arguments.dictionaries, opened.config())?;
@@ -148,12 +154,12 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
         false => opened.load_classifier(&Terminal)?.into(),
     };
     let server = listening.start(model)?;
-    // A server runs even if its address cannot be printed.
+    // The server runs even if its address cannot be printed.
     _ = output::write_line(&server.address());
-    output::print_status("Ctrl-C ends the server");
+    output::print_status("press Ctrl-C to stop the server");
     let ended = server.run();
     if !LogFormat::flush_stderr(LAST_LINES) {
-        // Standard error is not read, so printing the error would block, too.
+        // Standard error is not being read, so printing the error would block as well.
         return Ok(if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) });
     }
     ended?;
@@ -188,7 +194,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     Ok(ServerOptions { api, keys, signals: true, ..options.clone() })
 }
 
-/// The dictionaries by their names.
+/// Reads the dictionaries, keyed by name.
 fn dictionaries(named: &[String], model: &Gpt2Config) -> Result<BTreeMap<String, Arc<Dictionary>>> {
     let mut dictionaries = BTreeMap::new();
     for text in named {
@@ -203,13 +209,13 @@ fn dictionaries(named: &[String], model: &Gpt2Config) -> Result<BTreeMap<String,
         }
         let dictionary = Arc::new(read_dictionary(folder, None, model)?);
         if dictionaries.insert(name.to_owned(), dictionary).is_some() {
-            return Err(wrong("this name was given before").into());
+            return Err(wrong("duplicate name").into());
         }
     }
     Ok(dictionaries)
 }
 
-/// The keys of the file and of the environment.
+/// Reads the keys from the file and the environment.
 fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
     let mut keys = Vec::new();
     if let Some(file) = file {
@@ -218,16 +224,17 @@ fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         keys.extend(lines.map(SecretString::from));
         if keys.is_empty() {
-            let message = format!("{} holds no key; write one per line (# starts a comment)", file.display());
+            let message =
+                format!("{} contains no key; write one per line (# starts a comment)", file.display());
             return Err(UsageError(message).into());
         }
     }
-    // As with other programs, an empty variable is none.
+    // An empty variable counts as unset, as in other programs.
     match env::var(KEY_VARIABLE) {
         Ok(key) if !key.is_empty() => keys.push(key.into()),
         Err(VarError::NotUnicode(_)) => {
             return Err(
-                UsageError(format!("{KEY_VARIABLE} is not valid Unicode; a key is visible ASCII")).into()
+                UsageError(format!("{KEY_VARIABLE} is not valid Unicode; expected visible ASCII")).into()
             );
         }
         _ => {}
@@ -249,7 +256,9 @@ fn chat_template(choice: Option<&Path>) -> Result<ChatTemplateChoice> {
     }
 }
 
-/// The name of a model, or of its first adapter, without folders: no path leaves this machine.
+/// Returns the name of the model, or of its first adapter, without folders.
+///
+/// Clients must not see paths of this machine.
 fn name_of(options: &ModelOptions) -> String {
     let model = options.adapter.first().map_or(options.model.as_path(), |adapter| &adapter.path);
     let found = fs::canonicalize(model).ok().filter(|_| model != Path::new(BUILT_IN));
@@ -258,7 +267,7 @@ fn name_of(options: &ModelOptions) -> String {
     last.to_string_lossy().into_owned()
 }
 
-/// A whole number within these bounds.
+/// Returns a parser for whole numbers in this range.
 fn between(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| (low..=high).contains(number));

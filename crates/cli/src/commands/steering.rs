@@ -1,4 +1,6 @@
-//! `gpt2 generate --steer` and `--control-vector`: directions that are added to the residual stream of every text.
+//! `gpt2 generate --steer` and `--control-vector`: adds directions to the residual stream.
+//!
+//! They apply to every sequence.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -7,18 +9,19 @@ use anyhow::Result;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{LoadedModel, Opened};
 use candle_gpt2_interpret::ControlVector;
-use candle_gpt2_look::{Reader, Steer, Towards, read_control_vector};
+use candle_gpt2_look::{Reader, Steer, SteeringSource, read_control_vector};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::exit::UsageError;
 use crate::progress::Terminal;
 
-/// What is added, and where.
+/// Steering vectors, and where they are added.
 #[derive(Debug, Args)]
 pub(crate) struct SteeringArguments {
-    /// Add the difference between two texts' residual streams at the first positions: '" Love"-" Hate"', or '" Love"' for the
-    /// difference from spaces; or a vector from a safetensors file with one tensor (n, width)
+    /// Add the difference between two texts' residual streams at the first positions: '" Love"-" Hate"', or
+    /// '" Love"' for the difference from spaces; or a vector from a safetensors file with one tensor (n,
+    /// width)
     #[arg(long, value_name = "TEXTS|FILE", requires = "layer", help_heading = "Steering")]
     pub(crate) steer: Option<String>,
     /// Layer whose input the steering vector is added to
@@ -56,7 +59,7 @@ pub(crate) struct SteeringArguments {
 }
 
 impl SteeringArguments {
-    /// Everything that decides what is added.
+    /// Returns the settings that determine the steering.
     pub(super) fn settings(&self) -> Value {
         let Self { steer, layer, scale, everywhere, .. } = self;
         let Self { control_vector, control_vector_scaled, control_vector_layer_range, .. } = self;
@@ -66,14 +69,14 @@ impl SteeringArguments {
         })
     }
 
-    /// The sum of all control vectors, if there are any.
+    /// Returns the sum of all control vectors, if there are any.
     fn control_vector(&self, model: &Gpt2Config) -> Result<Option<ControlVector>> {
         let layers = match self.control_vector_layer_range.as_deref() {
             Some([first, last]) if first > last => {
-                let told = format!(
-                    "--control-vector-layer-range: expected the first block first, found {first} {last}"
+                let message = format!(
+                    "--control-vector-layer-range: expected FIRST to be at most LAST, found {first} {last}"
                 );
-                return Err(UsageError(told).into());
+                return Err(UsageError(message).into());
             }
             Some([first, last]) => *first..=*last,
             _ => 0..=usize::MAX,
@@ -90,9 +93,7 @@ impl SteeringArguments {
             files.push((pair[0].as_ref(), scale));
         }
         if files.is_empty() && self.control_vector_layer_range.is_some() {
-            return Err(
-                UsageError("--control-vector-layer-range goes with --control-vector".to_owned()).into()
-            );
+            return Err(UsageError("--control-vector-layer-range needs --control-vector".to_owned()).into());
         }
         let mut sum: Option<ControlVector> = None;
         for (file, scale) in files {
@@ -106,7 +107,7 @@ impl SteeringArguments {
     }
 }
 
-/// Loads the model, steered if that is asked for.
+/// Loads the model, with steering if requested.
 pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<LoadedModel> {
     if let Some(vector) = arguments.control_vector(opened.config())? {
         return Ok(opened.load(&Terminal)?.observed_by(Arc::new(Mutex::new(vector))));
@@ -114,7 +115,7 @@ pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<Load
     let (Some(steer), Some(layer)) = (&arguments.steer, arguments.layer) else {
         return Ok(opened.load(&Terminal)?);
     };
-    let towards = Towards::read(steer)?;
+    let towards = SteeringSource::read(steer)?;
     let steer = Steer { towards, layer, scale: arguments.scale, everywhere: arguments.everywhere };
     let checked = steer.check(&Reader::new(opened.vocabulary(), false)?)?;
     let loaded = opened.load(&Terminal)?;

@@ -1,4 +1,4 @@
-//! `gpt2 tokenize` without --out: the tokens of a text.
+//! `gpt2 tokenize` without `--out`: prints the tokens of a text.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,12 +25,14 @@ struct Report<I: Iterator<Item = Token> + Clone> {
 struct Token {
     index: usize,
     id: u32,
-    /// Its bytes as text; parts of characters are replaced.
+    /// Bytes of the token as text; incomplete characters are replaced.
     text: String,
     bytes: Vec<u8>,
 }
 
-/// Writes the tokens one by one: together they would take a hundred times the memory of the text.
+/// Serializes tokens one by one.
+///
+/// A list of them would take a hundred times the memory of the text.
 fn written_in_order<S: Serializer>(
     tokens: &(impl Iterator<Item = Token> + Clone),
     serializer: S,
@@ -66,7 +68,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// The text of the arguments, if there is one.
+/// Returns the text from the arguments, if there is one.
 fn text(data: &[PathBuf]) -> Result<Option<String>> {
     match data {
         [] => Ok(None),
@@ -81,13 +83,13 @@ fn text(data: &[PathBuf]) -> Result<Option<String>> {
             Ok(Some(text.map_err(|_| UsageError("the text is not valid UTF-8".into()))?))
         }
         [_, ..] => {
-            let message = "one text is expected: put it in quotes, or give --out DIR to encode files";
+            let message = "expected one text; put it in quotes, or use --out DIR to encode files";
             Err(UsageError(message.into()).into())
         }
     }
 }
 
-/// The tokenizer that is named, or that of the model.
+/// Loads the named tokenizer, or the tokenizer of the model.
 fn tokenizer(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Tokenizer> {
     let named = arguments.tokenizer.as_deref();
     match (&arguments.model, named) {

@@ -1,4 +1,6 @@
-//! `gpt2 tokenize`: the tokens of a text, or files to token files that a training reads, however large they are.
+//! `gpt2 tokenize`: prints the tokens of a text, or writes token files for training.
+//!
+//! Input files may be of any size.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,13 +33,16 @@ llm.c, along with the tokenizer and tokens.json, which makes it possible to dete
 wrong vocabulary. A file gets its name once it is complete. The same command writes the same files, with any \
 number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
-    /// The text to tokenize, or with --out the files to encode: plain UTF-8, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
+    /// The text to tokenize, or with --out the files to encode: plain UTF-8, or .jsonl files with a `text`
+    /// in each line; each file, or line, is a document and ends with the end-of-text token
     #[arg(value_name = "TEXT|FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) data: Vec<PathBuf>,
-    /// Checkpoint whose tokenizer is used: a folder, a weights file in any format that the program reads, or a model on the Hub
+    /// Checkpoint whose tokenizer is used: a folder, a weights file in any format that the program reads,
+    /// or a model on the Hub
     #[arg(short, long, value_name = "CHECKPOINT", group = "vocabulary")]
     pub(crate) model: Option<PathBuf>,
-    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with
+    /// vocab.json and merges.txt [default: the model's]
     #[arg(long, value_name = "FILE", group = "vocabulary")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Folder to write; it must be new or empty, except with --resume
@@ -47,7 +52,8 @@ pub(crate) struct TokenizeArguments {
     pub(crate) options: TokenizeOptions,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object: tokens (index, id, text, bytes); with --out at the end: out, training_tokens, held_out_tokens, documents, shards, …
+    /// Print one JSON object: tokens (index, id, text, bytes); with --out at the end: out, training_tokens,
+    /// held_out_tokens, documents, shards, …
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -72,7 +78,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, out: &Path, hub: &HubOptions) -
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the report for a reader.
+/// Prints the report for a human reader.
 fn write(report: &TokenizeReport) -> Result<()> {
     output::write_line(&format!(
         "{} training tokens, {} held out, of {} documents and {}, in {} files",

@@ -1,4 +1,4 @@
-//! `gpt2 train`: train a model from scratch or from a checkpoint.
+//! `gpt2 train`: trains a model from scratch or from a checkpoint.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,12 +49,14 @@ computed on the fly, or on a folder of gpt2 cache --prompts-file. The first toke
 sae_weights.safetensors and cfg.json, as SAELens reads them; a batch has --batch-size times --context tokens. A cross-layer \
 transcoder gets config.yaml and two files per layer, as circuit-tracer and gpt2 look graph --transcoders read them.")]
 pub(crate) struct TrainArguments {
-    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; or one folder of token files, as gpt2 tokenize, nanoGPT and llm.c make them. Rows for the other tasks: .jsonl or .tsv, see below
+    /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; or one folder of token files,
+    /// as gpt2 tokenize, nanoGPT and llm.c make them. Rows for the other tasks: .jsonl or .tsv, see below
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) start: TrainStart,
-    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the checkpoint's; with --config one is trained from the data]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with
+    /// vocab.json and merges.txt [default: the checkpoint's; with --config one is trained from the data]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Folder to write; it must be new or empty, except with --resume
@@ -64,16 +66,18 @@ pub(crate) struct TrainArguments {
     pub(crate) options: TrainOptions,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object at the end: out, parameters, steps, loss, held_out_loss, held_out_loss_per_character, …
+    /// Print one JSON object at the end: out, parameters, steps, loss, held_out_loss,
+    /// held_out_loss_per_character, …
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// What a training starts from: one of both.
+/// Starting point of a training run; exactly one is required.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct TrainStart {
-    /// Checkpoint to train further: a folder, a weights file in any format that the program reads, or a model on the Hub
+    /// Checkpoint to train further: a folder, a weights file in any format that the program reads, or a
+    /// model on the Hub
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) init: Option<PathBuf>,
     /// A config.json that describes the model to train from scratch
@@ -82,7 +86,7 @@ pub(crate) struct TrainStart {
 }
 
 impl TrainArguments {
-    /// What the arguments say, for the library.
+    /// Builds the training job of the library.
     fn job(&self, hub: &HubOptions) -> Result<TrainJob, UsageError> {
         let start = match (&self.start.init, &self.start.config) {
             (Some(checkpoint), _) => Start::Checkpoint(checkpoint.clone()),
@@ -101,7 +105,7 @@ impl TrainArguments {
     }
 }
 
-/// The terminal, at which Ctrl-C ends the job.
+/// Terminal on which Ctrl-C ends the job.
 pub(super) struct InterruptedTerminal;
 
 impl Reporter for InterruptedTerminal {
@@ -153,7 +157,7 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the report for a reader.
+/// Prints the report for a human reader.
 fn write(report: &TrainReport, task: Task) -> Result<()> {
     let ending = if report.stopped_early { ", stopped early: the held-out loss no longer falls" } else { "" };
     let rows =
@@ -181,7 +185,7 @@ fn write(report: &TrainReport, task: Task) -> Result<()> {
     output::write_line(&format!("written to {}", report.out.display()))
 }
 
-/// Writes how good a dictionary is; --json has the definition of each number.
+/// Prints the quality of a dictionary; `--json` includes the definition of each number.
 fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
     let percent = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1}%", 100.0 * share));
     output::write_line(&format!(
@@ -204,9 +208,11 @@ fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
     ))
 }
 
-/// Writes what a classifier says of held-out rows: a line for each label, and the table of confusion if a terminal has room.
+/// Prints the results on held-out rows: a line per label, and the confusion matrix.
+///
+/// The matrix is omitted if it has too many columns for a terminal.
 fn write_classification(report: &ClassificationReport) -> Result<()> {
-    /// Most labels in a table.
+    /// Maximum number of labels in the confusion matrix.
     const COLUMNS: usize = 12;
     let ClassificationReport { accuracy, macro_f1, labels, confusion } = report;
     let names: Vec<String> = labels.iter().map(|label| printable(&label.label)).collect();

@@ -1,4 +1,4 @@
-//! `gpt2 verify`: is the checkpoint sound?
+//! `gpt2 verify`: checks that a checkpoint is sound.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,14 +28,15 @@ Examples:
   gpt2 verify gpt2 --published    # OpenAI's GPT-2 against published values
   gpt2 verify my-model --published=values.json
 
-It checks that every tensor is there, with its shape and finite values; that a separate head does not contradict a tied one; \
-that the tokenizer and the special tokens fit the vocabulary; and that a fixed prompt has the same logits with a cache and \
-without. --published compares parameter counts, shapes, tokens, greedy texts, logits and losses with published \
-values, a line each with the largest difference and the source. The exit code is 0 when all of this holds, 1 when it does not.")]
+Checks that every tensor is present with the right shape and finite values, that a separate head does not contradict a tied one, \
+that the tokenizer and the special tokens fit the vocabulary, and that a fixed prompt has the same logits with and \
+without a cache. --published compares parameter counts, shapes, tokens, greedy completions, logits and losses with published \
+values; each line shows the largest difference and the source. The exit code is 0 if every check passes, otherwise 1.")]
 pub(crate) struct VerifyArguments {
     #[command(flatten)]
     positional: PositionalModel,
-    /// Checkpoint folder, weights file in any format that the program reads, a model on the Hub (gpt2, owner/name[@revision]), or built-in
+    /// Checkpoint folder, weights file in any format that the program reads, a model on the Hub (gpt2,
+    /// owner/name[@revision]), or built-in
     #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     /// Also compare the logits of a fixed prompt with those of another checkpoint
@@ -44,24 +45,29 @@ pub(crate) struct VerifyArguments {
     /// Largest difference between logits that --against allows
     #[arg(long, value_name = "X", default_value_t = VerifyOptions::TOLERANCE, requires = "against", allow_negative_numbers = true, value_parser = parse_tolerance)]
     pub(crate) tolerance: f64,
-    /// Also print the SHA-256 of the logits after each token of a fixed prompt, which is the same on every machine
+    /// Also print the SHA-256 of the logits after each token of a fixed prompt, which is the same on every
+    /// machine
     #[arg(long)]
     pub(crate) fingerprint: bool,
     /// Compare with published values of the model, or with those of a table in the form of the program's
     #[arg(long, value_name = "TABLE", num_args = 0..=1, require_equals = true, default_missing_value = BUILT_IN)]
     pub(crate) published: Option<PathBuf>,
-    /// Precision of the weights for --fingerprint and --published: f32, f16, q8, q6, q5 or q4 [default: the checkpoint's dtype, as f16 or f32]
+    /// Precision of the weights for --fingerprint and --published: f32, f16, q8, q6, q5 or q4 [default: the
+    /// checkpoint's dtype, as f16 or f32]
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<WeightDType>,
-    /// Precision of the KV cache for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]
+    /// Precision of the KV cache for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights
+    /// are not f32]
     #[arg(long, value_name = "TYPE", requires = "fingerprint")]
     pub(crate) kv_dtype: Option<KvDType>,
-    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's folder]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with
+    /// vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference; with --fingerprint also fingerprint, with --published also published
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier
+    /// also batch_difference; with --fingerprint also fingerprint, with --published also published
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -95,14 +101,14 @@ pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitC
         Err(error) => return Err(error),
     };
     match print(arguments, &report) {
-        // The verdict is the exit code, whether or not all of the list is read.
+        // The exit code is the verdict, even if the reader stops early.
         Err(error) if !is_closed_pipe(&error) => return Err(error),
         _ => {}
     }
     Ok(if report.sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
 }
 
-/// The table of a file, or the program's.
+/// Reads the table of published values from a file, or the built-in one.
 fn published_values(path: &Path) -> Result<PublishedValues> {
     if path == Path::new(BUILT_IN) {
         return Ok(PublishedValues::built_in()?);
@@ -116,7 +122,7 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
         return output::write_json(report);
     }
     for problem in &report.problems {
-        output::write_line(&flags::in_place_of_options(problem))?;
+        output::write_line(&flags::with_flags(problem))?;
     }
     for check in &report.published {
         let verdict = if check.holds { "holds  " } else { "differs" };
@@ -129,17 +135,15 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
         output::write_line(&format!("note: {note}"))?;
     }
     if let Some(difference) = report.cache_difference {
-        output::write_line(&format!(
-            "cache against no cache: largest difference of logits {difference:.1e}"
-        ))?;
+        output::write_line(&format!("with and without cache: largest logit difference {difference:.1e}"))?;
     }
     if let Some(difference) = report.batch_difference {
-        output::write_line(&format!(
-            "in a batch against alone: largest difference of logits {difference:.1e}"
-        ))?;
+        output::write_line(&format!("batched and alone: largest logit difference {difference:.1e}"))?;
     }
     if let Some(difference) = report.against_difference {
-        output::write_line(&format!("against the other: largest difference of logits {difference:.1e}"))?;
+        output::write_line(&format!(
+            "against the other checkpoint: largest logit difference {difference:.1e}"
+        ))?;
     }
     if let Some(fingerprint) = &report.fingerprint {
         output::write_line(&format!("fingerprint: {fingerprint}"))?;
@@ -147,9 +151,9 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
     let differing = report.published.iter().filter(|check| !check.holds).count();
     output::write_line(&match report.problems.len() + differing {
         0 if !report.has_tokenizer() => {
-            "sound, but without a tokenizer: text needs `--tokenizer FILE`".to_owned()
+            "sound, but without a tokenizer; text needs `--tokenizer FILE`".to_owned()
         }
-        0 => "sound: every tensor is there, with its shape and finite values".to_owned(),
+        0 => "sound: every tensor is present, with the right shape and finite values".to_owned(),
         1 => "not sound: 1 problem".to_owned(),
         several => format!("not sound: {several} problems"),
     })

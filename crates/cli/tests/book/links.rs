@@ -1,4 +1,6 @@
-//! Links between the Markdown files of the repository: files are there, headings are there, and the book has every chapter.
+//! Checks the links between the Markdown files of the repository.
+//!
+//! Files and headings must exist, and the book's summary must list every chapter.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -8,10 +10,10 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::{Problem, in_page, markdown_files};
 
-/// Pages of the repository on GitHub, from a file at its root.
+/// Pages of the repository on GitHub, relative to a file at its root.
 const GITHUB_PAGES: [&str; 2] = ["../../deployments/github-pages", "../../releases/latest"];
 
-/// Follows every link that leads into the repository.
+/// Checks every link into the repository, and that the summary is complete.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let files = markdown_files(root);
     let mut anchors = HashMap::new();
@@ -28,7 +30,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
                         in_summary.extend(target);
                     }
                 }
-                Err(what) => problems.push(Problem { line, what }),
+                Err(message) => problems.push(Problem { line, message }),
             }
         }
         if !problems.is_empty() {
@@ -36,18 +38,18 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
         }
     }
     let book = root.join("docs/src");
-    let is_left_out =
+    let is_missing =
         |file: &&PathBuf| file.starts_with(&book) && **file != summary && !in_summary.contains(*file);
-    for file in files.iter().filter(is_left_out) {
+    for file in files.iter().filter(is_missing) {
         wrong.push(format!(
-            "docs/src/SUMMARY.md: {} is left out",
+            "docs/src/SUMMARY.md: {} is missing",
             file.strip_prefix(&book).unwrap_or(file).display()
         ));
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n\n")) }
 }
 
-/// The links and pictures of a page with their lines, those in its HTML too.
+/// Returns the links and images of a page with their lines, including those in HTML.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     for (event, range) in Parser::new_ext(text, options()).into_offset_iter() {
@@ -67,42 +69,42 @@ fn links(text: &str) -> Vec<(usize, String)> {
     links
 }
 
-/// The values of an attribute in HTML.
+/// Returns the values of an attribute in HTML.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let pattern = format!(" {name}=\"");
     let ends: Vec<usize> = html.match_indices(&pattern).map(|(at, found)| at + found.len()).collect();
     ends.into_iter().filter_map(|end| html[end..].split('"').next())
 }
 
-/// Where a link leads to in the repository; nowhere for one that leads out of it.
+/// Returns the target of a link in the repository, or `None` if the link leaves it.
 fn follow(
     root: &Path,
     file: &Path,
     link: &str,
     anchors: &mut HashMap<PathBuf, HashSet<String>>,
 ) -> Result<Option<PathBuf>, String> {
-    // `crate::Type` is a link for rustdoc, which checks it.
+    // `crate::Type` is a rustdoc link, which rustdoc checks.
     let is_elsewhere = ["https:", "http:", "mailto:", "data:"].iter().any(|scheme| link.starts_with(scheme));
     if is_elsewhere || link.contains("::") {
         return Ok(None);
     }
     let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
     if path.starts_with('/') {
-        return Err(format!("`{link}` is no relative link"));
+        return Err(format!("`{link}` is not a relative link"));
     }
-    // GitHub shows the README at two levels below the repository's address, which no file knows.
+    // GitHub shows the README two levels below the repository's address, so these links match no file.
     if file.parent() == Some(root) && GITHUB_PAGES.contains(&path) {
         return Ok(None);
     }
     let folder = file.parent().unwrap_or(root);
-    let target = if path.is_empty() { file.to_owned() } else { plain(&folder.join(path)) };
+    let target = if path.is_empty() { file.to_owned() } else { normalized(&folder.join(path)) };
     if !target.starts_with(root) || !target.exists() {
-        return Err(format!("`{link}` leads to no file"));
+        return Err(format!("the target of `{link}` does not exist"));
     }
     let book = root.join("docs/src");
     if file.starts_with(&book) && !target.starts_with(&book) && path.ends_with(".md") {
         return Err(format!(
-            "`{link}` leads out of the book, where mdBook makes `.html` of it: name its folder"
+            "`{link}` leaves the book, where mdBook changes `.md` to `.html`; link to its folder"
         ));
     }
     let Some(anchor) = anchor.filter(|_| target.extension().is_some_and(|end| end == "md")) else {
@@ -114,25 +116,25 @@ fn follow(
     if known.contains(anchor) {
         return Ok(Some(target));
     }
-    Err(format!("`{link}` leads to no heading of that file"))
+    Err(format!("the target of `{link}` has no such heading"))
 }
 
-/// A path without `.` and `..`.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+/// Resolves `.` and `..` in a path.
+fn normalized(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
     for component in path.components() {
         match component {
             Component::CurDir => {}
             Component::ParentDir => {
-                plain.pop();
+                normalized.pop();
             }
-            other => plain.push(other),
+            other => normalized.push(other),
         }
     }
-    plain
+    normalized
 }
 
-/// What one can link to in a page, as mdBook and GitHub name it.
+/// Returns the anchors of a page, as mdBook and GitHub name them.
 fn anchors_of(text: &str) -> HashSet<String> {
     let mut anchors = HashSet::new();
     let mut heading: Option<String> = None;
@@ -162,7 +164,7 @@ fn anchors_of(text: &str) -> HashSet<String> {
     anchors
 }
 
-/// The anchor of a heading: its letters and digits in lower case, with hyphens for spaces.
+/// Returns the anchor of a heading: letters and digits in lower case, with hyphens for spaces.
 fn anchor(heading: &str) -> String {
     let part = |c: char| match c {
         '-' | '_' => Some(c),

@@ -1,11 +1,13 @@
-//! The book and the README are run: each chapter's blocks of code one after the other, their outputs beside what the page says.
+//! Runs the code blocks of the book and the README and compares their output with the pages.
 //!
-//! `cargo test -p candle-gpt2-cli --test book -- guides/serve` runs one chapter. `BOOK=overwrite` in the environment writes what
-//! the commands say into the page, where it differs. `GPT2_PROGRAM` names another program to run than the one just built.
-//! [`page`] says which kinds of blocks there are. A picture that commands make is the one in `docs/src/pictures` of the same name. Further
-//! tests follow the links between all Markdown files, and draw the terminal that the README shows.
+//! `cargo test -p candle-gpt2-cli --test book -- guides/serve` runs one chapter. `BOOK=overwrite` in the
+//! environment writes the actual output into the page where it differs. `GPT2_PROGRAM` names a program to run
+//! in place of the one that was just built. [`page`] describes the kinds of blocks.
+//!
+//! A picture that commands write must match the file of the same name in `docs/src/pictures`. Further tests
+//! check the links between all Markdown files.
 
-#![cfg_attr(not(unix), expect(dead_code, reason = "the blocks are read there, and not run"))]
+#![cfg_attr(not(unix), expect(dead_code, reason = "doctests parse the blocks without running them"))]
 
 mod links;
 #[cfg(unix)]
@@ -32,15 +34,7 @@ fn main() -> ExitCode {
         Trial::test("links", move || links::check(&root).map_err(Into::into))
     }];
     #[cfg(unix)]
-    trials.push({
-        let root = root.clone();
-        Trial::test("mistakes_are_found", move || self_test::check(&root).map_err(Into::into))
-    });
-    #[cfg(target_os = "linux")]
-    trials.push({
-        let root = root.clone();
-        Trial::test("terminal", move || pictures::check_terminal(&root).map_err(Into::into))
-    });
+    trials.push(Trial::test("mistakes_are_found", || self_test::check().map_err(Into::into)));
     for (name, path) in pages(&root) {
         let root = root.clone();
         trials.push(Trial::test(name, move || run(&root, &path).map_err(Into::into)));
@@ -48,20 +42,21 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// The folder of the repository: the nearest above the current one that has a book.
+/// Returns the repository's folder: the nearest ancestor of the current folder that has a book.
 fn repository() -> PathBuf {
     let current = env::current_dir().expect("a current folder");
     let has_book = |folder: &&Path| folder.join("docs/src").is_dir() && folder.join("Cargo.lock").is_file();
     current.ancestors().find(has_book).expect("a folder with docs/src above the current one").to_owned()
 }
 
-/// The README and every chapter, named as one asks for them.
+/// README, every chapter of the book and every page of `docs/dev`, by name.
 fn pages(root: &Path) -> Vec<(String, PathBuf)> {
-    let book = root.join("docs/src");
+    let docs = root.join("docs");
     let mut pages = vec![("README".to_owned(), root.join("README.md"))];
-    for path in markdown_files(&book) {
-        let name = path.strip_prefix(&book).expect("a path in the book").with_extension("");
+    for path in [docs.join("src"), docs.join("dev")].iter().flat_map(|folder| markdown_files(folder)) {
+        let name = path.strip_prefix(&docs).expect("a path in docs").with_extension("");
         let name = name.to_string_lossy().replace('\\', "/");
+        let name = name.strip_prefix("src/").unwrap_or(&name).to_owned();
         if name != "SUMMARY" {
             pages.push((name, path));
         }
@@ -69,13 +64,13 @@ fn pages(root: &Path) -> Vec<(String, PathBuf)> {
     pages
 }
 
-/// All Markdown files in a folder and below it, without what tools write and fetch.
+/// Returns all Markdown files in a folder and below, except generated and downloaded files.
 fn markdown_files(folder: &Path) -> Vec<PathBuf> {
-    const NOT_OURS: [&str; 4] = ["target", "node_modules", "dist", "book"];
+    const SKIPPED: [&str; 4] = ["target", "node_modules", "dist", "book"];
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        if path.is_dir() && !name.starts_with('.') && !NOT_OURS.contains(&name.as_str()) {
+        if path.is_dir() && !name.starts_with('.') && !SKIPPED.contains(&name.as_str()) {
             files.extend(markdown_files(&path));
         } else if name.ends_with(".md") {
             files.push(path);
@@ -86,7 +81,7 @@ fn markdown_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Runs the blocks of one page.
-#[cfg_attr(not(unix), expect(clippy::print_stderr, reason = "says what is not tested"))]
+#[cfg_attr(not(unix), expect(clippy::print_stderr, reason = "reports what is not tested"))]
 fn run(root: &Path, path: &Path) -> Result<(), String> {
     let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
     let text = fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
@@ -96,8 +91,8 @@ fn run(root: &Path, path: &Path) -> Result<(), String> {
     }
     #[cfg(unix)]
     {
-        let (runs, made) = session::run(root, &program(), &steps)?;
-        for picture in made {
+        let (runs, written) = session::run(&program(), &steps)?;
+        for picture in written {
             pictures::check(root, &picture.name, &picture.bytes)?;
         }
         if overwrites() {
@@ -111,28 +106,28 @@ fn run(root: &Path, path: &Path) -> Result<(), String> {
     }
     #[cfg(not(unix))]
     {
-        eprintln!("{name}: its commands are not run, since they are bash's");
+        eprintln!("{name}: skipped, because its commands need bash");
         Ok(())
     }
 }
 
-/// Whether what pages show is replaced by what commands do.
+/// Whether actual output replaces what the pages show.
 fn overwrites() -> bool {
     env::var("BOOK").as_deref() == Ok("overwrite")
 }
 
-/// The program that pages run.
+/// Returns the program that pages run.
 fn program() -> PathBuf {
     env::var_os("GPT2_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_gpt2").into(), PathBuf::from)
 }
 
-/// What is wrong at some place of a page.
+/// Problem in a line of a page.
 struct Problem {
     line: usize,
-    what: String,
+    message: String,
 }
 
 fn in_page(name: &str, problems: &[Problem]) -> String {
-    let lines = problems.iter().map(|Problem { line, what }| format!("{name}:{line}: {what}"));
+    let lines = problems.iter().map(|Problem { line, message }| format!("{name}:{line}: {message}"));
     lines.collect::<Vec<_>>().join("\n\n")
 }

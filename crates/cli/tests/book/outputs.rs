@@ -1,4 +1,4 @@
-//! What commands say, beside what the page says that they say.
+//! Compares the output of commands with the pages.
 
 use snapbox::filter::NormalizeToExpected;
 use snapbox::report::{Palette, write_diff};
@@ -17,38 +17,39 @@ pub(crate) fn check(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Problem>> {
             continue;
         }
         if let Some(difference) = difference(expected, &run.output) {
-            problems.push(Problem { line: step.line, what: format!("$ {}\n{difference}", step.commands) });
+            problems.push(Problem { line: step.line, message: format!("$ {}\n{difference}", step.commands) });
         }
     }
     problems.sort_by_key(|problem| problem.line);
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Finds commands that failed, though the page does not say so by asking for the exit code.
+/// Finds commands that failed although the page does not show their exit code.
 pub(crate) fn check_codes(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Problem>> {
-    let is_asked_for = |number: usize| {
+    let is_shown = |number: usize| {
         steps.get(number + 1).is_some_and(|next| next.commands.trim() == "echo $?")
             && matches!(steps[number].kind, StepKind::Command(_))
     };
     let mut problems = Vec::new();
     for (number, (step, run)) in steps.iter().zip(runs).enumerate() {
-        let what = match &run.end {
+        let message = match &run.end {
             End::NotRun => continue,
             End::Code(0) => continue,
-            End::Code(_) if is_asked_for(number) => continue,
-            End::Code(code) => format!("exit code {code}, and `$ echo $?` does not follow"),
+            End::Code(_) if is_shown(number) => continue,
+            End::Code(code) => format!("exit code {code} without a following `$ echo $?`"),
             End::Session(Some(command)) => format!("`{command}` failed"),
             End::Session(None) => "the session ended here".to_owned(),
             End::TimeOut => time_limit(),
         };
-        let what = format!("$ {}\n{what}; it said:\n{}", step.commands, run.output.trim_end());
-        problems.push(Problem { line: step.line, what });
+        let message = format!("$ {}\n{message}; output:\n{}", step.commands, run.output.trim_end());
+        problems.push(Problem { line: step.line, message });
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// The page with what the commands really said, where it differs. Of outputs with as many lines as before, a line stays that still
-/// matches, with what it leaves open.
+/// Returns the page with the actual output of its commands where it differs.
+///
+/// If an output keeps its number of lines, a line that still matches keeps its wildcards.
 pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {
     let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
     for (step, run) in steps.iter().zip(runs).rev() {
@@ -57,25 +58,27 @@ pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {
             continue;
         }
         let (first, count) = expected.lines;
-        let said = trimmed(&run.output);
-        let is_as_long = said.lines().count() == count;
-        let said: Vec<String> = said
+        let output = trimmed(&run.output);
+        let has_same_length = output.lines().count() == count;
+        let output: Vec<String> = output
             .lines()
             .enumerate()
             .map(|(number, line)| {
-                let before = is_as_long.then(|| &lines[first + number]).filter(|before| {
+                let before = has_same_length.then(|| &lines[first + number]).filter(|before| {
                     let before = before.strip_prefix(&expected.indent).unwrap_or(before);
                     text_difference(before, line).is_none()
                 });
                 before.cloned().unwrap_or_else(|| format!("{}{line}", expected.indent))
             })
             .collect();
-        lines.splice(first..first + count, said);
+        lines.splice(first..first + count, output);
     }
     lines.join("\n") + "\n"
 }
 
-/// How an output differs from the one expected, in which `[..]` stands for anything in a line and `...` for any lines.
+/// Describes how an output differs from the expected one.
+///
+/// In the expected text, `[..]` matches anything in a line and `...` matches any lines.
 fn difference(expected: &Expected, output: &str) -> Option<String> {
     text_difference(&expected.text, output)
 }
@@ -97,11 +100,11 @@ fn text_difference(expected: &str, output: &str) -> Option<String> {
         Some(&"the command"),
         Palette::plain(),
     )
-    .expect("a string takes everything");
+    .expect("writing to a string succeeds");
     Some(difference)
 }
 
-/// Without spaces at the ends of lines and without empty lines at the end, which nobody sees.
+/// Removes spaces at the ends of lines and empty lines at the end, which readers cannot see.
 fn trimmed(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().map(str::trim_end).collect();
     lines.join("\n")

@@ -1,27 +1,28 @@
-//! The blocks of code of a page, and what is to be run of them.
+//! Code blocks of a page, and the commands to run from them.
 //!
 //! | block | |
 //! |---|---|
-//! | `console` | lines after `$ ` are commands, `> ` goes on with one, and other lines are what it says on both its outputs |
-//! | `sh` | commands under `set -e`, whose output does not matter |
+//! | `console` | `$ ` starts a command, `> ` continues it, and other lines are its output on both streams |
+//! | `sh` | commands under `set -e`, whose output is ignored |
 //! | `json`, `toml` | must parse |
-//! | `rust`, `python`, `js` | run elsewhere: doctests of `docs/lib.rs`, `python/tests/test_book.py` |
-//! | `text`, `mermaid`, … | for the eye |
+//! | `rust`, `python`, `js` | run by other tests: doctests of `docs/lib.rs`, `python/tests/test_book.py` |
+//! | `text`, `mermaid`, … | not run |
 //!
-//! With `,no_run` after its kind a block is not run, and the line before it says why: `<!-- not run: needs a GPU -->`.
+//! A block with `,no_run` after its kind is not run. The line before it gives the reason:
+//! `<!-- not run: needs a GPU -->`.
 
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag};
 
 use crate::Problem;
 
-/// Blocks that are run by other tests.
-const ELSEWHERE: [&str; 3] = ["rust", "python", "js"];
-/// Blocks that nothing runs.
-const FOR_THE_EYE: [&str; 6] = ["text", "mermaid", "html", "diff", "yaml", "ebnf"];
+/// Kinds of blocks that other tests run.
+const RUN_ELSEWHERE: [&str; 3] = ["rust", "python", "js"];
+/// Kinds of blocks that no test runs.
+const NOT_RUN: [&str; 6] = ["text", "mermaid", "html", "diff", "yaml", "ebnf"];
 
-/// Commands that are run at once.
+/// Commands that run as a unit.
 pub(crate) struct Step {
-    /// The line of the page where they begin, from 1.
+    /// Line of the page where the commands begin, counted from 1.
     pub(crate) line: usize,
     pub(crate) commands: String,
     pub(crate) kind: StepKind,
@@ -30,35 +31,35 @@ pub(crate) struct Step {
 pub(crate) enum StepKind {
     /// Commands under `set -e`.
     Script,
-    /// A command and what it says.
+    /// Command with its expected output.
     Command(Expected),
 }
 
-/// What a command says.
+/// Expected output of a command.
 pub(crate) struct Expected {
     pub(crate) text: String,
-    /// The lines of the page that hold it: the first one, from 0, and their number.
+    /// Lines of the page that hold the output: the first line, counted from 0, and the number of lines.
     pub(crate) lines: (usize, usize),
-    /// What these lines begin with.
+    /// Indentation of these lines.
     pub(crate) indent: String,
 }
 
-/// A block of code as it stands in the page.
+/// Code block of a page.
 struct Block<'a> {
     info: String,
-    /// The line of its fence, from 0.
+    /// Line of its opening fence, counted from 0.
     fence: usize,
     indent: &'a str,
     lines: Vec<&'a str>,
 }
 
-/// What is to be run of a page. Everything wrong with its blocks is found at once.
+/// Returns the steps to run from a page, or all problems in its blocks.
 pub(crate) fn steps(text: &str) -> Result<Vec<Step>, Vec<Problem>> {
     let (mut steps, mut problems) = (Vec::new(), Vec::new());
     for block in blocks(text) {
         match steps_of(&block, text) {
             Ok(found) => steps.extend(found),
-            Err(what) => problems.push(Problem { line: block.fence + 1, what }),
+            Err(message) => problems.push(Problem { line: block.fence + 1, message }),
         }
     }
     if problems.is_empty() { Ok(steps) } else { Err(problems) }
@@ -91,16 +92,16 @@ fn steps_of(block: &Block<'_>, text: &str) -> Result<Vec<Step>, String> {
         None => (block.info.as_str(), true),
         Some((kind, "no_run")) => (kind, false),
         Some((_, more)) => {
-            return Err(format!("a block of code is `KIND` or `KIND,no_run`, and not `{more}`"));
+            return Err(format!("unknown attribute `{more}`; write `KIND` or `KIND,no_run`"));
         }
     };
     let is_known = ["console", "sh", "json", "toml"].contains(&kind)
-        || ELSEWHERE.contains(&kind)
-        || FOR_THE_EYE.contains(&kind);
+        || RUN_ELSEWHERE.contains(&kind)
+        || NOT_RUN.contains(&kind);
     if !is_known {
-        let eye = FOR_THE_EYE.join(", ");
+        let not_run = NOT_RUN.join(", ");
         return Err(format!(
-            "a block of code of the kind `{kind}`: known are console, sh, json, toml, rust, python, js, and for the eye {eye}"
+            "unknown code block kind `{kind}`; expected one of console, sh, json, toml, rust, python, js, {not_run}"
         ));
     }
     if !is_run {
@@ -108,12 +109,14 @@ fn steps_of(block: &Block<'_>, text: &str) -> Result<Vec<Step>, String> {
         let is_reason = |line: &str| line.starts_with("<!-- not run: ") && line.ends_with(" -->");
         return match before.map(str::trim) {
             Some(line) if is_reason(line) => Ok(Vec::new()),
-            _ => Err("the line before a block that is not run says why: `<!-- not run: needs a GPU -->`"
-                .to_owned()),
+            _ => {
+                Err("the line before a `no_run` block must give the reason: `<!-- not run: needs a GPU -->`"
+                    .to_owned())
+            }
         };
     }
     if !block.indent.trim().is_empty() {
-        return Err("a block that is run stands by itself or in a list, and nowhere else".to_owned());
+        return Err("a block that is run must be at the top level or in a list".to_owned());
     }
     let lines: Vec<&str> =
         block.lines.iter().map(|line| line.strip_prefix(block.indent).unwrap_or(line.trim_start())).collect();
@@ -123,15 +126,15 @@ fn steps_of(block: &Block<'_>, text: &str) -> Result<Vec<Step>, String> {
         "sh" => Ok(vec![Step { line: first + 1, commands: lines.join("\n"), kind: StepKind::Script }]),
         "json" => serde_json::from_str::<serde_json::Value>(&lines.join("\n"))
             .map(|_| Vec::new())
-            .map_err(|error| format!("no JSON: {error}")),
+            .map_err(|error| format!("invalid JSON: {error}")),
         "toml" => toml::from_str::<toml::Table>(&lines.join("\n"))
             .map(|_| Vec::new())
-            .map_err(|error| format!("no TOML: {error}")),
+            .map_err(|error| format!("invalid TOML: {error}")),
         _ => Ok(Vec::new()),
     }
 }
 
-/// The commands of a session on a console; `first` is its first line, from 0.
+/// Parses a console session into commands; `first` is its first line, counted from 0.
 fn commands(lines: &[&str], first: usize, indent: &str) -> Result<Vec<Step>, String> {
     let mut steps = Vec::new();
     let mut at = 0;
@@ -146,13 +149,13 @@ fn commands(lines: &[&str], first: usize, indent: &str) -> Result<Vec<Step>, Str
             command.push_str(more.strip_prefix(' ').unwrap_or(more));
             at += 1;
         }
-        let said = at;
+        let output_start = at;
         while lines.get(at).is_some_and(|line| !line.starts_with("$ ")) {
             at += 1;
         }
         let expected = Expected {
-            text: lines[said..at].join("\n"),
-            lines: (first + said, at - said),
+            text: lines[output_start..at].join("\n"),
+            lines: (first + output_start, at - output_start),
             indent: indent.to_owned(),
         };
         steps.push(Step { line: first + start + 1, commands: command, kind: StepKind::Command(expected) });

@@ -1,10 +1,10 @@
-//! A page with mistakes, each of which is found in its line, and no other.
+//! Page with mistakes, each of which is reported at its line, and nothing else.
 
 use std::path::Path;
 
 use crate::{Problem, outputs, page, session};
 
-const WRONG_WHEN_RUN: &str = r#"
+const RUNTIME_MISTAKES: &str = r#"
 ```console
 $ echo one
 two
@@ -48,7 +48,7 @@ $ echo "the session has ended"
 ```
 "#;
 
-const WRONG_AS_IT_STANDS: &str = r#"
+const STATIC_MISTAKES: &str = r#"
 ```bash
 ```
 
@@ -70,16 +70,16 @@ a = 1
     indented
 "#;
 
-/// Runs the page, which needs no program.
-pub(crate) fn check(root: &Path) -> Result<(), String> {
+/// Checks the reported lines. The page itself does not need the program.
+pub(crate) fn check() -> Result<(), String> {
     let lines = |problems: Vec<Problem>| problems.iter().map(|problem| problem.line).collect::<Vec<_>>();
-    let found = page::steps(WRONG_AS_IT_STANDS).err().map(lines);
+    let found = page::steps(STATIC_MISTAKES).err().map(lines);
     assert_eq!(found, Some(vec![2, 9, 12, 20]));
-    let steps = page::steps(WRONG_WHEN_RUN).unwrap_or_default();
-    let (runs, _) = session::run(root, Path::new("/bin/sh"), &steps)?;
+    let steps = page::steps(RUNTIME_MISTAKES).unwrap_or_default();
+    let (runs, _) = session::run(Path::new("/bin/sh"), &steps)?;
     let found = outputs::check(&steps, &runs).err().map(lines);
     assert_eq!(found, Some(vec![3, 5, 10, 36]));
-    let rewritten = outputs::rewrite(WRONG_WHEN_RUN, &steps, &runs);
-    assert_eq!(rewritten, WRONG_WHEN_RUN.replace("one\ntwo\n", "one\none\n").replace("]\ng\n", "]\nf\n"));
+    let rewritten = outputs::rewrite(RUNTIME_MISTAKES, &steps, &runs);
+    assert_eq!(rewritten, RUNTIME_MISTAKES.replace("one\ntwo\n", "one\none\n").replace("]\ng\n", "]\nf\n"));
     Ok(())
 }

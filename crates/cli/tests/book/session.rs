@@ -1,7 +1,8 @@
-//! One bash for all blocks of a page: folders, variables and jobs in the background go on from block to block.
+//! Runs all blocks of a page in one bash.
 //!
-//! It begins in an empty folder, with `gpt2` on the path, without a terminal and without a network. A cache of the Hub holds the
-//! published models' names, and in their place the small model that the program has inside.
+//! Folders, variables and background jobs persist from block to block. The session starts in an empty folder,
+//! with `gpt2` on the path, without a terminal and without a network. Its Hub cache contains the small
+//! built-in model under the names of the published models.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -9,18 +10,19 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::page::{Step, StepKind};
 
-/// How long a page may take.
+/// Time limit for a page.
 const LIMIT: Duration = Duration::from_secs(240);
-/// How often it is asked whether it is done.
+/// Polling interval while a page runs.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// The models that the cache seems to hold.
+/// Published models that the cache pretends to hold.
 const PUBLISHED: [&str; 5] = [
     "openai-community--gpt2",
     "openai-community--gpt2-medium",
@@ -30,7 +32,7 @@ const PUBLISHED: [&str; 5] = [
 ];
 const REVISION: &str = "0000000000000000000000000000000000000000";
 
-/// What came of a step.
+/// Result of a step.
 pub(crate) struct Run {
     pub(crate) output: String,
     pub(crate) end: End,
@@ -38,25 +40,25 @@ pub(crate) struct Run {
 
 pub(crate) enum End {
     Code(i32),
-    /// The whole session ended with it: the command that failed under `set -e`, where it is known.
+    /// The step ended the session; holds the command that failed under `set -e`, if known.
     Session(Option<String>),
     TimeOut,
-    /// Something before it ended the session.
+    /// An earlier step ended the session.
     NotRun,
 }
 
-/// A file that the steps of a page left in their folder.
+/// Picture that a page's steps left in their folder.
 pub(crate) struct Picture {
     pub(crate) name: OsString,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Runs the steps of a page; beside what came of each, the pictures that they made.
-pub(crate) fn run(root: &Path, program: &Path, steps: &[Step]) -> Result<(Vec<Run>, Vec<Picture>), String> {
+/// Runs the steps of a page and returns their results and the pictures that they wrote.
+pub(crate) fn run(program: &Path, steps: &[Step]) -> Result<(Vec<Run>, Vec<Picture>), String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let folder = folder.path();
-    let failed = |error: io::Error| format!("the session cannot begin: {error}");
-    let path = prepare(root, program, folder, steps).map_err(failed)?;
+    let failed = |error: io::Error| format!("cannot start the session: {error}");
+    let path = prepare(program, folder, steps).map_err(failed)?;
     let log = File::create(folder.join("steps/log")).map_err(failed)?;
     let mut bash = Command::new("bash");
     bash.arg(folder.join("steps/all"))
@@ -75,7 +77,7 @@ pub(crate) fn run(root: &Path, program: &Path, steps: &[Step]) -> Result<(Vec<Ru
     let group = Group(match bash.spawn() {
         Ok(child) => child,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err("bash is not on the path, and runs the commands of the book".to_owned());
+            return Err("bash is not on the path, and the book's commands need it".to_owned());
         }
         Err(error) => return Err(failed(error)),
     });
@@ -94,8 +96,22 @@ fn pictures(folder: &Path) -> io::Result<Vec<Picture>> {
     Ok(pictures)
 }
 
-/// Writes what the session needs, and says what its path is.
-fn prepare(root: &Path, program: &Path, folder: &Path, steps: &[Step]) -> io::Result<OsString> {
+/// Returns the built-in model as a Hugging Face folder, converted once for all sessions.
+fn stories() -> &'static Path {
+    static STORIES: OnceLock<PathBuf> = OnceLock::new();
+    STORIES.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("book-stories");
+        let _ = fs::remove_dir_all(&folder);
+        let mut convert = Command::new(crate::program());
+        convert.args(["convert", "built-in"]).arg(&folder).args(["--dtype", "f16"]);
+        let output = convert.output();
+        assert!(output.as_ref().is_ok_and(|output| output.status.success()), "{output:?}");
+        folder
+    })
+}
+
+/// Creates the folders and files of a session and returns its search path.
+fn prepare(program: &Path, folder: &Path, steps: &[Step]) -> io::Result<OsString> {
     for name in ["bin", "home", "work", "steps"] {
         fs::create_dir(folder.join(name))?;
     }
@@ -107,7 +123,7 @@ fn prepare(root: &Path, program: &Path, folder: &Path, steps: &[Step]) -> io::Re
         fs::create_dir(model.join("refs"))?;
         fs::write(model.join("refs/main"), REVISION)?;
         for file in ["config.json", "tokenizer.json", "model.safetensors"] {
-            symlink(root.join("models/stories").join(file), snapshot.join(file))?;
+            symlink(stories().join(file), snapshot.join(file))?;
         }
     }
     let steps_folder = folder.join("steps");
@@ -120,7 +136,9 @@ fn prepare(root: &Path, program: &Path, folder: &Path, steps: &[Step]) -> io::Re
     env::join_paths(path).map_err(io::Error::other)
 }
 
-/// Every step is read into the same shell, with outputs of its own; `$?` is what the step before left.
+/// Returns a script that reads every step into the same shell, with separate output files.
+///
+/// At the start of a step, `$?` is the exit code of the previous step.
 fn script(folder: &Path, steps: &[Step]) -> String {
     let at = |number: usize, end: &str| format!("'{}/{number}{end}'", folder.display());
     let mut script = "trap 'kill -KILL $(jobs -p)' EXIT\nbook_code=0\n".to_owned();
@@ -157,11 +175,11 @@ fn results(folder: &Path, steps: &[Step], status: Option<ExitStatus>) -> Vec<Run
     (0..steps.len()).map(run).collect()
 }
 
-/// A process and everything it started.
+/// Process together with everything it started.
 struct Group(Child);
 
 impl Group {
-    /// Waits for the process; none where it takes too long.
+    /// Waits for the process; returns `None` on a timeout.
     fn wait(mut self) -> io::Result<Option<ExitStatus>> {
         let start = Instant::now();
         while start.elapsed() < LIMIT {
@@ -175,16 +193,16 @@ impl Group {
 }
 
 impl Drop for Group {
-    /// Ends what is left: servers in the background, and the shell itself where it took too long.
+    /// Kills the remaining processes: background servers, and the shell itself after a timeout.
     fn drop(&mut self) {
         let command = format!("kill -KILL -- -{}", self.0.id());
-        // Nothing may be left, which is no error.
+        // No process may remain, which is not an error.
         let _ = Command::new("bash").arg("-c").arg(command).stderr(Stdio::null()).status();
         let _ = self.0.wait();
     }
 }
 
-/// How a time that was not enough is told.
+/// Returns the message for a page that exceeds its time limit.
 pub(crate) fn time_limit() -> String {
     format!("the page takes longer than {} seconds; it ended in this command", LIMIT.as_secs())
 }

@@ -1,5 +1,6 @@
-//! `gpt2 classify`, and what the other commands make of classifiers. `scripts/reference/heads.py` made the checkpoints and what is
-//! expected of them.
+//! Tests of `gpt2 classify`, and of other commands when they open classifiers.
+//!
+//! `scripts/reference/heads.py` generated the checkpoints and the expected values.
 
 use std::fs;
 
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run, run_with_input, settings_line};
 
-/// f32 sums through three blocks, in another order than PyTorch's.
+/// Allows for f32 sums through three blocks in another order than PyTorch's.
 const TOLERANCE: f64 = 1e-4;
 
 fn model(name: &str) -> String {
@@ -27,7 +28,9 @@ fn objects(lines: &str) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Checks that the labels are in the order of transformers' pipeline. Their numbers are compared in the engine's tests.
+/// Checks that the labels have the order of transformers' pipeline.
+///
+/// The tests of the engine compare the scores.
 #[track_caller]
 fn assert_labels(found: &Value, expected: &Value, index: usize) {
     let names = |labels: &Value| -> Vec<String> {
@@ -38,7 +41,7 @@ fn assert_labels(found: &Value, expected: &Value, index: usize) {
 }
 
 #[test]
-fn a_text_is_classified_as_transformers_does() {
+fn labels_match_transformers() {
     let texts = expected("texts");
     for name in ["sequence", "multi_label"] {
         let expected = expected(name);
@@ -59,11 +62,11 @@ fn a_text_is_classified_as_transformers_does() {
     assert_eq!(shown.stdout.lines().count(), 6);
 
     let found = classify("token", &[texts[1].as_str().unwrap(), "--json"]).json();
-    let of_tokens = expected("token");
-    for spot in of_tokens["pipeline"][1].as_array().unwrap() {
-        let token = &found["tokens"][usize::try_from(spot["index"].as_u64().unwrap()).unwrap()];
-        assert_eq!((&token["start"], &token["end"]), (&spot["start"], &spot["end"]));
-        assert_eq!(token["labels"][0]["label"], spot["entity"]);
+    let expected_tokens = expected("token");
+    for entity in expected_tokens["pipeline"][1].as_array().unwrap() {
+        let token = &found["tokens"][usize::try_from(entity["index"].as_u64().unwrap()).unwrap()];
+        assert_eq!((&token["start"], &token["end"]), (&entity["start"], &entity["end"]));
+        assert_eq!(token["labels"][0]["label"], entity["entity"]);
     }
     let shown = classify("token", &[texts[1].as_str().unwrap()]);
     assert_eq!(shown.stdout.lines().count(), 1 + found["tokens"].as_array().unwrap().len());
@@ -77,8 +80,8 @@ fn a_text_is_classified_as_transformers_does() {
 }
 
 #[test]
-fn a_file_of_texts_gives_the_labels_of_its_lines() {
-    let (texts, of_texts) = (expected("texts"), expected("sequence"));
+fn prompts_file_gets_labels_for_each_line() {
+    let (texts, expected_labels) = (expected("texts"), expected("sequence"));
     let lines: String =
         texts.as_array().unwrap().iter().map(|text| format!("{}\n", text.as_str().unwrap())).collect();
     let folder =
@@ -91,29 +94,29 @@ fn a_file_of_texts_gives_the_labels_of_its_lines() {
         assert_eq!(found.len(), 5);
         for (index, found) in found.iter().enumerate() {
             assert_eq!((&found["line"], &found["prompt"]), (&json!(index + 1), &texts[index]));
-            assert_eq!(found["prompt_ids"], of_texts["ids"][index]);
-            assert_labels(found, &of_texts, index);
+            assert_eq!(found["prompt_ids"], expected_labels["ids"][index]);
+            assert_labels(found, &expected_labels, index);
         }
     }
     let run = classify("sequence", &["--prompts-file", path(&rows)]);
     assert_eq!(run.code, FAILURE, "{}", run.stderr);
-    for told in ["line 1: not {\"prompt\": TEXT}", "line 2: token id 999"] {
-        assert!(run.stderr.contains(told), "{told}: {}", run.stderr);
+    for message in ["line 1: expected {\"prompt\": TEXT}", "line 2: token id 999"] {
+        assert!(run.stderr.contains(message), "{message}: {}", run.stderr);
     }
 }
 
 #[test]
-fn another_call_does_not_go_on() {
+fn run_with_different_options_is_not_resumed() {
     let folder = CheckpointFolder::tiny().with("texts.txt", "citizen\n".repeat(30));
     let (file, output) = (folder.file("texts.txt"), folder.file("labels"));
     let flags = ["--prompts-file", path(&file), "--output", path(&output)];
     let settings =
         settings_line(&folder, &["classify", "--model", &model("sequence"), "--prompts-file", path(&file)]);
     fs::write(folder.file("labels.partial"), settings).unwrap();
-    let refused = |name: &str, more: &[&str], told: &str| {
-        assert_refused(&classify(name, &[&flags[..], more].concat()), FAILURE, told);
+    let refused = |name: &str, more: &[&str], expected: &str| {
+        assert_refused(&classify(name, &[&flags[..], more].concat()), FAILURE, expected);
     };
-    refused("sequence", &[], "use --resume to continue it, or remove it");
+    refused("sequence", &[], "use --resume to continue it, or remove the file");
     refused("sequence", &["--resume", "--dtype", "q8"], "the interrupted run had `dtype` null");
     refused("sequence", &["--resume", "--keep-last", "9"], "the interrupted run had `keep_last` null");
     refused("multi_label", &["--resume"], "the interrupted run had `labels`");
@@ -122,12 +125,12 @@ fn another_call_does_not_go_on() {
 }
 
 #[test]
-fn wrong_calls_are_refused() {
-    let refused = |name: &str, arguments: &[&str], told: &str| {
-        assert_refused(&classify(name, arguments), USAGE, told);
+fn invalid_calls_are_rejected() {
+    let refused = |name: &str, arguments: &[&str], expected: &str| {
+        assert_refused(&classify(name, arguments), USAGE, expected);
     };
-    refused("sequence", &["a", "--choice", "b"], "does not choose among several");
-    refused("double", &["a"], "give each with --choice");
+    refused("sequence", &["a", "--choice", "b"], "cannot rank choices");
+    refused("double", &["a"], "pass each with --choice");
     refused("sequence", &["--ids", "1,300"], "300");
     refused("sequence", &["a", "--keep-last", "0"], "--keep-last: expected at least 1, found 0");
     let long = "citizen ".repeat(60);
@@ -146,7 +149,7 @@ fn wrong_calls_are_refused() {
 }
 
 #[test]
-fn other_commands_say_what_a_classifier_is() {
+fn other_commands_recognize_classifiers() {
     let model = model("sequence");
     let model = model.as_str();
     for arguments in [
@@ -162,14 +165,14 @@ fn other_commands_say_what_a_classifier_is() {
     }
     let shown = run(&["inspect", "--model", model]);
     assert_eq!(shown.code, SUCCESS, "{}", shown.stderr);
-    for told in [
+    for expected in [
         "class        GPT2ForSequenceClassification",
-        "output head  none over the vocabulary",
-        "`score` says which of 5 labels a text has",
+        "output head  no language model head",
+        "`score` labels each text (5 labels)",
         "the other head",
         "score.weight",
     ] {
-        assert!(shown.stdout.contains(told), "{told}: {}", shown.stdout);
+        assert!(shown.stdout.contains(expected), "{expected}: {}", shown.stdout);
     }
     let shown = run(&["inspect", "--model", model, "--json"]).json();
     assert_eq!(
@@ -192,7 +195,7 @@ fn other_commands_say_what_a_classifier_is() {
     assert_refused(
         &refused,
         FAILURE,
-        "the head of a language model only, and this is a GPT2ForSequenceClassification",
+        "only the language-model head, and this is a GPT2ForSequenceClassification",
     );
     let damaged =
         CheckpointFolder::of("heads/token").with_tensors(|tensors| _ = tensors.remove("classifier.bias"));

@@ -1,9 +1,10 @@
-//! Running the program as its users do.
+//! Helpers that run the program as its users do.
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use candle_gpt2_testing::CheckpointFolder;
@@ -13,6 +14,9 @@ pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const FAILURE: i32 = 1;
 pub(crate) const USAGE: i32 = 2;
 
+/// Maximum time that a test waits for an expected event.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
 pub(crate) struct Run {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -20,7 +24,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn of(output: &Output) -> Self {
+    pub(crate) fn from_output(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output in UTF-8");
         let code = output.status.code().expect("an exit code, not a signal");
         Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
@@ -39,7 +43,7 @@ pub(crate) fn program(arguments: &[&str]) -> Command {
 }
 
 pub(crate) fn run(arguments: &[&str]) -> Run {
-    Run::of(&program(arguments).stdin(Stdio::null()).output().expect("the program runs"))
+    Run::from_output(&program(arguments).stdin(Stdio::null()).output().expect("the program runs"))
 }
 
 pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
@@ -49,8 +53,8 @@ pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Run {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program runs");
-    child.stdin.take().expect("a pipe").write_all(input).expect("input to write");
-    Run::of(&child.wait_with_output().expect("an end"))
+    child.stdin.take().expect("a pipe").write_all(input).expect("the program reads its input");
+    Run::from_output(&child.wait_with_output().expect("an exit status"))
 }
 
 #[track_caller]
@@ -58,15 +62,16 @@ pub(crate) fn assert_refused(run: &Run, code: i32, expected: &str) {
     assert_eq!(run.code, code, "stdout: {} stderr: {}", run.stdout, run.stderr);
     assert!(run.stderr.contains(expected), "`{expected}` is not in: {}", run.stderr);
     assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
-    assert_eq!(run.stdout, "", "nothing on standard output");
+    assert_eq!(run.stdout, "", "standard output is empty");
 }
 
 pub(crate) fn path(folder: &Path) -> &str {
     folder.to_str().expect("a path in UTF-8")
 }
 
-/// The first line of the file that a run with these arguments leaves when it is interrupted. A run that cannot give the file
-/// its name leaves it whole: its folder takes no further file while the lines are being made.
+/// Returns the first line of the file that a run with these arguments leaves when it is interrupted.
+///
+/// Kills the run as soon as the line exists. A run that finishes too early is repeated.
 pub(crate) fn settings_line(folder: &CheckpointFolder, arguments: &[&str]) -> String {
     let output = folder.file("settings");
     let partial = folder.file("settings.partial");
@@ -83,10 +88,20 @@ pub(crate) fn settings_line(folder: &CheckpointFolder, arguments: &[&str]) -> St
             return line;
         }
         if child.try_wait().unwrap().is_some() {
-            // It was too fast to be seen: once more.
+            // The run finished before the line was seen, so try again.
             let _ = fs::remove_file(&output);
             child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         }
-        assert!(start.elapsed() < Duration::from_secs(60), "no line came");
+        assert!(start.elapsed() < TIMEOUT, "no line arrived");
+    }
+}
+
+/// Waits for a condition and fails with `message` on a timeout.
+#[track_caller]
+pub(crate) fn wait_until(message: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < TIMEOUT, "{message}");
+        thread::sleep(Duration::from_millis(1));
     }
 }

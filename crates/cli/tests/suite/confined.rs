@@ -1,23 +1,25 @@
-//! `gpt2 serve` and `gpt2 eval` with hostile templates: a worker's limits end them, and nothing else notices.
+//! Tests of `gpt2 serve` and `gpt2 eval` with hostile templates.
+//!
+//! The limits of a worker end each template, and nothing else is affected.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use candle_gpt2_testing::fixture_path;
 
-use crate::common::{path, run};
-use crate::serve::{JSON, Served, ask};
+use crate::common::{path, run, wait_until};
+use crate::serve::{JSON, Served, send};
+use crate::serve_grammars::descendants;
 
-/// A render's two seconds of CPU time, on a very busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for a render's two seconds of CPU time on a very busy machine.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Jinja that takes hours for a few steps.
+/// Jinja template that takes hours with few steps.
 const FOREVER: &str = "{% set s='é'*10000000 %}{% for i in range(99999) %}{% set x=s[-1] %}{% endfor %}";
 
-fn serve(template: &str) -> (tempfile::TempDir, Served) {
+fn serve_template(template: &str) -> (tempfile::TempDir, Served) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("chat.jinja");
     fs::write(&file, template).expect("a file");
@@ -25,72 +27,69 @@ fn serve(template: &str) -> (tempfile::TempDir, Served) {
     (folder, served)
 }
 
-/// Nests a list so deeply that dropping it overflows any stack.
+/// Template that nests a list so deeply that dropping it overflows any stack.
 const NESTED: &str =
     "{% set ns=namespace(s=[]) %}{% for i in range(99000) %}{% set ns.s=[ns.s] %}{% endfor %}ok";
 
 fn chat(served: &Served) -> String {
     let body = r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}"#;
-    ask(served.connect(), "POST", "/v1/chat/completions", JSON, body)
+    send(served.connect(), "POST", "/v1/chat/completions", JSON, body)
 }
 
 #[test]
-fn a_hostile_chat_template_fails_its_request_alone() {
+fn hostile_chat_template_fails_only_its_request() {
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
         (NESTED, "nested too deeply"),
         ("{{ [[1],[2]]|tojson(indent=10**9) }}", "takes more than 256 MB of memory"),
         (FOREVER, "takes more than 2s of CPU time"),
     ] {
-        let (_folder, mut served) = serve(template);
+        let (_folder, mut served) = serve_template(template);
         let answer = chat(&served);
         assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains(expected), "{answer}");
         let completed =
-            ask(served.connect(), "POST", "/v1/completions", JSON, r#"{"prompt": "x", "max_tokens": 1}"#);
+            send(served.connect(), "POST", "/v1/completions", JSON, r#"{"prompt": "x", "max_tokens": 1}"#);
         assert!(completed.starts_with("HTTP/1.1 200 "), "{completed}");
         assert_eq!(served.child.try_wait().expect("a state"), None);
     }
 }
 
 #[test]
-fn a_template_that_takes_long_delays_neither_health_nor_the_end() {
-    let (_folder, mut served) = serve(FOREVER);
+fn slow_template_delays_neither_health_nor_shutdown() {
+    let (_folder, mut served) = serve_template(FOREVER);
     let mut stream = served.connect();
     let body = r#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all(format!("{head}{body}").as_bytes()).expect("a request to send");
-    thread::sleep(Duration::from_millis(300));
-    let health = ask(served.connect(), "GET", "/health", "", "");
+    let idle = descendants(served.child.id()).len();
+    stream.write_all(format!("{head}{body}").as_bytes()).expect("the request is sent");
+    wait_until("the template does not run", || descendants(served.child.id()).len() > idle);
+    let health = send(served.connect(), "GET", "/health", "", "");
     assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
     let process = served.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &process]).status().expect("`kill` runs").success());
-    let started = Instant::now();
-    while served.child.try_wait().expect("a state").is_none() {
-        assert!(started.elapsed() < PATIENCE);
-        thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the server does not end", || served.child.try_wait().expect("a state").is_some());
     _ = stream.read(&mut [0; 1]);
 }
 
 #[test]
-fn a_chat_template_that_cannot_be_parsed_is_an_error_at_the_start() {
+fn deeply_nested_chat_template_is_rejected_at_startup() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("chat.jinja");
     for template in
         [format!("{{{{ {}1 }}}}", "- ".repeat(50_000)), format!("{{{{ {}1 }}}}", "1+".repeat(50_000))]
     {
         fs::write(&file, template).expect("a file");
-        let ended = run(&["serve", "--port", "0", "--chat-template", path(&file)]);
-        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""));
-        assert_eq!(ended.stderr, "error: the chat template: it is nested too deeply\n");
+        let result = run(&["serve", "--port", "0", "--chat-template", path(&file)]);
+        assert_eq!((result.code, result.stdout.as_str()), (2, ""));
+        assert_eq!(result.stderr, "error: the chat template: it is nested too deeply\n");
     }
 }
 
 #[test]
-fn a_task_stops_at_the_first_entry_that_exceeds_a_limit() {
+fn task_stops_at_the_first_entry_over_a_limit() {
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["choices.yaml", "test.jsonl", "train.jsonl"] {
         fs::copy(fixture_path(&format!("evaluation/tasks/{file}")), folder.path().join(file))
@@ -113,20 +112,20 @@ fn a_task_stops_at_the_first_entry_that_exceeds_a_limit() {
         fs::write(&hostile, lines.collect::<Vec<_>>().join("\n")).expect("a task");
         let started = Instant::now();
         let model = fixture_path("tiny-checkpoint");
-        let ended = run(&["eval", path(&hostile), "--model", path(&model)]);
-        assert_eq!(ended.code, 1, "{}", ended.stderr);
+        let result = run(&["eval", path(&hostile), "--model", path(&model)]);
+        assert_eq!(result.code, 1, "{}", result.stderr);
         assert!(
-            ended.stderr.contains("`doc_to_text` of the task file") && ended.stderr.contains(expected),
+            result.stderr.contains("`doc_to_text` in the task file") && result.stderr.contains(expected),
             "{}",
-            ended.stderr
+            result.stderr
         );
-        assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+        assert!(started.elapsed() < TIME_LIMIT, "{:?}", started.elapsed());
     }
 }
 
 #[test]
-fn a_device_is_no_chat_template() {
-    let ended = run(&["serve", "--port", "0", "--chat-template", "/dev/zero"]);
-    assert_ne!(ended.code, 0);
-    assert!(ended.stderr.contains("/dev/zero: not a regular file"), "{}", ended.stderr);
+fn device_file_is_rejected_as_a_chat_template() {
+    let result = run(&["serve", "--port", "0", "--chat-template", "/dev/zero"]);
+    assert_ne!(result.code, 0);
+    assert!(result.stderr.contains("/dev/zero: not a regular file"), "{}", result.stderr);
 }

@@ -1,5 +1,7 @@
-//! `gpt2 cache --prompts-file` and `gpt2 train --task dictionary` as their users call them: what they print and leave, and wrong calls.
-//! What shards hold and dictionaries learn is tested in `jobs` and `training`.
+//! Tests of `gpt2 cache --prompts-file` and `gpt2 train --task dictionary`.
+//!
+//! They cover output, files and invalid calls. The crates `jobs` and `training` test the contents of shards
+//! and the training of dictionaries.
 
 use std::fs;
 
@@ -9,7 +11,7 @@ use serde_json::json;
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, run};
 
 #[test]
-fn prompts_become_shards_and_shards_a_dictionary() {
+fn dictionary_is_trained_from_cached_activations() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
     let (prompts, shards, features) = (file("prompts.txt"), file("shards"), file("features"));
@@ -18,7 +20,7 @@ fn prompts_become_shards_and_shards_a_dictionary() {
         |line: usize| format!("One day, {} and {} went to the park.\n", names[line % 5], names[line * 2 % 3]);
     fs::write(&prompts, (0..60).map(line).collect::<String>()).unwrap();
     let cache = |more: &[&str]| {
-        let given = [
+        let arguments = [
             "cache",
             "--prompts-file",
             path(&prompts),
@@ -27,7 +29,7 @@ fn prompts_become_shards_and_shards_a_dictionary() {
             "--out",
             path(&shards),
         ];
-        run(&[&given, more].concat())
+        run(&[&arguments, more].concat())
     };
     let written = cache(&["--shard-size", "200"]);
     assert_eq!((written.code, written.stderr.as_str()), (SUCCESS, ""));
@@ -38,21 +40,21 @@ fn prompts_become_shards_and_shards_a_dictionary() {
     );
     let before = entries(&shards);
     assert!(before.len() > 3 && before[0] == "activations.json", "{before:?}");
-    assert_refused(&cache(&["--shard-size", "200"]), USAGE, "add --resume to continue what is in it");
+    assert_refused(&cache(&["--shard-size", "200"]), USAGE, "add --resume to continue the job in it");
     let report = cache(&["--shard-size", "200", "--resume", "--json"]).json();
     assert_eq!(
         (&report["computed_tokens"], &report["sequences"]),
         (&json!(0), &json!(60)),
-        "complete before"
+        "already complete"
     );
     assert_eq!(
         report["sites"],
-        json!([{"name": "blocks.1.attn.hook_z", "width": 192}, {"name": "blocks.3.hook_resid_post", "width": 192}])
+        json!([{"name": "blocks.1.attn.hook_z", "width": 256}, {"name": "blocks.3.hook_resid_post", "width": 256}])
     );
     assert_refused(
         &cache(&["--shard-size", "300", "--resume"]),
         FAILURE,
-        "shard_size is 200 there and 300 here",
+        "shard_size was 200 and is now 300",
     );
     assert_refused(&cache(&["--resume", "--positions", "1"]), USAGE, "--positions");
     assert_refused(
@@ -61,17 +63,17 @@ fn prompts_become_shards_and_shards_a_dictionary() {
         "--prompts-file",
     );
     let scores = ["cache", "--prompts-file", path(&prompts), "--sites", "pattern", "--out", path(&shards)];
-    let of_layer =
+    let with_layers =
         [&scores[..3], &["--sites", "resid_post,z", "--layers", "3", "--out", path(&shards)]].concat();
     assert_refused(
-        &run(&of_layer),
+        &run(&with_layers),
         USAGE,
         "write the layers in --sites, such as 3.resid_post for resid_post of layer 3",
     );
     assert_refused(&run(&scores), USAGE, "--sites: blocks.0.attn.hook_pattern has no vector for each token");
 
     let train = |more: &[&str]| {
-        let given = [
+        let arguments = [
             "train",
             "--task",
             "dictionary",
@@ -83,13 +85,13 @@ fn prompts_become_shards_and_shards_a_dictionary() {
             path(&features),
         ];
         run(&[
-            &given[..],
+            &arguments[..],
             &["--latents", "64", "--k", "8", "--steps", "12", "--batch-size", "4", "--context", "16"],
             more,
         ]
         .concat())
     };
-    assert_refused(&train(&[]), USAGE, "needs --site, the hook point that is explained");
+    assert_refused(&train(&[]), USAGE, "needs --site, the hook point to explain");
     assert_refused(&train(&["--site", "3.resid_post", "--kind", "top"]), USAGE, "--kind");
     let trained = train(&["--site", "3.resid_post", "--kind", "batch-top-k", "--json"]).json();
     let metrics = &trained["dictionary"];
@@ -99,11 +101,11 @@ fn prompts_become_shards_and_shards_a_dictionary() {
             "{number}: {metrics}"
         );
     }
-    assert_eq!(trained["parameters"], 64 * (192 + 192 + 1) + 192);
-    // It is read back, by its folder.
+    assert_eq!(trained["parameters"], 64 * (256 + 256 + 1) + 256);
+    // The dictionary can be read from its folder.
     let looked = run(&["look", "features", "One day, Mia was", "--sae", path(&features), "--json"]);
     assert_eq!(looked.code, SUCCESS, "{}", looked.stderr);
-    // What each feature is active for: as JSON, as a page, and of chosen ones. Standard input is not read.
+    // Show examples of each feature as JSON, as a page, and for chosen features. Standard input is not read.
     let examples = |more: &[&str]| {
         run(&[&["look", "features", "--sae", path(&features), "--prompts-file", path(&prompts)], more]
             .concat())
@@ -127,45 +129,50 @@ fn prompts_become_shards_and_shards_a_dictionary() {
     let written = examples(&["--html", path(&page), "--features", "0-2", "--examples", "2"]);
     assert_eq!((written.code, written.stdout), (SUCCESS, format!("written: {}\n", page.display())));
     assert!(fs::read_to_string(&page).unwrap().contains("\"examples_quantiles\""));
-    assert_refused(&examples(&["--features", "64"]), USAGE, "--features: 64 is not among 0 to 63");
+    assert_refused(
+        &examples(&["--features", "64"]),
+        USAGE,
+        "--features: 64 is out of range; expected 0 to 63",
+    );
     assert_refused(&run(&["look", "features", "--sae", path(&features)]), USAGE, "--prompts-file");
-    // A folder goes on only when it is asked to.
+    // A folder is resumed only with `--resume`.
     assert_refused(&train(&["--site", "3.resid_post", "--kind", "batch-top-k"]), USAGE, "--resume");
 }
 
 #[test]
-fn a_cross_layer_transcoder_is_trained_and_a_graph_is_traced_through_it() {
+fn cross_layer_transcoder_is_trained_and_traced() {
     let folder = tempfile::tempdir().unwrap();
     let (text, layers) = (folder.path().join("text.txt"), folder.path().join("layers"));
     let names = ["Mia", "Tom", "Ben", "Lily", "Sam"];
     let sentence =
         |line: usize| format!("One day, {} and {} had a red ball. ", names[line % 5], names[line * 2 % 3]);
     fs::write(&text, (0..120).map(sentence).collect::<String>()).unwrap();
-    let given = ["train", "--task", "dictionary", "--kind", "cross-layer-transcoder", "--data", path(&text)];
+    let arguments =
+        ["train", "--task", "dictionary", "--kind", "cross-layer-transcoder", "--data", path(&text)];
     let sizes = ["--latents", "64", "--k", "24", "--steps", "8", "--batch-size", "4", "--context", "16"];
     let train = |site: &str, more: &[&str]| {
         let site = ["--init", "built-in", "--site", site, "--out", path(&layers)];
-        run(&[&given[..], &sizes, &site, more].concat())
+        run(&[&arguments[..], &sizes, &site, more].concat())
     };
     assert_refused(&train("3.resid_mid", &[]), USAGE, "--site: a cross-layer transcoder reads all blocks");
     let trained = train("resid_mid", &[]);
     assert_eq!(trained.code, SUCCESS, "{}", trained.stderr);
     let by_layer = trained.stdout.lines().find_map(|line| line.strip_prefix("explained variance by layer: "));
     let numbers: Vec<f64> = by_layer.unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
-    assert_eq!(numbers.len(), 6, "{numbers:?}");
-    // As many matrices as there are pairs of layers.
-    let parameters = 6 * (64 * (192 + 1) + 192) + 21 * 64 * 192;
-    assert_eq!(parameters, 333_312);
-    assert!(trained.stdout.starts_with("333,312 parameters, "), "{}", trained.stdout);
-    let told = "a cross-layer transcoder of 333,312 parameters; training it takes about ";
-    assert!(trained.stderr.contains(told), "{}", trained.stderr);
+    assert_eq!(numbers.len(), 7, "{numbers:?}");
+    // One decoder matrix for each pair of layers.
+    let parameters = 7 * (64 * (256 + 1) + 256) + 28 * 64 * 256;
+    assert_eq!(parameters, 575_680);
+    assert!(trained.stdout.starts_with("575,680 parameters, "), "{}", trained.stdout);
+    let note = "a cross-layer transcoder with 575,680 parameters; training it needs about ";
+    assert!(trained.stderr.contains(note), "{}", trained.stderr);
 
     let graph = ["look", "graph", "One day, Mia had a red", "--transcoders", path(&layers)];
     let traced = run(&[&graph[..], &["--json"]].concat()).json();
     let is_feature = |node: &&serde_json::Value| node["feature_type"] == "cross layer transcoder";
     assert!(traced["nodes"].as_array().unwrap().iter().filter(is_feature).count() > 0, "{traced}");
     assert!(!traced["links"].as_array().unwrap().is_empty());
-    // A folder that was not written to its end has no config.yaml, and is none.
+    // A folder that was not written completely has no config.yaml and is rejected.
     fs::remove_file(layers.join("config.yaml")).unwrap();
-    assert_refused(&run(&graph), USAGE, "there are no transcoders here");
+    assert_refused(&run(&graph), USAGE, "no transcoders found");
 }

@@ -1,4 +1,4 @@
-//! `gpt2 doctor`: what it says is what the machine has.
+//! Tests that the report of `gpt2 doctor` matches the machine.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Run, SUCCESS, USAGE, assert_refused, path, program, run};
 
-fn cache(folder: &Path) {
+fn fill_cache(folder: &Path) {
     let write = |name: &str, text: &str| {
         let file = folder.join(name);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -19,7 +19,7 @@ fn cache(folder: &Path) {
     write("models--openai-community--gpt2/snapshots/1/model.safetensors", "");
     write("models--openai-community--gpt2/blobs/a", &"x".repeat(3_000_000));
     write("models--openai-community--gpt2/blobs/b", config);
-    // Without links the files are in the snapshot; the weights never came.
+    // Without links, the files are in the snapshot. The weights are missing.
     write("models--someone--half/snapshots/1/config.json", config);
     write("models--someone--bert/snapshots/1/config.json", r#"{"model_type": "bert"}"#);
     write("models--someone--empty/refs/main", "1");
@@ -37,16 +37,16 @@ fn doctor(arguments: &[&str], folder: &Path) -> Run {
         .env_remove("GPT2_LARGE_PAGES")
         .output()
         .unwrap();
-    Run::of(&output)
+    Run::from_output(&output)
 }
 
 #[test]
-fn doctor_says_what_the_machine_has() {
+fn json_report_describes_the_machine() {
     let folder = tempfile::tempdir().unwrap();
-    cache(folder.path());
-    let told = doctor(&["--json"], folder.path());
-    assert!(!told.stdout.contains("secret"));
-    let report = told.json();
+    fill_cache(folder.path());
+    let result = doctor(&["--json"], folder.path());
+    assert!(!result.stdout.contains("secret"));
+    let report = result.json();
     let keys: Vec<&String> = report.as_object().unwrap().keys().collect();
     let expected = [
         "version",
@@ -76,7 +76,7 @@ fn doctor_says_what_the_machine_has() {
     assert_eq!((&processor["cores"], &processor["threads"]), (&json!(cores), &json!(cores)));
     let sets = processor["instruction_sets"].as_array().unwrap();
     assert_eq!(sets[0], "portable");
-    assert_eq!(sets.last(), Some(&processor["instruction_set"]), "the fastest is taken");
+    assert_eq!(sets.last(), Some(&processor["instruction_set"]), "the fastest one is selected");
 
     let hub = &report["hub"];
     assert_eq!((&hub["endpoint"], &hub["is_offline"]), (&json!("http://hub.example"), &json!(false)));
@@ -105,9 +105,11 @@ fn doctor_says_what_the_machine_has() {
     }
 }
 
-/// Limits that no machine of today reaches: 10 TB/s from memory, and 1000 multiply-adds a core in each of 10 billion cycles.
+/// Checks measurements against limits that no current machine reaches.
+///
+/// The limits are 10 TB/s from memory, and 1000 multiply-adds per core in each of 10 billion cycles.
 #[test]
-fn doctor_measures_what_a_machine_can_do() {
+fn measured_speeds_are_plausible() {
     let folder = tempfile::tempdir().unwrap();
     let report = doctor(&["--json", "--threads", "1", "--offline"], folder.path()).json();
     assert_eq!(report["processor"]["threads"], 1);
@@ -130,26 +132,26 @@ fn doctor_measures_what_a_machine_can_do() {
 }
 
 #[test]
-fn doctor_tells_it_in_lines() {
+fn text_report_describes_the_machine() {
     let folder = tempfile::tempdir().unwrap();
-    cache(folder.path());
-    let told = doctor(&[], folder.path());
-    assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));
+    fill_cache(folder.path());
+    let result = doctor(&[], folder.path());
+    assert_eq!((result.code, result.stderr.as_str()), (SUCCESS, ""));
     for part in [
         "program       gpt2 ",
         "\ninstructions  ",
         "\nlarge pages   ",
         " them (set by GPT2_LARGE_PAGES)\n",
         "\n              openai-community/gpt2, 3 MB\n",
-        "\n              someone/half, 0 MB, not whole\n",
-        "\n              2 that are not GPT-2\n",
+        "\n              someone/half, 0 MB, incomplete\n",
+        "\n              2 models other than GPT-2\n",
         " GB/s from memory\n",
         "\n  q8          generates ",
     ] {
-        assert!(told.stdout.contains(part), "`{part}` is not in: {}", told.stdout);
+        assert!(result.stdout.contains(part), "`{part}` is not in: {}", result.stdout);
     }
-    assert!(!told.stdout.contains("secret"));
+    assert!(!result.stdout.contains("secret"));
     assert_refused(&run(&["doctor", "--threads", "0"]), USAGE, "--threads");
     let refused = program(&["doctor"]).env("GPT2_LARGE_PAGES", "huge").output().unwrap();
-    assert_refused(&Run::of(&refused), USAGE, "GPT2_LARGE_PAGES: expected on or off, found `huge`");
+    assert_refused(&Run::from_output(&refused), USAGE, "GPT2_LARGE_PAGES: expected on or off, found `huge`");
 }

@@ -1,11 +1,13 @@
-//! `--encoder-states` of `score` and `generate`; the numbers are those of the crate `engine`.
+//! Tests of `--encoder-states` in `score` and `generate`.
+//!
+//! The crate `engine` tests the numbers.
 
 use candle_gpt2_testing::{fixture_path, json_fixture, temporary_folder};
 use serde_json::Value;
 
 use crate::common::{FAILURE, USAGE, assert_refused, path, run};
 
-/// The fixture's folder and its states.
+/// Returns arguments for the fixture's model and its encoder hidden states.
 fn arguments() -> [String; 4] {
     let folder = fixture_path("cross-attention");
     let states = folder.join("states.safetensors");
@@ -21,7 +23,7 @@ fn rows() -> Vec<Value> {
 }
 
 #[test]
-fn a_text_is_scored_and_continued_with_the_states() {
+fn score_and_generate_use_the_encoder_states() {
     let (arguments, row) = (arguments(), rows().remove(0));
     let text = row["text"].as_str().unwrap();
     let score = |with: usize| run(&with_states(&["score", text, "--json"], &arguments[..with])).json();
@@ -30,9 +32,9 @@ fn a_text_is_scored_and_continued_with_the_states() {
     assert_eq!(run(&with_states(&generate, &arguments)).json()["ids"], row["greedy"]);
 }
 
-/// A file of prompts attends to the same states, and goes on with no others.
+/// Checks that all prompts of a file attend to the same encoder hidden states.
 #[test]
-fn many_prompts_attend_to_one_file_of_states() {
+fn all_prompts_attend_to_the_same_encoder_states() {
     let (folder, arguments) = (temporary_folder(), arguments());
     let (prompts, output) = (folder.path().join("prompts.txt"), folder.path().join("texts.jsonl"));
     let texts: Vec<String> = rows().iter().map(|row| row["text"].as_str().unwrap().to_owned()).collect();
@@ -51,7 +53,7 @@ fn many_prompts_attend_to_one_file_of_states() {
 }
 
 #[test]
-fn states_that_cannot_be_used_are_refused() {
+fn unusable_encoder_states_are_rejected() {
     let arguments = arguments();
     for command in ["score", "generate"] {
         let tiny = fixture_path("tiny-checkpoint");

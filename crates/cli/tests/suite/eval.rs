@@ -1,4 +1,6 @@
-//! `gpt2 eval`: its flags, exit codes, files, and what is printed where. The figures are those of the crate `evaluation`.
+//! Tests of `gpt2 eval`: flags, exit codes, files and output streams.
+//!
+//! The crate `evaluation` tests the metric values.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,18 +10,18 @@ use serde_json::{Value, json};
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run};
 
-/// Passages of the suite's own.
+/// Passages written for these tests.
 const PASSAGES: &str = r#"{"text": "First Citizen: Before we proceed any further, hear me speak.\nAll: Speak, speak"}
 {"text": "My lord, the king of France is dead, and long live the king"}
 {"context": "He said: “Come hither, boy, and give me thy", "continuation": "hand"}
 {"text": "What is the city but the people? True, the people are the city."}
 "#;
-/// Questions of the suite's own.
+/// Questions written for these tests.
 const QUESTIONS: &str = r#"{"ind": 1, "activity_label": "Kings", "ctx_a": "The king sits upon the throne.", "ctx_b": "the queen", "endings": ["speaks to the people.", "eats a  throne [substeps] made of fish.", "sings.", "leaves the court, and all the lords follow her."], "label": 0}
 {"ind": 2, "activity_label": "Letters", "ctx_a": "A messenger brings a letter to the duke.", "ctx_b": "", "endings": ["He reads it.", "He drinks the sea and all that therein is.", "He is a letter.", "He gives it to the messenger again."], "label": "3"}
 {"ind": 7, "activity_label": "Swords", "ctx_a": "[header] How to draw [title] Take the sword.", "ctx_b": "then", "endings": ["draw it.", "draw it.", "throw the river away.", "xyzzy."], "label": 2}
 "#;
-/// A folder with data, in which a log may be written.
+/// Folder with evaluation data, in which tests also write logs.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -38,12 +40,12 @@ impl Folder {
         fs::write(self.file(name), contents).unwrap();
     }
 
-    /// `gpt2 eval` in the folder, offline, with the model in the program.
+    /// Runs `gpt2 eval` in the folder, offline, with the built-in model.
     fn eval(&self, arguments: &[&str]) -> Run {
         let mut command = program(&[&["eval", "--offline"][..], arguments].concat());
-        // What the surroundings cache must not be found.
+        // Hide the user's cache.
         let command = command.current_dir(self.0.path()).env("HF_HUB_CACHE", self.file("no-cache"));
-        Run::of(&command.output().unwrap())
+        Run::from_output(&command.output().unwrap())
     }
 
     fn reports(&self, arguments: &[&str]) -> Vec<Value> {
@@ -64,12 +66,12 @@ impl Folder {
     }
 }
 
-fn figure(report: &Value, name: &str) -> f64 {
+fn metric_value(report: &Value, name: &str) -> f64 {
     let metrics = report["metrics"].as_array().unwrap();
     metrics.iter().find(|metric| metric["name"] == name).unwrap()["value"].as_f64().unwrap()
 }
 
-/// What took another time or is of this run alone.
+/// Removes the values that differ between two runs with the same result.
 fn without_speed(mut report: Value) -> Value {
     let fields = ["seconds", "tokens_read", "tokens_scored"];
     report.as_object_mut().unwrap().retain(|key, _| !fields.contains(&key.as_str()));
@@ -77,7 +79,7 @@ fn without_speed(mut report: Value) -> Value {
 }
 
 #[test]
-fn a_report_says_what_was_measured() {
+fn report_describes_the_measurement() {
     let folder = Folder::new();
     let report =
         folder.report(&["lambada:lm-eval", "--data", "passages.jsonl", "--limit", "2", "--dtype", "q8"]);
@@ -103,20 +105,13 @@ fn a_report_says_what_was_measured() {
 
     let table = folder.eval(&["lambada:lm-eval", "--data", "passages.jsonl", "--limit", "2"]);
     assert_eq!(table.code, SUCCESS, "{}", table.stderr);
-    for part in [
-        "protocol ",
-        "± stderr",
-        "published",
-        "the first 2 items",
-        hash,
-        "another file than the published one",
-    ] {
+    for part in ["protocol ", "± stderr", "published", "the first 2 items", hash, "not the published file"] {
         assert!(table.stdout.contains(part), "`{part}` is not in: {}", table.stdout);
     }
 }
 
 #[test]
-fn several_protocols_share_a_call() {
+fn one_call_runs_several_protocols() {
     let folder = Folder::new();
     folder.write("more.jsonl", QUESTIONS.replace("\"ctx_b\"", "\"ctx\": \"The king\", \"ctx_b\""));
     let data = [("lambada:last-token", "passages.jsonl"), ("hellaswag:llm.c", "more.jsonl")];
@@ -133,7 +128,7 @@ fn several_protocols_share_a_call() {
 }
 
 #[test]
-fn a_run_goes_on_where_it_was_cut_off() {
+fn interrupted_run_resumes_from_its_log() {
     let folder = Folder::new();
     let arguments = ["lambada:stop-words", "lambada:lm-eval", "--data", "passages.jsonl", "--items"];
     let call = |more: &[&'static str]| [&arguments[..], more].concat();
@@ -142,54 +137,50 @@ fn a_run_goes_on_where_it_was_cut_off() {
     folder.write("cut.jsonl", &lines[..lines.len() * 2 / 3]);
     let again = folder.reports(&call(&["cut.jsonl", "--resume"]));
     assert_eq!(fs::read(folder.file("cut.jsonl")).unwrap(), lines);
-    let figures = |reports: Vec<Value>| reports.into_iter().map(without_speed).collect::<Vec<_>>();
-    assert_eq!(figures(again), figures(whole));
+    let results = |reports: Vec<Value>| reports.into_iter().map(without_speed).collect::<Vec<_>>();
+    assert_eq!(results(again), results(whole));
     let done = folder.eval(&call(&["cut.jsonl", "--resume"]));
     assert!(done.stderr.contains("lambada:lm-eval: 4 of 4 items are in the log"), "{}", done.stderr);
-    // More items may follow, and fewer are another run.
+    // A resumed run may have more items, but not fewer.
     folder.reports(&call(&["limited.jsonl", "--limit", "1"])[1..]);
     folder.reports(&call(&["limited.jsonl", "--resume"])[1..]);
     assert_eq!(folder.log("limited.jsonl")[..], folder.log("whole.jsonl")[4..]);
     let fewer = folder.eval(&call(&["limited.jsonl", "--resume", "--limit", "1"])[1..]);
-    assert_refused(
-        &fewer,
-        FAILURE,
-        "limited.jsonl: line 2: the data have 1 items, and this would be one more",
-    );
+    assert_refused(&fewer, FAILURE, "limited.jsonl: line 2: the data has only 1 items");
 
     let refused = |more: &[&'static str], expected: &str| {
         assert_refused(&folder.eval(&call(more)), FAILURE, expected);
-        assert_eq!(fs::read(folder.file("whole.jsonl")).unwrap(), lines, "the log is left alone");
+        assert_eq!(fs::read(folder.file("whole.jsonl")).unwrap(), lines, "the log is unchanged");
     };
-    let another = "whole.jsonl: it holds the items of another run; resume that run, or choose another name";
+    let another = "whole.jsonl: contains the items of another run; resume that run, or choose another name";
     refused(&["whole.jsonl"], &format!("{another} (--items, --resume, --against)"));
     refused(
-        &["whole.jsonl", "--resume", "--dtype", "q8"],
-        "whole.jsonl: line 1: it is of the run `built-in, f16",
+        &["whole.jsonl", "--resume", "--dtype", "f16"],
+        "whole.jsonl: line 1: belongs to the run `built-in, q8",
     );
-    refused(&["whole.jsonl", "--resume", "--kv-dtype", "f16"], "line 1: it is of the run");
+    refused(&["whole.jsonl", "--resume", "--kv-dtype", "f16"], "line 1: belongs to the run");
 }
 
 #[test]
-fn damage_is_told_and_what_was_done_is_kept() {
+fn damaged_data_is_reported_and_finished_items_are_kept() {
     let folder = Folder::new();
     let passages: Vec<&str> = PASSAGES.lines().collect();
     folder.write("bad.jsonl", format!("{}\n{{\"text\": 7}}\n", passages[..3].join("\n")));
     let arguments = ["lambada:lm-eval", "--data", "bad.jsonl"];
-    let damage = "error: bad.jsonl: line 4: field `text`: expected a text, found 7";
+    let damage = "error: bad.jsonl: line 4: field `text`: expected a string, found 7";
     assert_refused(&folder.eval(&arguments), FAILURE, damage);
-    // What follows the first items is not looked at.
+    // Entries after the first items are not read.
     assert_eq!(folder.report(&[&arguments[..], &["--limit", "1"]].concat())["dataset"]["items"], 1);
-    // The other protocols of the call are measured all the same, and with a log the items before the damage.
+    // The other protocols of the call are still measured. With a log, so are the items before the damage.
     let both = [&arguments[..], &["lambada:last-token", "--data", "passages.jsonl", "--items", "log.jsonl"]];
     let run = folder.eval(&[&both.concat()[..], &["--json"]].concat());
     assert_eq!(run.code, FAILURE, "{}", run.stderr);
     assert_eq!(serde_json::from_str::<Value>(&run.stdout).unwrap()["protocol"], "lambada:last-token");
-    for told in [damage, "the 3 items before it are measured for the log"] {
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+    for message in [damage, "the 3 items before it are evaluated for the log"] {
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     assert_eq!(folder.log("log.jsonl").len(), 3 + 4);
-    // The repaired data are gone on with.
+    // The run resumes with the repaired data.
     folder.write("bad.jsonl", PASSAGES);
     let again = folder.reports(&[&both.concat()[..], &["--resume"]].concat()).remove(0);
     assert_eq!(without_speed(again), without_speed(folder.report(&arguments)));
@@ -201,7 +192,7 @@ fn damage_is_told_and_what_was_done_is_kept() {
 }
 
 #[test]
-fn a_second_model_stands_beside_the_first() {
+fn kl_compares_with_a_base_model() {
     let folder = Folder::new();
     folder
         .write("text.txt", "The king of France is dead, and all the people speak of the queen. ".repeat(20));
@@ -209,18 +200,18 @@ fn a_second_model_stands_beside_the_first() {
     let call = |more: &[&'static str]| [&arguments[..], more].concat();
     let q4 = folder.report(&call(&["q4.jsonl"]));
     assert_eq!(q4["base"], json!({ "model": "built-in", "dtype": "f32" }));
-    assert!(figure(&q4, "kl") > 0.0);
+    assert!(metric_value(&q4, "kl") > 0.0);
     let same = folder.report(&call(&["same.jsonl", "--base-dtype", "q4"]));
-    assert_eq!((figure(&same, "kl"), &same["base"]["dtype"]), (0.0, &json!("q4")));
+    assert_eq!((metric_value(&same, "kl"), &same["base"]["dtype"]), (0.0, &json!("q4")));
     let other = folder.eval(&call(&["q4.jsonl", "--resume", "--base-dtype", "q8"]));
-    assert_refused(&other, FAILURE, "line 1: it is of the run");
+    assert_refused(&other, FAILURE, "line 1: belongs to the run");
     let tiny = CheckpointFolder::tiny();
     let other = folder.eval(&[&arguments[..7], &["--base", path(tiny.path())]].concat());
-    assert_refused(&other, USAGE, "vocabulary of the base model: expected 2048 tokens as the model has");
+    assert_refused(&other, USAGE, "vocabulary of the base model: expected 4096 tokens, like the model");
 }
 
 #[test]
-fn a_run_is_compared_with_the_items_of_another() {
+fn against_compares_with_the_items_of_another_run() {
     let folder = Folder::new();
     let arguments = ["hellaswag:lm-eval", "--data", "questions.jsonl"];
     folder.reports(&[&arguments[..], &["--items", "q4.jsonl", "--dtype", "q4"]].concat());
@@ -230,15 +221,19 @@ fn a_run_is_compared_with_the_items_of_another() {
     assert!(against["run"].as_str().unwrap().starts_with("built-in, q4, "), "{against}");
     assert_eq!((against["answers"].as_array().unwrap().len(), &against["logprob"]), (4, &Value::Null));
     let table = folder.eval(&[&call[..], &["--dtype", "q4"]].concat());
-    assert!(table.stdout.contains("0 right here only, 0 there only, 0 other answers"), "{}", table.stdout);
+    assert!(
+        table.stdout.contains("0 correct only here, 0 only there, 0 different answers"),
+        "{}",
+        table.stdout
+    );
     let other = folder.eval(&[&arguments[..], &["--against", "none.jsonl"]].concat());
     assert_refused(&other, FAILURE, "none.jsonl: ");
 }
 
 #[test]
-fn wrong_calls_are_told() {
+fn invalid_calls_are_rejected() {
     let folder = Folder::new();
-    let no_file = "has no single data file on the Hub; give its data (any text in UTF-8) with --data";
+    let no_file = "has no single data file on the Hub; specify its data (any UTF-8 text) with --data";
     folder.write("latin.txt", b"caf\xe9");
     for (code, arguments, expected) in [
         (USAGE, &[][..], "<PROTOCOL>"),
@@ -259,7 +254,7 @@ fn wrong_calls_are_told() {
 }
 
 #[test]
-fn examples_and_task_files_are_asked_for_by_flags() {
+fn flags_select_few_shot_examples_and_task_files() {
     let folder = Folder::new();
     let questions = folder.file("questions.jsonl");
     let call = ["hellaswag:lm-eval", "--data", path(&questions), "--num-fewshot", "1"];
@@ -270,30 +265,30 @@ fn examples_and_task_files_are_asked_for_by_flags() {
         folder.report(&[&call[..], &["--fewshot-seed", &seed, "--fewshot-data", path(&questions)]].concat())
     };
     let differs = (0..6).any(|seed| by_seed(seed)["tokens_read"] != report["tokens_read"]);
-    assert!(differs, "other seeds draw other examples, of other lengths");
+    assert!(differs, "other seeds sample examples of other lengths");
     let tasks = candle_gpt2_testing::fixture_path("evaluation/tasks");
     let report = folder.report(&[path(&tasks.join("choices.yaml")), "--num-fewshot", "3"]);
     assert_eq!((&report["protocol"], &report["num_fewshot"]), (&json!("places"), &json!(3)));
     assert_eq!(report["metrics"].as_array().unwrap().len(), 3);
 
     let wrong = run(&["eval", "wikitext:lm-eval", "--num-fewshot", "2"]);
-    assert_refused(&wrong, USAGE, "--num-fewshot: wikitext:lm-eval has no questions");
+    assert_refused(&wrong, USAGE, "--num-fewshot: wikitext:lm-eval does not support examples");
     let wrong = run(&["eval", "piqa:lm-eval", "--fewshot-data", "a.jsonl"]);
-    assert_refused(&wrong, USAGE, "say how many with --num-fewshot");
+    assert_refused(&wrong, USAGE, "--fewshot-data needs --num-fewshot");
     folder.write("code.yaml", "doc_to_text: !function utils.text\n");
     let wrong = run(&["eval", path(&folder.file("code.yaml"))]);
     assert_refused(&wrong, FAILURE, "code.yaml: `!function` is not supported");
 }
 
 #[test]
-fn data_of_the_hub_are_asked_for_by_name() {
+fn unavailable_hub_data_is_reported() {
     let folder = Folder::new();
     let missing = folder.eval(&["lambada:lm-eval"]);
     #[cfg(feature = "hub")]
     assert_refused(
         &missing,
         FAILURE,
-        "EleutherAI/lambada_openai is not in the cache, and the network may not be used; the cache",
+        "EleutherAI/lambada_openai is not in the cache, and network access is disabled; the cache",
     );
     #[cfg(not(feature = "hub"))]
     assert_refused(&missing, FAILURE, "this program was built without the feature `hub`");
@@ -304,13 +299,13 @@ fn data_of_the_hub_are_asked_for_by_name() {
         assert_refused(
             &parquet,
             USAGE,
-            "are Parquet, which this program was built without (the feature `parquet`)",
+            "is in Parquet, and this program was built without the feature `parquet`",
         );
     }
 }
 
 #[test]
-fn every_protocol_is_listed_with_its_source_and_its_figures() {
+fn list_shows_every_protocol_with_source_and_figures() {
     let folder = Folder::new();
     let listed: Vec<Value> = folder.reports(&["--list"]);
     let text = folder.eval(&["--list"]).stdout;

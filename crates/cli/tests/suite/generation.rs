@@ -1,15 +1,16 @@
-//! `gpt2 generate` beyond one greedy text, and `gpt2 score` with choices: options, many prompts, interrupted runs.
+//! Tests of `gpt2 generate` with options, prompt files and interruptions, and of `gpt2 score --choice`.
 
 use std::fs;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
-use crate::common::{self, FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use crate::common::{
+    self, FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input, wait_until,
+};
 
-/// `gpt2 generate` with these arguments on a checkpoint.
+/// Runs `gpt2 generate` with these arguments on a checkpoint.
 fn generate(folder: &CheckpointFolder, arguments: &[&str]) -> Run {
     run(&[&["generate", "--model", path(folder.path())][..], arguments].concat())
 }
@@ -26,9 +27,9 @@ fn without_speed(mut report: Value) -> Value {
     report
 }
 
-/// What is found is compared with transformers in `generation`.
+/// Checks that flags select a search; `generation` compares the results with transformers.
 #[test]
-fn searches_are_asked_for_by_their_flags() {
+fn flags_select_the_search() {
     let folder = CheckpointFolder::tiny();
     let ids = |flags: &[&str]| {
         generate(&folder, &[&["--ids", "5,9,70", "--json", "--max-new-tokens", "18"], flags].concat()).json()
@@ -43,23 +44,26 @@ fn searches_are_asked_for_by_their_flags() {
     assert!(!contrastive["ids"].as_array().unwrap().is_empty(), "{contrastive}");
 }
 
-/// An assistant and lookup change no byte, alone and in a file of prompts, and `--json` counts what they did.
+/// Checks that drafts change no byte of the completions and that `--json` counts them.
+///
+/// Drafts come from an assistant model or from prompt lookup, for one prompt or a file of prompts.
 #[test]
-fn drafts_are_counted_and_change_nothing() {
+fn drafts_are_counted_and_do_not_change_the_output() {
     let (folder, assistant) = (CheckpointFolder::tiny(), CheckpointFolder::tiny());
     let ids = ["--ids", "5,9,70,5,9,70,5,9", "--max-new-tokens", "30", "--json"];
-    for draw in [&["--greedy"][..], &["--seed", "3", "--top-k", "5"]] {
-        let plain = without_speed(generate(&folder, &[&ids[..], draw].concat()).json());
+    for sampling in [&["--greedy"][..], &["--seed", "3", "--top-k", "5"]] {
+        let plain = without_speed(generate(&folder, &[&ids[..], sampling].concat()).json());
         assert_eq!((&plain["drafted"], &plain["accepted"]), (&Value::Null, &Value::Null));
         let model = ["--assistant-model", path(assistant.path()), "--num-assistant-tokens", "4"];
-        // The assistant is the same model, and draws with the same numbers: it is always right.
-        for (drafts, is_right) in [(&model[..], true), (&["--prompt-lookup", "6"], false)] {
-            let mut report = without_speed(generate(&folder, &[&ids[..], draw, drafts].concat()).json());
+        // The assistant is the same model and samples with the same random numbers, so every draft is
+        // accepted.
+        for (drafts, all_accepted) in [(&model[..], true), (&["--prompt-lookup", "6"], false)] {
+            let mut report = without_speed(generate(&folder, &[&ids[..], sampling, drafts].concat()).json());
             let mut count =
                 |key: &str| report.as_object_mut().unwrap().remove(key).unwrap().as_u64().unwrap();
             let (drafted, accepted) = (count("drafted"), count("accepted"));
             assert!(drafted > 0 && accepted <= drafted, "{accepted} of {drafted}");
-            assert!(accepted == drafted || !is_right, "{accepted} of {drafted}");
+            assert!(accepted == drafted || !all_accepted, "{accepted} of {drafted}");
             assert_eq!(report, plain);
         }
     }
@@ -76,18 +80,22 @@ fn drafts_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn wrong_assistants_end_with_code_2() {
+fn invalid_assistants_are_rejected() {
     let (folder, own) = (CheckpointFolder::tiny(), CheckpointFolder::tiny());
     let other = CheckpointFolder::tiny().with_config(json!({"vocab_size": 299})).with_tensors(|tensors| {
         let key = tensors.keys().find(|key| key.ends_with("wte.weight")).unwrap().clone();
         let rows = tensors[&key].narrow(0, 0, 299).unwrap();
         tensors.insert(key, rows);
     });
-    let refused = |arguments: &[&str], code, what: &str| {
-        assert_refused(&generate(&folder, &[&["--ids", "5,9"], arguments].concat()), code, what);
+    let refused = |arguments: &[&str], code, expected: &str| {
+        assert_refused(&generate(&folder, &[&["--ids", "5,9"], arguments].concat()), code, expected);
     };
     let (own, other) = (path(own.path()), path(other.path()));
-    refused(&["--assistant-model", other], USAGE, "a vocabulary of 299 tokens, the model one of 300");
+    refused(
+        &["--assistant-model", other],
+        USAGE,
+        "the assistant's vocabulary has 299 tokens, but the model's has 300",
+    );
     refused(&["--assistant-model", own, "--num-beams", "2"], USAGE, "--assistant-model");
     refused(&["--assistant-model", own, "--prompt-lookup", "3"], USAGE, "--prompt-lookup");
     refused(&["--num-assistant-tokens", "3"], USAGE, "--assistant-model");
@@ -95,7 +103,7 @@ fn wrong_assistants_end_with_code_2() {
     refused(&["--assistant-model", "nowhere/at/all"], FAILURE, "nowhere/at/all");
 }
 
-/// What the file says holds until an argument says otherwise.
+/// Checks that values from the file apply unless an argument overrides them.
 #[test]
 fn generation_config_json_sets_the_defaults() {
     let with = |config: Value| CheckpointFolder::tiny().with("generation_config.json", config.to_string());
@@ -116,18 +124,18 @@ fn generation_config_json_sets_the_defaults() {
     );
     let greedy = with(json!({"do_sample": false, "max_new_tokens": 6}));
     assert_eq!(ids(&greedy, &[]), ids(&plain, &["--greedy", "--max-new-tokens", "6"]));
-    // As a total length the file counts the prompt's five tokens; an argument goes before it.
+    // `max_length` in the file includes the five prompt tokens, and `--max-new-tokens` overrides it.
     let by_length = with(json!({"max_length": 9, "do_sample": false}));
     assert_eq!(ids(&by_length, &[]).as_array().unwrap().len(), 4);
     assert_eq!(ids(&by_length, &["--max-new-tokens", "6"]).as_array().unwrap().len(), 6);
     let beams = with(json!({"num_beams": 3, "max_new_tokens": 6}));
     assert_eq!(ids(&beams, &[]), ids(&plain, &["--num-beams", "3", "--max-new-tokens", "6"]));
-    // An argument for another way to choose tokens takes the place of the file's.
-    let drawn = ids(&beams, &["--temperature", "0.7", "--seed", "3"]);
-    assert_eq!(drawn, ids(&plain, &["--temperature", "0.7", "--seed", "3", "--max-new-tokens", "6"]));
+    // An argument for another decoding method replaces the file's method.
+    let sampled = ids(&beams, &["--temperature", "0.7", "--seed", "3"]);
+    assert_eq!(sampled, ids(&plain, &["--temperature", "0.7", "--seed", "3", "--max-new-tokens", "6"]));
     assert_eq!(ids(&greedy, &["--seed", "3"]), ids(&plain, &["--seed", "3", "--max-new-tokens", "6"]));
     assert_eq!(ids(&beams, &["--greedy"]), ids(&greedy, &[]));
-    // So does an argument of what the file has wrong.
+    // An argument also replaces an invalid value in the file.
     for (file, flags) in [
         (json!({"do_sample": true, "temperature": 0.0}), ["--temperature", "0.7"]),
         (json!({"do_sample": true, "top_p": 7}), ["--top-p", "0.9"]),
@@ -137,24 +145,24 @@ fn generation_config_json_sets_the_defaults() {
     ] {
         assert_eq!(generate(&with(file.clone()), &[&["x"][..], &flags].concat()).code, SUCCESS, "{file}");
     }
-    assert_eq!(generate(&plain, &["x", "--min-new-tokens", "90"]).code, SUCCESS, "of the 100 that are usual");
-    for (config, told) in [
+    assert_eq!(
+        generate(&plain, &["x", "--min-new-tokens", "90"]).code,
+        SUCCESS,
+        "below the default maximum of 100"
+    );
+    for (config, expected) in [
         (json!({"repetition_penalty": 0}), "generation_config.json: `repetition_penalty`: expected"),
         (json!({"do_sample": true, "top_p": 2}), "generation_config.json: `top_p`: expected"),
         (json!({"pad_token_id": 999}), "generation_config.json: `pad_token_id`: expected token ids below"),
     ] {
-        assert_refused(&generate(&with(config), &["x"]), FAILURE, told);
+        assert_refused(&generate(&with(config), &["x"]), FAILURE, expected);
     }
     let unsupported = with(json!({"guidance_scale": 2.0}));
-    assert_refused(
-        &generate(&unsupported, &["x"]),
-        FAILURE,
-        "`guidance_scale` is 2.0, which is not supported",
-    );
+    assert_refused(&generate(&unsupported, &["x"]), FAILURE, "`guidance_scale` 2.0 is not supported");
 }
 
 #[test]
-fn a_stop_string_ends_the_printed_text() {
+fn stop_string_ends_the_completion() {
     let folder = CheckpointFolder::tiny();
     let flags = ["The dog", "--greedy", "--max-new-tokens", "30"];
     let whole = generate(&folder, &flags).stdout;
@@ -165,7 +173,7 @@ fn a_stop_string_ends_the_printed_text() {
     let report = generate(&folder, &[&flags[..], &["--stop", &middle, "--json"]].concat()).json();
     assert_eq!((&report["stop_reason"], &report["text"]), (&json!("stop_string"), &json!(whole[..found])));
     let bare = folder.without("tokenizer.json").without("vocab.json").without("merges.txt");
-    // A special token gives no text; it ends the text as a token.
+    // Without a tokenizer there is no text, so stop strings are rejected.
     let first = generate(&bare, &["--ids", "1,2", "--greedy", "--max-new-tokens", "1", "--json"]).json();
     assert_eq!(first["text"], Value::Null);
     let ids = generate(&bare, &["--ids", "1,2", "--stop", "x"]);
@@ -173,7 +181,7 @@ fn a_stop_string_ends_the_printed_text() {
 }
 
 #[test]
-fn words_and_tokens_are_banned_and_forced() {
+fn tokens_and_words_can_be_banned_or_forced() {
     let folder = CheckpointFolder::tiny();
     let ids = |flags: &[&str]| {
         let base = ["The dog", "--greedy", "--max-new-tokens", "12", "--json"];
@@ -184,7 +192,7 @@ fn words_and_tokens_are_banned_and_forced() {
     let first = free[0].to_string();
     assert!(!ids(&["--logit-bias", &format!("{first}=-inf")]).contains(&free[0]));
     assert_eq!(ids(&["--logit-bias", "7=1e6"]), [7; 12]);
-    // As in transformers, a token is forced behind a prompt of one token.
+    // A token is forced only after a prompt of one token, as in transformers.
     assert_eq!(ids(&["--forced-bos-token-id", "55"]), free);
     let one = ["--ids", "40", "--greedy", "--max-new-tokens", "2", "--json", "--forced-bos-token-id", "55"];
     assert_eq!(generate(&folder, &one).json()["ids"][0], 55);
@@ -196,9 +204,9 @@ fn words_and_tokens_are_banned_and_forced() {
     assert!((1..12).all(|index| !repeated[..index].contains(&repeated[index])), "{repeated:?}");
 }
 
-/// An end of texts that is an ordinary token is worth a word (huggingface/transformers#7275).
+/// Checks the note about an ordinary token as end-of-text token (huggingface/transformers#7275).
 #[test]
-fn an_ordinary_token_as_the_end_is_noticed() {
+fn ordinary_eos_token_gets_a_note() {
     let ordinary =
         CheckpointFolder::tiny().with("generation_config.json", json!({"eos_token_id": 5}).to_string());
     let run = generate(&ordinary, &["The dog", "--greedy"]);
@@ -212,40 +220,47 @@ fn an_ordinary_token_as_the_end_is_noticed() {
     );
 }
 
-/// transformers' own end token, 50256, stands for configurations of any size that name none; a call without it is right.
+/// Checks that an end-of-text token outside the vocabulary is ignored with a note.
+///
+/// transformers assumes 50256 if a configuration names no end-of-text token, whatever its size. Such a call
+/// is therefore valid.
 #[test]
-fn an_end_that_the_vocabulary_lacks_is_left_out() {
-    let told = "note: eos_token_id 50256 is beyond the vocabulary of 300 tokens, and ends no text";
-    let without =
+fn out_of_vocabulary_eos_token_is_ignored_with_a_note() {
+    let note = "note: eos_token_id 50256 is outside the vocabulary of 300 tokens and is ignored";
+    let no_eos =
         CheckpointFolder::tiny().without("generation_config.json").with_config(json!({"eos_token_id": null}));
     let by_file =
         CheckpointFolder::tiny().with("generation_config.json", json!({"eos_token_id": [50256]}).to_string());
     let flags = ["The dog", "--greedy", "--max-new-tokens", "60", "--json"];
-    for folder in [&without, &by_file] {
+    for folder in [&no_eos, &by_file] {
         let run = generate(folder, &flags);
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(note), "{}", run.stderr);
         let report = run.json();
         assert_eq!(
             (&report["stop_reason"], report["ids"].as_array().unwrap().len()),
             (&json!("context"), 44)
         );
         let named = generate(folder, &[&flags[..], &["--eos-token-id", "0"]].concat());
-        assert_eq!((named.code, named.stderr.as_str()), (SUCCESS, ""), "who names an end misses no other");
+        assert_eq!(
+            (named.code, named.stderr.as_str()),
+            (SUCCESS, ""),
+            "an explicit end token replaces the missing one"
+        );
         let refused = generate(folder, &[&flags[..], &["--eos-token-id", "50256"]].concat());
         assert_refused(
             &refused,
             USAGE,
-            "--eos-token-id: expected token ids below the vocabulary's size of 300",
+            "--eos-token-id: expected token ids below the vocabulary size of 300",
         );
     }
     let some = CheckpointFolder::tiny()
         .with("generation_config.json", json!({"eos_token_id": [299, 50256]}).to_string());
     let run = generate(&some, &["The dog", "--greedy"]);
-    assert!(run.code == SUCCESS && run.stderr.contains(told), "{}", run.stderr);
+    assert!(run.code == SUCCESS && run.stderr.contains(note), "{}", run.stderr);
 }
 
 #[test]
-fn long_prompts_follow_the_policy() {
+fn long_prompts_follow_the_configured_policy() {
     let folder = CheckpointFolder::tiny();
     let ids = |range: std::ops::Range<u32>| range.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
     let report = |flags: &[&str]| {
@@ -257,7 +272,7 @@ fn long_prompts_follow_the_policy() {
     assert_refused(
         &refused,
         USAGE,
-        "the prompt has 60 tokens, the model's context 48; shorten the prompt by 12",
+        "the prompt has 60 tokens, but the model's context has 48; shorten the prompt by 12",
     );
     let last = report(&["--ids", &ids(0..60), "--keep-last", "30"]);
     assert_eq!(last["ids"], report(&["--ids", &ids(30..60)])["ids"]);
@@ -277,7 +292,7 @@ fn long_prompts_follow_the_policy() {
 }
 
 #[test]
-fn a_short_time_ends_the_text() {
+fn max_time_ends_the_completion() {
     let folder = CheckpointFolder::tiny();
     let report = generate(&folder, &["The dog", "--greedy", "--json", "--max-time", "0.000001"]).json();
     assert_eq!((&report["stop_reason"], report["ids"].as_array().unwrap().len()), (&json!("max_time"), 1));
@@ -285,7 +300,7 @@ fn a_short_time_ends_the_text() {
 }
 
 #[test]
-fn tokens_and_lengths_are_options_of_the_program() {
+fn suppressed_tokens_and_max_length_are_applied() {
     let folder = CheckpointFolder::tiny();
     let ids = |flags: &[&str]| {
         let flags = [&["--ids", "1,2,3", "--greedy", "--json", "-n", "6"][..], flags].concat();
@@ -298,33 +313,33 @@ fn tokens_and_lengths_are_options_of_the_program() {
     assert!(!ids(&["--suppress-tokens", &first]).contains(&plain[0]));
     assert_ne!(ids(&["--begin-suppress-tokens", &first])[0], plain[0]);
     assert_ne!(ids(&["--bad-words-ids", &format!("3,{first}")])[0], plain[0]);
-    assert_eq!(ids(&["--bad-words-ids", &format!("2,{first}")])[0], plain[0], "2 is not the token before");
+    assert_eq!(ids(&["--bad-words-ids", &format!("2,{first}")])[0], plain[0], "the preceding token is not 2");
     let short = ["--ids", "1,2,3", "--greedy", "--json", "--max-length", "5"];
     assert_eq!(generate(&folder, &short).json()["ids"], json!(plain[..2]));
 }
 
 #[test]
-fn wrong_options_end_with_code_2() {
+fn invalid_options_exit_2() {
     let folder = CheckpointFolder::tiny();
-    let refuse = |flags: &[&str], told: &str| {
-        assert_refused(&generate(&folder, &[&["x"][..], flags].concat()), USAGE, told);
+    let refuse = |flags: &[&str], expected: &str| {
+        assert_refused(&generate(&folder, &[&["x"][..], flags].concat()), USAGE, expected);
     };
-    for (flag, value, told) in [
+    for (flag, value, expected) in [
         ("--min-p", "1.5", "--min-p: expected from 0 to 1, found 1.5"),
-        ("--presence-penalty", "nan", "--presence-penalty: expected a finite number"),
+        ("--presence-penalty", "nan", "--presence-penalty: expected a number that is finite"),
         ("--no-repeat-ngram-size", "-1", "--no-repeat-ngram-size"),
-        ("--max-time", "0", "--max-time: expected seconds, more than 0"),
-        ("--num-beams", "0", "--num-beams: expected at least 1"),
+        ("--max-time", "0", "--max-time: expected a number of seconds greater than 0"),
+        ("--num-beams", "0", "--num-beams: expected from 1 to 4096"),
         (
             "--eos-token-id",
             "300",
-            "--eos-token-id: expected token ids below the vocabulary's size of 300, found 300",
+            "--eos-token-id: expected token ids below the vocabulary size of 300, found 300",
         ),
         ("--logit-bias", "300=1", "--logit-bias: expected token ids below"),
         ("--logit-bias", "3", "expected a token id, = and a number"),
         ("--logit-bias", "3=nan", "--logit-bias: expected numbers that are finite in f32"),
-        ("--stop", "", "--stop: expected texts that are not empty"),
-        ("--keep-last", "0", "tokens kept of a long prompt"),
+        ("--stop", "", "--stop: expected non-empty strings"),
+        ("--keep-last", "0", "--keep-last: expected at least 1, found 0"),
         ("--early-stopping", "soon", "--early-stopping"),
         ("--output", "x.jsonl", "--prompts-file"),
         ("--batch-size", "3", "--prompts-file"),
@@ -332,9 +347,9 @@ fn wrong_options_end_with_code_2() {
         ("--length-penalty", "2", "--num-beams"),
         ("--early-stopping", "never", "--num-beams"),
     ] {
-        refuse(&[flag, value], told);
+        refuse(&[flag, value], expected);
     }
-    for (flags, told) in [
+    for (flags, expected) in [
         (&["--greedy", "--temperature", "0.5"][..], "cannot be used with"),
         (&["--num-beams", "2", "--temperature", "0.5"], "cannot be used with"),
         (&["--num-beams", "4", "--num-beam-groups", "3", "--diversity-penalty", "1"], "does not divide"),
@@ -343,26 +358,26 @@ fn wrong_options_end_with_code_2() {
         (&["--num-beams", "2", "--stop", "x"], "--stop"),
         (&["--num-beams", "2", "--slide"], "--slide cannot be combined"),
         (&["--greedy", "--num-return-sequences", "2"], "the same"),
-        (&["--num-beams", "18446744073709551615"], "--num-beams: expected at least 1 and at most 4096"),
+        (&["--num-beams", "18446744073709551615"], "--num-beams: expected from 1 to 4096"),
         (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than --max-new-tokens 5"),
         (&["--min-new-tokens", "101"], "more than --max-new-tokens 100"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
         (&["--threads", "65535"], "65535 is not in 1..=1024"),
         (&["--slide", "--keep-head", "40"], "cannot keep 64 tokens"),
         (&["--logit-bias", "5=1e300"], "finite in f32"),
-        (&["--bad-word", ""], "--bad-word: expected a text"),
+        (&["--bad-word", ""], "--bad-word: expected non-empty strings"),
         (&["--interactive"], "cannot be used with"),
         (&["--prompts-file", "x"], "cannot be used with"),
     ] {
-        refuse(flags, told);
+        refuse(flags, expected);
     }
 }
 
-/// Prompts of every kind: of different lengths, empty, with line breaks of other systems.
+/// Prompts of different lengths, one of them empty and one with a Windows line break.
 const PROMPTS: &str = "The dog\nThe\n\nFirst citizen: speak\r\nThe dog\n";
 
 #[test]
-fn a_file_of_prompts_gives_the_texts_of_its_lines() {
+fn prompts_file_completions_match_single_prompts() {
     let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
     let file = folder.file("prompts.txt");
     let flags = ["--max-new-tokens", "9", "--seed", "5", "--repetition-penalty", "1.1"];
@@ -370,9 +385,9 @@ fn a_file_of_prompts_gives_the_texts_of_its_lines() {
     assert_eq!(found.len(), 5);
     for (index, (found, prompt)) in found.iter().zip(PROMPTS.lines()).enumerate() {
         assert_eq!((&found["line"], &found["prompt"]), (&json!(index + 1), &json!(prompt)));
-        let alone = generate(&folder, &[&[prompt, "--json"][..], &flags].concat()).json();
+        let single = generate(&folder, &[&[prompt, "--json"][..], &flags].concat()).json();
         for key in ["prompt_ids", "ids", "text", "stop_reason"] {
-            assert_eq!(found[key], alone[key], "{key} of {prompt:?}");
+            assert_eq!(found[key], single[key], "{key} of {prompt:?}");
         }
     }
     let other = [&["--prompts-file", path(&file), "--batch-size", "3"][..], &flags].concat();
@@ -380,7 +395,7 @@ fn a_file_of_prompts_gives_the_texts_of_its_lines() {
 }
 
 #[test]
-fn a_bad_line_has_its_number_and_the_rest_goes_on() {
+fn invalid_lines_are_reported_and_do_not_stop_the_run() {
     let lines = "{\"prompt\": \"The dog\", \"other\": 1}\nnonsense\n{\"ids\": [999]}\n";
     let folder = CheckpointFolder::tiny().with("prompts.jsonl", lines);
     let (file, output) = (folder.file("prompts.jsonl"), folder.file("texts.jsonl"));
@@ -388,56 +403,53 @@ fn a_bad_line_has_its_number_and_the_rest_goes_on() {
         ["--prompts-file", path(&file), "--output", path(&output), "--greedy", "--max-new-tokens", "3"];
     let run = generate(&folder, &flags);
     assert_eq!((run.code, run.stdout.as_str()), (FAILURE, ""), "{}", run.stderr);
-    for told in ["prompts.jsonl: line 2: not {\"prompt\": TEXT}", "prompts.jsonl: line 3: token id 999"] {
-        assert!(run.stderr.contains(told), "{told}: {}", run.stderr);
+    for message in
+        ["prompts.jsonl: line 2: expected {\"prompt\": TEXT}", "prompts.jsonl: line 3: token id 999"]
+    {
+        assert!(run.stderr.contains(message), "{message}: {}", run.stderr);
     }
     let found = objects(&fs::read_to_string(&output).unwrap());
     assert_eq!(found.iter().map(|line| line["ids"].is_array()).collect::<Vec<_>>(), [true, false, false]);
     assert!(!folder.file("texts.jsonl.partial").exists());
-    assert_refused(&generate(&folder, &flags), FAILURE, "it exists already");
+    assert_refused(&generate(&folder, &flags), FAILURE, "already exists");
     let missing = generate(&folder, &["--prompts-file", "/no/such/file"]);
     assert_refused(&missing, FAILURE, "/no/such/file");
 }
 
-/// A kill at any moment loses no line and repeats none.
+/// Checks that a kill at any moment neither loses nor repeats a line.
 #[test]
-fn an_interrupted_run_goes_on_where_it_was() {
+fn killed_run_resumes_without_losing_a_line() {
     let prompts: String = (0..40).map(|number| format!("The dog number {number}\n")).collect();
     let folder = CheckpointFolder::tiny().with("prompts.txt", &prompts);
     let (file, whole, output) = (folder.file("prompts.txt"), folder.file("whole"), folder.file("texts"));
     let flags = ["--prompts-file", path(&file), "--max-new-tokens", "25", "--seed", "9"];
-    let begin = |output: &std::path::Path| -> Vec<String> {
+    let arguments_for = |output: &std::path::Path| -> Vec<String> {
         let model = path(folder.path());
         let all = [&["generate", "--model", model][..], &flags, &["--output", path(output)]].concat();
         all.into_iter().map(str::to_owned).collect()
     };
-    let arguments = begin(&whole);
+    let arguments = arguments_for(&whole);
     assert_eq!(run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).code, SUCCESS);
     let expected = fs::read_to_string(&whole).unwrap();
     assert_eq!(expected.lines().count(), 40);
 
-    let arguments = begin(&output);
+    let arguments = arguments_for(&output);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let partial = folder.file("texts.partial");
     let mut child = program(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // Killed once some lines are there.
-    let start = Instant::now();
-    while fs::read(&partial).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < 4 {
-        assert!(start.elapsed() < Duration::from_secs(60), "no lines came");
-        if child.try_wait().unwrap().is_some() {
-            break;
-        }
-    }
+    // Kill the run once some lines are written.
+    let lines = || fs::read(&partial).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count());
+    wait_until("no lines arrived", || lines() >= 4 || child.try_wait().unwrap().is_some());
     let _ = child.kill();
     child.wait().unwrap();
     if output.exists() {
-        // It was faster than the kill: take the end of it back.
+        // The run finished before the kill, so undo its last part.
         let settings = settings_line(&folder, &flags);
         let kept: String = expected.lines().take(7).map(|line| format!("{line}\n")).collect();
         fs::write(&partial, format!("{settings}{kept}{{\"line\":8,\"pro")).unwrap();
         fs::remove_file(&output).unwrap();
     }
-    assert_refused(&run(&arguments), FAILURE, "use --resume to continue it, or remove it");
+    assert_refused(&run(&arguments), FAILURE, "use --resume to continue it, or remove the file");
     let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
     let other = run(&[&arguments[..], &["--resume", "--kv-dtype", "f16"]].concat());
@@ -448,26 +460,26 @@ fn an_interrupted_run_goes_on_where_it_was() {
     assert!(!partial.exists());
 }
 
-/// Texts that are made at once take memory that is known before they are begun.
+/// Checks that a batch whose KV cache exceeds the memory is rejected before it starts.
 #[cfg(target_os = "linux")]
 #[test]
-fn more_texts_at_once_than_memory_holds_are_refused() {
-    // The first line cannot be continued, and is not written before the others are judged.
+fn batch_larger_than_memory_is_rejected() {
+    // The first line is invalid. Its error is not written before the other lines are checked.
     let lines = [&b"\xe9\n"[..], "x\n".repeat(10_000).as_bytes()].concat();
     let folder = CheckpointFolder::tiny().with("prompts.txt", lines);
     let (file, output) = (folder.file("prompts.txt"), folder.file("texts"));
     let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
-    let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
-    // 10,000 lines more of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
-    let told = "a batch of 40960000 sequences of up to 48 tokens needs 1230.5 GiB of KV cache, and ";
-    assert_refused(&crowd, USAGE, told);
-    assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);
+    let rejected = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
+    // 10,000 more lines with 4,096 sequences each: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
+    let expected = "a batch of 40960000 sequences of up to 48 tokens needs 1230.5 GiB of KV cache, but only ";
+    assert_refused(&rejected, USAGE, expected);
+    assert!(rejected.stderr.contains("--batch-size"), "{}", rejected.stderr);
     assert!(!folder.file("texts.partial").exists() && !output.exists(), "nothing is left behind");
 }
 
-/// The same numbers from one thread and from several.
+/// Compares completions on one thread and on several.
 #[test]
-fn the_number_of_threads_changes_no_text() {
+fn thread_count_does_not_change_completions() {
     let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
     let file = folder.file("prompts.txt");
     let flags =
@@ -478,30 +490,30 @@ fn the_number_of_threads_changes_no_text() {
     assert_eq!([texts("2"), texts("3")], [one.clone(), one]);
 }
 
-/// The first line of the file that `gpt2 generate` with these options leaves when it is interrupted.
+/// Returns the first line of the file that an interrupted `gpt2 generate` with these options leaves.
 fn settings_line(folder: &CheckpointFolder, flags: &[&str]) -> String {
     common::settings_line(folder, &[&["generate", "--model", path(folder.path())][..], flags].concat())
 }
 
 #[test]
-fn prompt_after_prompt() {
+fn interactive_mode_completes_each_prompt() {
     let folder = CheckpointFolder::tiny();
     let flags = ["generate", "--model", path(folder.path()), "--greedy", "--max-new-tokens", "6"];
-    let text = |prompt: &str| run(&[&flags[..], &[prompt]].concat()).stdout;
+    let completion = |prompt: &str| run(&[&flags[..], &[prompt]].concat()).stdout;
     let long = "x ".repeat(60);
     let lines = format!("The dog\n\n{long}\nThe first\n");
     let found = run_with_input(&[&flags[..], &["--interactive"]].concat(), lines.as_bytes());
-    assert_eq!((found.code, found.stdout), (SUCCESS, text("The dog") + &text("The first")));
+    assert_eq!((found.code, found.stdout), (SUCCESS, completion("The dog") + &completion("The first")));
     assert!(found.stderr.contains("the prompt has"), "{}", found.stderr);
 }
 
-/// An interrupt while a text is made ends that text; the next prompt is continued as ever.
+/// Checks that Ctrl-C ends the current completion and that the next prompt works as usual.
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_the_text_and_not_the_program() {
+fn ctrl_c_ends_the_completion_but_not_the_program() {
     use std::io::{Read, Write};
     let folder = CheckpointFolder::tiny();
-    // A text that does not end by itself.
+    // A completion that does not end by itself.
     let flags = ["generate", "--model", path(folder.path()), "--interactive", "--greedy", "--slide"];
     let mut child =
         program(&[&flags[..], &["--max-new-tokens", "100000000", "--eos-token-id", "299"]].concat())
@@ -515,14 +527,14 @@ fn ctrl_c_ends_the_text_and_not_the_program() {
     for prompt in ["The dog\n", "The first\n"] {
         input.write_all(prompt.as_bytes()).unwrap();
         output.read_exact(&mut read).unwrap();
-        // Its output is read while it is interrupted, or it would wait for a full pipe to be emptied.
+        // Read the output during the interrupt, because the program would block on a full pipe.
         let interrupt = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
         assert!(interrupt.unwrap().success());
         while !read.ends_with(b"\n") || read.len() < 200 {
             let mut byte = [0];
             output.read_exact(&mut byte).unwrap();
             read = [&read[..], &byte].concat();
-            assert!(read.len() < 100_000, "the text went on");
+            assert!(read.len() < 100_000, "the completion did not stop");
         }
         read = vec![0; 200];
     }
@@ -530,9 +542,9 @@ fn ctrl_c_ends_the_text_and_not_the_program() {
     assert_eq!(child.wait().unwrap().code(), Some(SUCCESS));
 }
 
-/// Three choices of which each is the best by another measure.
+/// Compares three choices, each of which is best by another measure.
 #[test]
-fn choices_are_compared_by_each_measure() {
+fn choices_are_ranked_by_each_measure() {
     let folder = CheckpointFolder::tiny();
     let choices = [" a", " was", " naïve"];
     let mut flags = vec!["score", "The dog", "--model", path(folder.path())];
@@ -557,9 +569,9 @@ fn choices_are_compared_by_each_measure() {
     assert_refused(&empty, USAGE, "empty");
 }
 
-/// How files of prompts are resumed is tested where it is done, in the engine.
+/// Checks scores of a file of prompts; the engine tests how such files are resumed.
 #[test]
-fn a_file_of_prompts_gives_the_scores_of_its_lines() {
+fn prompts_file_scores_match_single_prompts() {
     let folder = CheckpointFolder::tiny().with("prompts.txt", PROMPTS);
     let (file, output) = (folder.file("prompts.txt"), folder.file("scores"));
     let flags = ["score", "--model", path(folder.path()), "--prompts-file", path(&file), "--top", "2"];
@@ -570,11 +582,11 @@ fn a_file_of_prompts_gives_the_scores_of_its_lines() {
         "{}",
         found.stderr
     );
-    let alone = run(&["score", "The dog", "--model", path(folder.path()), "--top", "2", "--json"]).json();
+    let single = run(&["score", "The dog", "--model", path(folder.path()), "--top", "2", "--json"]).json();
     let first = &objects(&found.stdout)[0];
-    assert_eq!((&first["line"], &first["prompt_ids"]), (&json!(1), &alone["ids"]));
+    assert_eq!((&first["line"], &first["prompt_ids"]), (&json!(1), &single["ids"]));
     for key in ["logprobs", "loss", "perplexity", "alternatives"] {
-        assert_eq!(first[key], alone[key], "{key}");
+        assert_eq!(first[key], single[key], "{key}");
     }
     let to_file = run(&[&flags[..], &["--output", path(&output)]].concat());
     assert_eq!((to_file.code, fs::read_to_string(&output).unwrap()), (FAILURE, found.stdout));
@@ -583,7 +595,7 @@ fn a_file_of_prompts_gives_the_scores_of_its_lines() {
 }
 
 #[test]
-fn a_hyphen_is_standard_input() {
+fn hyphen_reads_the_prompt_from_stdin() {
     let folder = CheckpointFolder::tiny();
     let arguments = ["generate", "--model", path(folder.path()), "--greedy", "--json"];
     let found = run_with_input(&[&arguments[..], &["-"]].concat(), b"One day").json();
@@ -594,7 +606,7 @@ fn a_hyphen_is_standard_input() {
 }
 
 #[test]
-fn a_top_p_of_0_keeps_the_most_probable_token() {
+fn top_p_0_keeps_only_the_most_likely_token() {
     let folder = CheckpointFolder::tiny();
     let ids = |flags: &[&str]| {
         generate(&folder, &[&["--ids", "5,9,70", "--json"], flags].concat()).json()["ids"].clone()

@@ -1,4 +1,6 @@
-//! `gpt2 generate --json-schema`, `--json-object`, `--regex`, `--grammar`, on every face.
+//! Tests of structured output: `--json-schema`, `--json-object`, `--regex` and `--grammar`.
+//!
+//! They cover single prompts, beam search, files of prompts and interactive use.
 
 use std::fs;
 
@@ -10,12 +12,12 @@ use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run, run
 const SCHEMA: &str = r#"{"type": "object", "properties": {"a": {"enum": [1, "two"]}, "b": {"type": "boolean"}},
     "required": ["a", "b"], "additionalProperties": false}"#;
 
-/// `gpt2 generate` with these arguments on a checkpoint.
+/// Runs `gpt2 generate` with these arguments on a checkpoint.
 fn generate(folder: &CheckpointFolder, arguments: &[&str]) -> Run {
     run(&[&["generate", "--model", path(folder.path())][..], arguments].concat())
 }
 
-/// The tiny checkpoint with a schema, a broken one and a grammar beside it.
+/// Returns the tiny checkpoint with valid and broken schemas and grammars next to it.
 fn folder() -> CheckpointFolder {
     let grammar = "start: \"(\" start \")\" | \"x\"\n";
     let broken = r#"{"type": "object", "properties": {"a": {"type": "strin"}}}"#;
@@ -28,20 +30,20 @@ fn folder() -> CheckpointFolder {
 }
 
 #[track_caller]
-fn assert_by_schema(text: &Value) {
+fn assert_matches_schema(text: &Value) {
     let value: Value = serde_json::from_str(text.as_str().unwrap()).expect("JSON");
     assert!(value["a"] == json!(1) || value["a"] == json!("two"), "{value}");
     assert!(value["b"].is_boolean() && value.as_object().unwrap().len() == 2, "{value}");
 }
 
 #[test]
-fn texts_conform_whatever_is_drawn() {
+fn completions_conform_with_any_seed() {
     let folder = folder();
     let schema = folder.file("s.json");
     for seed in ["1", "2", "3"] {
         let common = ["a", "--json", "--seed", seed, "--temperature", "2", "--top-k", "300"];
         let report = generate(&folder, &[&common[..], &["--json-schema", path(&schema)]].concat()).json();
-        assert_by_schema(&report["text"]);
+        assert_matches_schema(&report["text"]);
         assert_eq!(report["stop_reason"], "complete");
         let report = generate(&folder, &[&common[..], &["--regex", "[a-c]{2,4}-[0-9]"]].concat()).json();
         let (letters, digit) = report["text"].as_str().unwrap().split_once('-').unwrap();
@@ -66,13 +68,13 @@ fn texts_conform_whatever_is_drawn() {
 }
 
 #[test]
-fn texts_of_a_prompt_and_beams_conform() {
+fn returned_sequences_and_beams_conform() {
     let folder = folder();
     let schema = folder.file("s.json");
     let schema = path(&schema);
-    let draws = &["--temperature", "2", "--top-k", "300"][..];
+    let sampling = &["--temperature", "2", "--top-k", "300"][..];
     for search in [
-        draws,
+        sampling,
         &["--num-beams", "4"],
         &["--num-beams", "4", "--num-beam-groups", "2", "--diversity-penalty", "0.5"],
     ] {
@@ -83,9 +85,9 @@ fn texts_of_a_prompt_and_beams_conform() {
         assert_eq!(texts.len(), 3);
         let ended = texts.iter().filter(|text| text["stop_reason"] != "max_new_tokens");
         assert!(ended.clone().count() > 0, "{report}");
-        ended.for_each(|text| assert_by_schema(&text["text"]));
+        ended.for_each(|text| assert_matches_schema(&text["text"]));
     }
-    // Without an end there is no text that a search could finish.
+    // Without an end-of-text token, a search cannot finish any sequence.
     let endless = CheckpointFolder::tiny()
         .with("s.json", SCHEMA)
         .with_config(json!({ "eos_token_id": null }))
@@ -95,15 +97,15 @@ fn texts_of_a_prompt_and_beams_conform() {
     assert_refused(
         &generate(&endless, &arguments),
         USAGE,
-        "s.json: beams and contrastive search need a token that ends",
+        "s.json: beam and contrastive search need an end-of-text token",
     );
     let report = generate(&endless, &["a", "--json-schema", path(&schema), "--json"]).json();
-    assert_by_schema(&report["text"]);
+    assert_matches_schema(&report["text"]);
     assert_eq!(report["stop_reason"], "complete");
 }
 
 #[test]
-fn a_file_of_prompts_conforms() {
+fn prompts_file_completions_conform() {
     let folder = folder().with("prompts.txt", "a\nbc\nd\n");
     let [schema, prompts, output] = ["s.json", "prompts.txt", "out.jsonl"].map(|name| folder.file(name));
     let arguments =
@@ -113,22 +115,22 @@ fn a_file_of_prompts_conforms() {
     let written = fs::read_to_string(&output).unwrap();
     let lines: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 3);
-    lines.iter().for_each(|line| assert_by_schema(&line["text"]));
+    lines.iter().for_each(|line| assert_matches_schema(&line["text"]));
     for (line, prompt) in lines.iter().zip(["a", "bc", "d"]) {
-        let alone = generate(&folder, &[prompt, "--json", "--json-schema", path(&schema)]).json();
-        assert_eq!(line["ids"], alone["ids"], "the same text alone");
+        let single = generate(&folder, &[prompt, "--json", "--json-schema", path(&schema)]).json();
+        assert_eq!(line["ids"], single["ids"], "the same completion as for a single prompt");
     }
 }
 
 #[test]
-fn a_run_goes_on_with_the_same_grammar_only() {
+fn run_resumes_only_with_the_same_grammar() {
     let folder = folder().with("prompts.txt", "a\n".repeat(2_000));
     let [schema, prompts, output] = ["s.json", "prompts.txt", "texts"].map(|name| folder.file(name));
     let model = path(folder.path());
-    let begun =
+    let interrupted =
         ["generate", "--model", model, "--prompts-file", path(&prompts), "--json-schema", path(&schema)];
-    fs::write(folder.file("texts.partial"), settings_line(&folder, &begun)).unwrap();
-    let arguments = [&begun[..5], &["--output", path(&output)]].concat();
+    fs::write(folder.file("texts.partial"), settings_line(&folder, &interrupted)).unwrap();
+    let arguments = [&interrupted[..5], &["--output", path(&output)]].concat();
     let other = run(&[&arguments[..], &["--resume", "--regex", "a+"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `conforming` {\"json_schema\":");
     let other = run(&[&arguments[..], &["--resume"]].concat());
@@ -136,7 +138,7 @@ fn a_run_goes_on_with_the_same_grammar_only() {
 }
 
 #[test]
-fn prompts_of_a_terminal_conform() {
+fn interactive_completions_conform() {
     let folder = folder();
     let schema = folder.file("s.json");
     let arguments =
@@ -145,11 +147,11 @@ fn prompts_of_a_terminal_conform() {
     assert_eq!(run.code, SUCCESS, "{}", run.stderr);
     let texts: Vec<&str> = run.stdout.lines().filter(|line| line.starts_with('{')).collect();
     assert_eq!(texts.len(), 2, "{}", run.stdout);
-    texts.iter().for_each(|text| assert_by_schema(&json!(text)));
+    texts.iter().for_each(|text| assert_matches_schema(&json!(text)));
 }
 
 #[test]
-fn broken_grammars_are_refused() {
+fn invalid_grammars_are_rejected() {
     let folder = folder();
     let file = |name: &str| folder.file(name).to_str().unwrap().to_owned();
     let cases = [
@@ -163,7 +165,7 @@ fn broken_grammars_are_refused() {
         ),
         (["--grammar", &file("broken.lark")], "broken.lark: grammar: 1(13): Expected token ')'"),
         (["--regex", "a(b"], "--regex: regular expression: regex parse error"),
-        (["--regex", ""], "--regex: regular expression: it allows no text but the empty one"),
+        (["--regex", ""], "--regex: regular expression: it matches only the empty text"),
     ];
     for (arguments, expected) in cases {
         assert_refused(&generate(&folder, &[&["a"][..], &arguments].concat()), USAGE, expected);
@@ -174,12 +176,18 @@ fn broken_grammars_are_refused() {
     let no_tokenizer =
         CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
     let arguments = ["--ids", "5", "--json-schema", &schema];
-    assert_refused(&generate(&no_tokenizer, &arguments), USAGE, "s.json: the model has no tokenizer");
+    assert_refused(
+        &generate(&no_tokenizer, &arguments),
+        USAGE,
+        "s.json: structured output needs a tokenizer",
+    );
 }
 
-/// huggingface/tokenizers#1996: generation, JSON, beams and scores write an added token as it is.
+/// Checks that added tokens appear unchanged in every kind of output (huggingface/tokenizers#1996).
+///
+/// This covers generation, JSON, beam search and scores.
 #[test]
-fn an_added_token_is_its_own_text() {
+fn added_tokens_appear_unchanged() {
     for token in ["für", "kuća", "ĠĠ", "中文"] {
         let folder = CheckpointFolder::tiny().with_added_token(token);
         let added = ["a", "--logit-bias", "299=1000", "-n", "2"];
@@ -195,9 +203,11 @@ fn an_added_token_is_its_own_text() {
     }
 }
 
-/// Options that exclude tokens intersect: no token is generated that one of them forbids.
+/// Checks that options that exclude tokens intersect.
+///
+/// No token is generated that one of them forbids. If none remains, the error names the options.
 #[test]
-fn contradicting_options_end_with_their_names() {
+fn contradictory_options_are_named() {
     let folder = folder();
     for (options, named) in [
         (&["--regex", "b", "--bad-word", "b"][..], "--bad-word or the regular expression"),
@@ -216,7 +226,7 @@ fn contradicting_options_end_with_their_names() {
 }
 
 #[test]
-fn a_text_that_is_cut_off_has_a_note() {
+fn truncated_completion_gets_a_note() {
     let folder = folder();
     let schema = folder.file("s.json");
     let cut = generate(&folder, &["a", "--json-schema", path(&schema), "--max-new-tokens", "2"]);

@@ -1,5 +1,7 @@
-//! Models of the Hub, end to end: the program's real client against a server on this machine that speaks the Hub's
-//! protocol (model and dataset information, files by revision, ranges, redirects to another address).
+//! End-to-end tests of Hub models with the program's real client.
+//!
+//! A local server implements the Hub's protocol: model and dataset information, files by revision, ranges,
+//! and redirects to another address.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,17 +17,17 @@ use serde_json::{Value, json};
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
 const DATA_SHA: &str = "89abcdef0123456789abcdef0123456789abcdef";
-/// A text of a dataset.
+/// Text of a dataset.
 const KING: &str = "The king of France is dead, and all the people speak of the queen.\n";
 
-/// What the server does besides serving.
+/// Fault that the server simulates.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mood {
-    Good,
-    /// Breaks the first answer with weights off in the middle.
-    BreaksOff,
-    /// Announces more bytes than there are.
-    Lies,
+enum Fault {
+    None,
+    /// Cuts off the first response with weights in the middle.
+    CutsOff,
+    /// Announces more bytes than the file has.
+    WrongSize,
 }
 
 struct Hub {
@@ -35,14 +37,15 @@ struct Hub {
 }
 
 impl Hub {
-    /// Serves the files of `folder` as the model `someone/tiny`, and `someone/gated`, which needs a token; and the dataset
-    /// `someone/texts` with one file at each of two revisions.
-    fn new(folder: &Path, mood: Mood) -> Self {
-        Self::serving("someone/tiny", folder, mood)
+    /// Serves `folder` as the models `someone/tiny` and `someone/gated`, and a dataset.
+    ///
+    /// `someone/gated` needs a token. The dataset `someone/texts` has one file at each of two revisions.
+    fn new(folder: &Path, fault: Fault) -> Self {
+        Self::serving("someone/tiny", folder, fault)
     }
 
     /// Serves the files of `folder` as the model `name` instead.
-    fn serving(name: &'static str, folder: &Path, mood: Mood) -> Self {
+    fn serving(name: &'static str, folder: &Path, fault: Fault) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -51,36 +54,36 @@ impl Hub {
             .map(|entry| entry.unwrap())
             .map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap()))
             .collect();
-        let has_broken_off = AtomicBool::new(false);
+        let has_cut_off = AtomicBool::new(false);
         let server = Server {
             name,
             files,
             endpoint: endpoint.clone(),
             requests: Arc::clone(&requests),
-            mood,
-            has_broken_off,
+            fault,
+            has_cut_off,
         };
         let server = Arc::new(server);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let server = Arc::clone(&server);
-                // A client keeps connections open beside each other; one that goes away is no error of the server.
+                // A client keeps several connections open, and a closed one is not an error.
                 std::thread::spawn(move || server.answer(stream.unwrap()));
             }
         });
         Self { endpoint, requests, cache: tempfile::tempdir().unwrap() }
     }
 
-    fn tiny(mood: Mood) -> Self {
-        Self::new(&fixture_path("tiny-checkpoint"), mood)
+    fn tiny(fault: Fault) -> Self {
+        Self::new(&fixture_path("tiny-checkpoint"), fault)
     }
 
     fn run(&self, arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
-        // What the surroundings set must not reach the program: tokens, caches, and proxies that know no localhost.
-        let own = "HF_TOKEN HF_TOKEN_PATH HF_HUB_OFFLINE HF_HUB_DOWNLOAD_TIMEOUT HF_HOME HUGGINGFACE_HUB_CACHE RUST_BACKTRACE http_proxy HTTP_PROXY \
+        // Hide the user's tokens and caches, and proxies that cannot reach localhost.
+        let hidden = "HF_TOKEN HF_TOKEN_PATH HF_HUB_OFFLINE HF_HUB_DOWNLOAD_TIMEOUT HF_HOME HUGGINGFACE_HUB_CACHE RUST_BACKTRACE http_proxy HTTP_PROXY \
                    https_proxy HTTPS_PROXY all_proxy ALL_PROXY";
-        own.split(' ').for_each(|name| _ = command.env_remove(name));
+        hidden.split(' ').for_each(|name| _ = command.env_remove(name));
         command.env("HF_ENDPOINT", &self.endpoint).env("HF_HUB_CACHE", self.cache.path());
         command.args(arguments).envs(environment.iter().copied());
         let output = command.output().unwrap();
@@ -124,8 +127,8 @@ struct Server {
     files: HashMap<String, Vec<u8>>,
     endpoint: String,
     requests: Arc<Mutex<Vec<String>>>,
-    mood: Mood,
-    has_broken_off: AtomicBool,
+    fault: Fault,
+    has_cut_off: AtomicBool,
 }
 
 impl Server {
@@ -169,7 +172,7 @@ impl Server {
             return status("401 Unauthorized");
         }
         if let Some(answer) = dataset(path) {
-            // An ETag belongs to the contents.
+            // The ETag depends on the contents.
             let sum: u64 = answer.bytes().map(u64::from).sum();
             let known = format!("X-Repo-Commit: {DATA_SHA}\r\nETag: \"etag-{sum}\"\r\n");
             let part = &answer.as_bytes()
@@ -187,7 +190,8 @@ impl Server {
             let length = body.len();
             return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
         }
-        // Weights are elsewhere: the Hub redirects, and the first answer carries what is known of the file.
+        // Weights are stored elsewhere. The Hub redirects, and its first response carries the file's
+        // metadata.
         let (name, is_elsewhere) =
             match (path.strip_prefix(&format!("/{name}/resolve/main/")), path.strip_prefix("/elsewhere/")) {
                 (Some(name), _) => (name, false),
@@ -206,15 +210,16 @@ impl Server {
         }
         let end = end.map_or(contents.len(), |end| (end + 1).min(contents.len()));
         let part = contents.get(start..end).unwrap_or_default();
-        let claimed = if self.mood == Mood::Lies && is_large { contents.len() + 7 } else { contents.len() };
+        let claimed =
+            if self.fault == Fault::WrongSize && is_large { contents.len() + 7 } else { contents.len() };
         let length = part.len();
         write!(
             stream,
             "HTTP/1.1 206 Partial Content\r\n{known}Content-Range: bytes {start}-{}/{claimed}\r\nContent-Length: {length}\r\n\r\n",
             end.max(1) - 1
         )?;
-        let breaks_off = self.mood == Mood::BreaksOff && is_large && length > 1;
-        if breaks_off && !self.has_broken_off.swap(true, Ordering::Relaxed) {
+        let cuts_off = self.fault == Fault::CutsOff && is_large && length > 1;
+        if cuts_off && !self.has_cut_off.swap(true, Ordering::Relaxed) {
             stream.write_all(&part[..length / 2])?;
             stream.shutdown(std::net::Shutdown::Both)?;
             return Ok(());
@@ -223,7 +228,7 @@ impl Server {
     }
 }
 
-/// What the Hub says of the dataset.
+/// Returns the Hub's response about the dataset.
 fn dataset(path: &str) -> Option<String> {
     let information = |file: &str| {
         let siblings = [json!({ "rfilename": "README.md" }), json!({ "rfilename": file })];
@@ -242,8 +247,8 @@ fn dataset(path: &str) -> Option<String> {
 }
 
 #[test]
-fn a_file_of_a_dataset_is_downloaded_once_and_then_comes_from_the_cache() {
-    let hub = Hub::tiny(Mood::Good);
+fn dataset_file_is_downloaded_once_and_then_cached() {
+    let hub = Hub::tiny(Fault::None);
     let eval = |data: &str, more: &[&str]| {
         hub.run(&[&["eval", "text:bits", "--json", "--data", data][..], more].concat(), &[])
     };
@@ -264,20 +269,24 @@ fn a_file_of_a_dataset_is_downloaded_once_and_then_comes_from_the_cache() {
     let dataset = &report["dataset"];
     assert_eq!([&dataset["path"], &dataset["revision"]], [name, DATA_SHA]);
     assert_eq!(dataset["sha256"], expected["dataset"]["sha256"]);
-    // The layout of Python's library.
+    // The cache has the layout of Python's library.
     let repository = hub.cache.path().join("datasets--someone--texts");
     let link = repository.join("snapshots").join(DATA_SHA).join("data/king.txt");
     assert_eq!(std::fs::read_to_string(link).unwrap(), KING);
 
     let after_download = hub.request_count();
     measured(name, &[]);
-    assert_eq!(hub.request_count(), after_download + 1, "only whether the dataset has changed is asked");
+    assert_eq!(
+        hub.request_count(),
+        after_download + 1,
+        "the only request checks whether the dataset has changed"
+    );
     for name in [name, "someone/texts@main/data/king.txt", &format!("someone/texts@{DATA_SHA}/data/king.txt")]
     {
         assert_eq!(measured(name, &["--offline"])["metrics"], expected["metrics"], "{name}");
     }
-    assert_eq!(hub.request_count(), after_download + 1, "offline asks nothing");
-    // A revision with slashes is told from the path behind it.
+    assert_eq!(hub.request_count(), after_download + 1, "offline mode sends no request");
+    // A revision may contain slashes and is still separated from the path.
     let converted = measured("someone/texts@refs/convert/parquet/default/test/0000.txt", &[]);
     assert_ne!(converted["metrics"], expected["metrics"]);
     assert!(repository.join("refs/refs/convert/parquet").is_file());
@@ -291,30 +300,38 @@ fn a_file_of_a_dataset_is_downloaded_once_and_then_comes_from_the_cache() {
     fails(
         "someone/texts/data/queen.txt",
         &[],
-        "someone/texts has no file data/queen.txt; it has README.md, data/king.txt",
+        "someone/texts does not contain data/queen.txt; available files: README.md, data/king.txt",
     );
-    fails("someone/other/data.txt", &["--offline"], "holds someone/texts");
-    fails("someone/other/data.txt", &[], "someone/other: there is no such dataset or revision on the Hub");
+    fails("someone/other/data.txt", &["--offline"], "contains someone/texts");
+    fails(
+        "someone/other/data.txt",
+        &[],
+        "someone/other: the dataset or the revision does not exist on the Hub",
+    );
     fails("data.txt", &[], "data.txt: ");
 }
 
 #[test]
-fn a_model_is_downloaded_once_and_then_comes_from_the_cache() {
-    let hub = Hub::tiny(Mood::Good);
+fn model_is_downloaded_once_and_then_cached() {
+    let hub = Hub::tiny(Fault::None);
     hub.assert_generates("someone/tiny", &[], &[]);
     let after_download = hub.request_count();
-    // The layout of Python's library: blobs, references, and links in snapshots.
+    // The cache has the layout of Python's library: blobs, references, and links in snapshots.
     let repository = hub.cache.path().join("models--someone--tiny");
     assert_eq!(std::fs::read_to_string(repository.join("refs/main")).unwrap(), SHA);
     assert!(std::fs::symlink_metadata(hub.snapshot().join("model.safetensors")).unwrap().is_symlink());
     assert!(repository.join("blobs/etag-model.safetensors").is_file());
 
     hub.assert_generates("someone/tiny", &[], &[]);
-    assert_eq!(hub.request_count(), after_download + 1, "only whether the model has changed is asked");
+    assert_eq!(
+        hub.request_count(),
+        after_download + 1,
+        "the only request checks whether the model has changed"
+    );
     hub.assert_generates("someone/tiny@main", &["--offline"], &[]);
     hub.assert_generates("someone/tiny", &[], &[("HF_HUB_OFFLINE", "1")]);
     hub.assert_generates(&format!("someone/tiny@{SHA}"), &["--offline"], &[]);
-    assert_eq!(hub.request_count(), after_download + 1, "offline asks nothing");
+    assert_eq!(hub.request_count(), after_download + 1, "offline mode sends no request");
     let (code, stdout, _) = hub.run(&["inspect", "--model", "someone/tiny", "--offline", "--json"], &[]);
     assert_eq!(
         (code, serde_json::from_str::<Value>(&stdout).unwrap()["parameters"]["per_block"].as_u64()),
@@ -323,39 +340,34 @@ fn a_model_is_downloaded_once_and_then_comes_from_the_cache() {
 }
 
 #[test]
-fn an_unreachable_hub_is_told_and_the_cache_serves() {
-    let hub = Hub::tiny(Mood::Good);
+fn unreachable_hub_is_reported_and_the_cache_is_used() {
+    let hub = Hub::tiny(Fault::None);
     hub.assert_generates("someone/tiny", &[], &[]);
-    // A port that nobody listens on.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let elsewhere = format!("http://{nobody}");
-    let environment = [("HF_ENDPOINT", elsewhere.as_str())];
+    // A port without a listener.
+    let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let endpoint = format!("http://{closed_port}");
+    let environment = [("HF_ENDPOINT", endpoint.as_str())];
     let stderr = hub.assert_generates("someone/tiny", &[], &environment);
-    assert!(stderr.contains("cannot be reached; the cached copy of someone/tiny is used"), "{stderr}");
+    assert!(stderr.contains("cannot be reached; using the cached copy of someone/tiny"), "{stderr}");
     hub.assert_fails("someone/other", &[], &environment, "cannot be reached");
-    hub.assert_fails("someone/other", &[], &environment, "holds someone/tiny");
-    hub.assert_fails("someone/other", &["--offline"], &[], "the network may not be used; the cache");
+    hub.assert_fails("someone/other", &[], &environment, "contains someone/tiny");
+    hub.assert_fails("someone/other", &["--offline"], &[], "network access is disabled; the cache");
 }
 
 #[test]
-fn the_hubs_refusals_say_what_to_do() {
-    let hub = Hub::tiny(Mood::Good);
-    hub.assert_fails("someone/gated", &[], &[], "give a token with HF_TOKEN");
-    hub.assert_fails("someone/gated", &[], &[("HF_TOKEN", "wrong")], "access is refused");
+fn hub_errors_explain_what_to_do() {
+    let hub = Hub::tiny(Fault::None);
+    hub.assert_fails("someone/gated", &[], &[], "set HF_TOKEN to a token");
+    hub.assert_fails("someone/gated", &[], &[("HF_TOKEN", "wrong")], "access denied");
     hub.assert_generates("someone/gated", &[], &[("HF_TOKEN", "secret")]);
-    hub.assert_fails(
-        "someone/unknown",
-        &[],
-        &[],
-        "there is no such model on the Hub, and no such local path",
-    );
-    hub.assert_fails("someone/tiny@v9", &[], &[], "there is no such model or revision on the Hub");
+    hub.assert_fails("someone/unknown", &[], &[], "found neither on the Hub nor as a local path");
+    hub.assert_fails("someone/tiny@v9", &[], &[], "the model or the revision does not exist on the Hub");
     hub.assert_fails("no-such-folder", &[], &[], "no such file or folder");
 }
 
 #[test]
-fn an_interrupted_download_goes_on_where_it_stopped() {
-    let hub = Hub::tiny(Mood::BreaksOff);
+fn interrupted_download_is_completed() {
+    let hub = Hub::tiny(Fault::CutsOff);
     hub.assert_generates("someone/tiny", &[], &[]);
     assert_eq!(
         std::fs::read(hub.snapshot().join("model.safetensors")).unwrap(),
@@ -364,14 +376,14 @@ fn an_interrupted_download_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_download_of_another_size_is_not_kept() {
-    let hub = Hub::tiny(Mood::Lies);
+fn download_of_the_wrong_size_is_discarded() {
+    let hub = Hub::tiny(Fault::WrongSize);
     hub.assert_fails("someone/tiny", &[], &[], "run the command again");
     assert!(!hub.snapshot().join("model.safetensors").exists());
 }
 
 #[test]
-fn repositories_without_a_model_are_named() {
+fn repository_without_config_or_weights_is_rejected() {
     let without = |name: &str| {
         let folder = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(fixture_path("tiny-checkpoint")).unwrap() {
@@ -380,27 +392,29 @@ fn repositories_without_a_model_are_named() {
                 std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
             }
         }
-        Hub::new(folder.path(), Mood::Good)
+        Hub::new(folder.path(), Fault::None)
     };
     without("config.json").assert_fails("someone/tiny", &[], &[], "someone/tiny has no config.json");
-    without("model.safetensors").assert_fails("someone/tiny", &[], &[], "holds no weights that can be read");
+    without("model.safetensors").assert_fails("someone/tiny", &[], &[], "contains no supported weights");
 }
 
 #[test]
 fn shards_are_downloaded_with_their_index() {
-    let hub = Hub::new(&fixture_path("formats/safetensors-shards"), Mood::Good);
+    let hub = Hub::new(&fixture_path("formats/safetensors-shards"), Fault::None);
     let (code, stdout, stderr) = hub.run(&["verify", "--model", "someone/tiny", "--json"], &[]);
     assert_eq!(code, 0, "{stdout} {stderr}");
     assert_eq!(std::fs::read_dir(hub.snapshot()).unwrap().count(), 6, "config, index and four shards");
 }
 
-/// The first hour with the real GPT-2, rehearsed: a repository with the files, names and shapes of OpenAI's, random weights and a
-/// made-up tokenizer of its size.
+/// Rehearses the first use of the real GPT-2.
+///
+/// The repository has the files, names and shapes of OpenAI's, with random weights and a made-up tokenizer of
+/// its size.
 #[test]
-fn gpt2_is_verified_inspected_run_and_compared_with_published_values() {
+fn gpt2_is_verified_run_and_compared_with_published_values() {
     let folder = tempfile::tempdir().unwrap();
     write_gpt2(folder.path());
-    let hub = Hub::serving("openai-community/gpt2", folder.path(), Mood::Good);
+    let hub = Hub::serving("openai-community/gpt2", folder.path(), Fault::None);
     let run = |arguments: &[&str]| {
         let (code, stdout, stderr) = hub.run(arguments, &[]);
         (code, serde_json::from_str::<Value>(&stdout).unwrap_or(Value::Null), stderr)
@@ -429,7 +443,7 @@ fn gpt2_is_verified_inspected_run_and_compared_with_published_values() {
     let (code, report, stderr) = run(&["verify", "gpt2", &own, "--dtype", "f16", "--json"]);
     assert_eq!((code, report["published"].as_array().map(Vec::len)), (0, Some(3)), "{stderr}");
 
-    // Random weights have the published sizes and nothing else.
+    // Random weights match the published sizes and nothing else.
     let (code, lines, stderr) = hub.run(&["verify", "gpt2", "--published"], &[]);
     assert_eq!(code, 1, "{stderr}");
     let beginnings = [
@@ -445,7 +459,9 @@ fn gpt2_is_verified_inspected_run_and_compared_with_published_values() {
     assert!(stderr.contains("no published values"), "{stderr}");
 }
 
-/// Writes the files of the Hub's repository `gpt2`: names without a prefix, matrices `(in, out)`, masks as buffers.
+/// Writes the files of the repository `gpt2` on the Hub.
+///
+/// Names have no prefix, matrices are `(in, out)`, and masks are buffers.
 fn write_gpt2(folder: &Path) {
     let mut tensors = HashMap::new();
     let mut add = |name: String, shape: &[usize]| {
@@ -474,7 +490,7 @@ fn write_gpt2(folder: &Path) {
     add("ln_f.bias".into(), &[768]);
     candle_core::safetensors::save(&tensors, folder.join("model.safetensors")).unwrap();
 
-    // Each byte, and 50,000 pairs of bytes.
+    // Single bytes, and 50,000 pairs of bytes.
     let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let others = (0..256).filter(|byte| !printable(*byte)).zip(256..);
     let others: HashMap<u32, u32> = others.collect();
@@ -513,7 +529,7 @@ fn write_gpt2(folder: &Path) {
         ("vocab.json", json!(vocab).to_string()),
         ("merges.txt", format!("#version: 0.2\n{}\n", merges.join("\n"))),
         ("README.md", "GPT-2\n".into()),
-        // Other frameworks' weights, which are never downloaded.
+        // Weights of other frameworks, which are never downloaded.
         ("flax_model.msgpack", "not read".into()),
         ("tf_model.h5", "not read".into()),
         ("64.tflite", "not read".into()),

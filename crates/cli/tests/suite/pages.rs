@@ -1,4 +1,4 @@
-//! What the program says of itself: alone, to shells, and on manual pages.
+//! Tests of the program without arguments, its shell completions and its manual pages.
 
 use std::fs;
 use std::io::Write;
@@ -7,14 +7,16 @@ use std::process::{Command, Stdio};
 
 use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, run};
 
-/// Says that a program is not installed, so that something is not tried.
-#[expect(clippy::print_stderr, reason = "a test that is left out says so")]
-fn say_absent(program: &str) {
-    eprintln!("{program} is not installed: what it would read is not read");
+/// Reports that a program is not installed and that its checks are skipped.
+#[expect(clippy::print_stderr, reason = "a skipped check reports it")]
+fn report_missing(program: &str) {
+    eprintln!("{program} is not installed: its checks are skipped");
 }
 
-/// What a program says of a text that it reads; nothing where it is not installed.
-fn told(program: &str, arguments: &[&str], input: &str) -> Option<(bool, String)> {
+/// Passes a text to a program and returns its success and its messages.
+///
+/// Returns `None` if the program is not installed.
+fn check_with(program: &str, arguments: &[&str], input: &str) -> Option<(bool, String)> {
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -28,18 +30,18 @@ fn told(program: &str, arguments: &[&str], input: &str) -> Option<(bool, String)
 }
 
 #[test]
-fn the_program_alone_says_how_to_begin() {
-    let alone = run(&[]);
-    assert_eq!((alone.code, alone.stderr.as_str()), (SUCCESS, ""));
-    let lines: Vec<&str> = alone.stdout.lines().collect();
+fn program_without_arguments_shows_first_steps() {
+    let result = run(&[]);
+    assert_eq!((result.code, result.stderr.as_str()), (SUCCESS, ""));
+    let lines: Vec<&str> = result.stdout.lines().collect();
     assert_eq!(lines.len(), if cfg!(feature = "serve") { 5 } else { 4 });
-    assert!(lines[1].starts_with("  gpt2 generate \"One day\" "), "{}", alone.stdout);
+    assert!(lines[1].starts_with("  gpt2 generate \"One day\" "), "{}", result.stdout);
     assert!(lines.last().unwrap().contains("gpt2 --help") && lines.last().unwrap().contains("gpt2 doctor"));
     assert_refused(&run(&["--colour"]), USAGE, "--colour");
 }
 
 #[test]
-fn shells_read_their_completions() {
+fn shells_parse_their_completions() {
     for (shell, checked) in [
         ("bash", Some("-n")),
         ("zsh", Some("-n")),
@@ -50,11 +52,11 @@ fn shells_read_their_completions() {
     ] {
         let script = run(&["completions", shell]);
         assert_eq!((script.code, script.stderr.as_str()), (SUCCESS, ""), "{shell}");
-        assert!(script.stdout.contains("GPT2_COMPLETE"), "{shell} does not ask the program");
+        assert!(script.stdout.contains("GPT2_COMPLETE"), "{shell} does not call the program");
         let Some(flag) = checked else { continue };
-        match told(shell, &[flag], &script.stdout) {
-            Some(said) => assert_eq!(said, (true, String::new()), "{shell}"),
-            None => say_absent(shell),
+        match check_with(shell, &[flag], &script.stdout) {
+            Some(result) => assert_eq!(result, (true, String::new()), "{shell}"),
+            None => report_missing(shell),
         }
     }
     assert_refused(
@@ -65,11 +67,11 @@ fn shells_read_their_completions() {
 }
 
 #[test]
-fn manual_pages_have_every_command_and_no_mistake() {
+fn manual_pages_cover_every_command_and_parse_cleanly() {
     let page = run(&["man"]).stdout;
     assert!(page.contains(".TH gpt2 1"), "{page}");
     assert!(run(&["man", "look", "lens"]).stdout.contains("gpt2\\-look\\-lens"));
-    assert_refused(&run(&["man", "nosuch"]), USAGE, "there is no command `nosuch` in `gpt2`");
+    assert_refused(&run(&["man", "nosuch"]), USAGE, "unknown command `nosuch` in `gpt2`");
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("man1");
     let written = run(&["man", "--out", path(&pages)]);
@@ -83,7 +85,7 @@ fn manual_pages_have_every_command_and_no_mistake() {
     }
     assert!(
         !page.contains("gpt2\\-help(1)") && !read("gpt2-look.1").contains("look\\-help(1)"),
-        "pages that there are not"
+        "references to missing pages"
     );
     assert!(read("gpt2-generate.1").contains("max\\-new\\-tokens"));
     assert!(read("gpt2-look-attention.1").contains("attention pattern"));
@@ -93,10 +95,10 @@ fn manual_pages_have_every_command_and_no_mistake() {
     );
     for entry in fs::read_dir(&pages).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        match told("groff", &["-man", "-Kutf8", "-ww", "-z"], &read(&name)) {
-            Some(said) => assert_eq!(said, (true, String::new()), "{name}"),
+        match check_with("groff", &["-man", "-Kutf8", "-ww", "-z"], &read(&name)) {
+            Some(result) => assert_eq!(result, (true, String::new()), "{name}"),
             None => {
-                say_absent("groff");
+                report_missing("groff");
                 break;
             }
         }

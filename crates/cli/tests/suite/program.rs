@@ -1,4 +1,4 @@
-//! The program as its users call it: output, exit codes, messages.
+//! Tests of the program as users call it: output, exit codes and messages.
 
 use std::io::Read;
 use std::path::{MAIN_SEPARATOR, Path};
@@ -16,7 +16,7 @@ fn greedy_case() -> Value {
 }
 
 #[test]
-fn generate_writes_what_transformers_writes() {
+fn generate_matches_transformers() {
     let case = greedy_case();
     let folder = CheckpointFolder::tiny().with("prompt.txt", case["prompt"].as_str().unwrap());
     let (model, prompt) = (path(folder.path()), case["prompt"].as_str().unwrap());
@@ -63,18 +63,18 @@ fn generate_from_ids_needs_no_tokenizer() {
     let spaced = run(&["generate", "--ids", " 1, 2 ", "--model", path(folder.path()), "--greedy"]);
     assert_eq!(spaced.code, SUCCESS);
     let text = run(&["generate", "The", "--model", path(folder.path())]);
-    assert_refused(&text, FAILURE, "or name another tokenizer (--tokenizer FILE, or --ids in place of text)");
+    assert_refused(&text, FAILURE, "or use another tokenizer (--tokenizer FILE, or --ids in place of text)");
     let gguf = folder.file("copy.gguf");
     let converted = run(&["convert", path(folder.path()), path(&gguf)]);
-    assert_refused(&converted, FAILURE, "or name another tokenizer (--tokenizer FILE)\n");
+    assert_refused(&converted, FAILURE, "or use another tokenizer (--tokenizer FILE)\n");
     let verified = run(&["verify", "--model", path(folder.path())]);
     assert_eq!(verified.code, SUCCESS);
     assert!(
-        verified.stdout.ends_with("sound, but without a tokenizer: text needs `--tokenizer FILE`\n"),
+        verified.stdout.ends_with("sound, but without a tokenizer; text needs `--tokenizer FILE`\n"),
         "{}",
         verified.stdout
     );
-    // One that is named has to be there.
+    // An explicit tokenizer must exist.
     let empty = tempfile::tempdir().unwrap();
     let verified = run(&["verify", "--model", path(folder.path()), "--tokenizer", path(empty.path())]);
     assert_eq!(verified.code, FAILURE);
@@ -84,18 +84,20 @@ fn generate_from_ids_needs_no_tokenizer() {
     assert_refused(
         &text,
         FAILURE,
-        "found my.tokenizer.json; give it as the tokenizer (--tokenizer FILE, or --ids",
+        "my.tokenizer.json may be one; pass it as the tokenizer (--tokenizer FILE, or --ids",
     );
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
     let named = run(&["generate", "The", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
     assert_eq!(named.code, SUCCESS, "{}", named.stderr);
     let verified = run(&["verify", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
-    assert!(verified.stdout.ends_with("sound: every tensor is there, with its shape and finite values\n"));
+    assert!(
+        verified.stdout.ends_with("sound: every tensor is present, with the right shape and finite values\n")
+    );
 }
 
 #[test]
-fn quantized_files_run_in_their_own_type_or_a_note_says_so() {
+fn quantized_files_run_in_their_own_type_or_with_a_note() {
     let gguf = candle_gpt2_testing::fixture_path("formats/gguf");
     let score = |file: &str, more: &[&str]| {
         run(&[&["score", "--ids", "1,2", "--model", path(&gguf.join(file))][..], more].concat())
@@ -105,7 +107,7 @@ fn quantized_files_run_in_their_own_type_or_a_note_says_so() {
         (quantized.code, quantized.stderr.as_str()),
         (
             SUCCESS,
-            "note: the quantized weights are computed in f32; --dtype q8 is faster and takes about a quarter of the memory\n"
+            "note: the quantized weights are expanded to f32; --dtype q8 is faster and needs about a quarter of the memory\n"
         )
     );
     for (file, more) in
@@ -121,7 +123,7 @@ fn quantized_files_run_in_their_own_type_or_a_note_says_so() {
 }
 
 #[test]
-fn an_empty_prompt_starts_from_bos() {
+fn empty_prompt_starts_from_bos() {
     let folder = CheckpointFolder::tiny();
     let report =
         run_with_input(&["generate", "--model", path(folder.path()), "--greedy", "--json"], b"").json();
@@ -132,12 +134,12 @@ fn an_empty_prompt_starts_from_bos() {
     let config = std::fs::read_to_string(folder.file("config.json")).unwrap();
     let folder = folder.with("config.json", config.replace("\"bos_token_id\":299", "\"bos_token_id\":null"));
     let none = run(&["generate", "", "--model", path(folder.path())]);
-    assert_refused(&none, USAGE, "names no bos_token_id of the vocabulary to start from");
+    assert_refused(&none, USAGE, "the configuration has no valid `bos_token_id` to start from");
 }
 
-/// `eos_token_id` of generation_config.json goes before that of config.json, as in transformers.
+/// Checks that generation_config.json overrides `eos_token_id` of config.json, as in transformers.
 #[test]
-fn generation_ends_at_the_end_of_text() {
+fn generation_ends_at_the_eos_token() {
     let case = greedy_case();
     let (second, prompt) = (case["ids"][1].clone(), case["prompt"].as_str().unwrap());
     let by_generation_config = CheckpointFolder::tiny()
@@ -181,7 +183,7 @@ fn score_prints_each_token_and_the_loss() {
 }
 
 #[test]
-fn inspect_prints_what_a_checkpoint_or_a_preset_is() {
+fn inspect_describes_checkpoints_and_presets() {
     let inspect = |arguments: &[&str]| run(&[&["inspect"], arguments].concat());
     let folder = CheckpointFolder::tiny();
     let tiny = ["--model", path(folder.path())];
@@ -215,7 +217,7 @@ fn inspect_prints_what_a_checkpoint_or_a_preset_is() {
         (&json!("pytorch (zip)"), &json!("Linear (out, in)"))
     );
     let rules = report["rules"].as_array().unwrap();
-    assert!(rules.contains(&json!("13 biases are not stored and taken as zero")), "{rules:?}");
+    assert!(rules.contains(&json!("13 biases are not stored and are set to zero")), "{rules:?}");
     let padded = formats.join("llmc/gpt2.bin");
     let human = inspect(&["--model", path(&padded)]).stdout;
     assert!(human.contains("the last 84 rows of the token embedding are padding"), "{human}");
@@ -224,7 +226,7 @@ fn inspect_prints_what_a_checkpoint_or_a_preset_is() {
 }
 
 #[test]
-fn verify_judges_by_its_exit_code() {
+fn verify_exit_code_reports_soundness() {
     let sound = CheckpointFolder::tiny();
     let run_on = |folder: &CheckpointFolder, json: bool| {
         let flags: &[&str] = if json { &["--json"] } else { &[] };
@@ -251,7 +253,7 @@ fn verify_judges_by_its_exit_code() {
         human.stdout
     );
     assert!(
-        human.stdout.contains("tensor `transformer.ln_f.weight`: of 28 values 28 are NaN"),
+        human.stdout.contains("tensor `transformer.ln_f.weight`: 28 of 28 values are NaN"),
         "{}",
         human.stdout
     );
@@ -263,13 +265,12 @@ fn verify_judges_by_its_exit_code() {
     let against = ["verify", "--model", path(&rounded), "--against", path(&exact)];
     let differing = run(&against);
     assert_eq!(differing.code, FAILURE);
-    assert!(differing.stdout.contains(", and --tolerance allows 1e-3\n"), "{}", differing.stdout);
+    assert!(differing.stdout.contains("; --tolerance is 1e-3\n"), "{}", differing.stdout);
     assert_eq!(run(&[&against[..], &["--tolerance", "0.5"]].concat()).code, SUCCESS);
     let (f32, q8) = (formats.join("gguf/f32.gguf"), formats.join("gguf/q8_0.gguf"));
     let quantized = run(&["verify", "--model", path(&q8), "--against", path(&f32)]).stdout;
     assert!(
-        quantized
-            .contains("--tolerance allows 1e-3; a few tenths are normal for q8_0, more for fewer bits\n"),
+        quantized.contains("--tolerance is 1e-3; a few tenths are normal for q8_0, more for fewer bits\n"),
         "{quantized}"
     );
     let absent = run(&["verify", "--model", "/no/such/folder", "--json"]);
@@ -278,7 +279,7 @@ fn verify_judges_by_its_exit_code() {
 }
 
 #[test]
-fn a_temperature_of_0_is_greedy_and_says_what_has_no_effect() {
+fn temperature_0_is_greedy_and_lists_ignored_options() {
     let folder = CheckpointFolder::tiny();
     let generate = |arguments: &[&str]| {
         run(&[&["generate", "the", "--model", path(folder.path()), "--max-new-tokens", "12"][..], arguments]
@@ -307,7 +308,7 @@ fn a_temperature_of_0_is_greedy_and_says_what_has_no_effect() {
 }
 
 #[test]
-fn wrong_arguments_end_with_code_2() {
+fn invalid_arguments_exit_2() {
     let folder = CheckpointFolder::tiny();
     let model = path(folder.path());
     let refuse = |arguments: &[&str], expected: &str| {
@@ -321,18 +322,18 @@ fn wrong_arguments_end_with_code_2() {
     refuse(&["x", "--seed", "a"], "--seed");
     refuse(&["x", "--ids", "1"], "cannot be used with");
     refuse(&["--ids", "1,,2"], "is not a token id");
-    refuse(&["--ids", "5,300"], "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300");
-    refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, the model's context 48");
+    refuse(&["--ids", "5,300"], "token id 300 (token 2 of the input) is outside the vocabulary of 300");
+    refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, but the model's context has 48");
     refuse(&["x", "--device", "tpu"], "expected auto, cpu, cuda, cuda:N or metal");
     refuse(&["x", "--device", "cuda:x"], "expected auto, cpu, cuda, cuda:N or metal");
     refuse(&["x", "--dtype", "q2"], "expected one of f32, f16, q8, q6, q5, q4, bf16");
     refuse(
         &["x", "--device", "cpu", "--dtype", "bf16"],
-        "the CPU holds weights in f32, f16, q8, q6, q5 or q4",
+        "bf16 weights are not supported on the CPU; use f32, f16, q8, q6, q5 or q4",
     );
     refuse(
         &["x", "--device", "cpu", "--tf32"],
-        "only NVIDIA GPUs have it, and this would run on cpu; leave it out (--tf32)",
+        "TF32 requires an NVIDIA GPU, and the device is cpu; disable it (--tf32)",
     );
     refuse(&["x", "--colour"], "--colour");
     for command in ["inspect", "verify", "bench"] {
@@ -350,7 +351,7 @@ fn wrong_arguments_end_with_code_2() {
         assert_refused(&verify, USAGE, "expected a number of at least 0");
     }
     let integers = run(&["convert", model, path(&folder.file("out")), "--dtype", "q8_0"]);
-    assert_refused(&integers, USAGE, "--dtype q8_0: a Hugging Face folder holds f32, f16 or bf16");
+    assert_refused(&integers, USAGE, "--dtype q8_0: a Hugging Face folder can only store f32, f16 or bf16");
     assert_refused(&run(&["dance"]), USAGE, "unrecognized subcommand");
     if !candle_core::utils::cuda_is_available() {
         refuse(&["x", "--device", "cuda"], "built without CUDA; build it with --features cuda");
@@ -358,7 +359,7 @@ fn wrong_arguments_end_with_code_2() {
 }
 
 #[test]
-fn failed_jobs_end_with_code_1() {
+fn failed_runs_exit_1() {
     let refuse = |folder: &CheckpointFolder, expected: &str| {
         assert_refused(&run(&["generate", "x", "--model", path(folder.path())]), FAILURE, expected);
     };
@@ -371,9 +372,9 @@ fn failed_jobs_end_with_code_1() {
     });
     let run_on_nan = run(&["generate", "x", "--model", path(nan.path())]);
     assert_eq!(run_on_nan.code, FAILURE);
-    let told = "the model's logits are not finite; verify its weights, and keep keys and values in f32 (`gpt2 verify`, \
+    let expected = "the model's logits are not finite; verify its weights, and use an f32 KV cache (`gpt2 verify`, \
                 `--kv-dtype f32`)";
-    assert!(run_on_nan.stderr.contains(told), "{}", run_on_nan.stderr);
+    assert!(run_on_nan.stderr.contains(expected), "{}", run_on_nan.stderr);
     for view in [&["lens"][..], &["attention"], &["heads"], &["saliency"], &["neurons", "--neuron", "0.0"]] {
         let look = run(&[&["look"], view, &["x", "--json", "--model", path(nan.path())]].concat());
         assert_refused(&look, FAILURE, "the model's logits are not finite");
@@ -395,7 +396,7 @@ fn failed_jobs_end_with_code_1() {
 }
 
 #[test]
-fn a_closed_pipe_ends_quietly() {
+fn closed_pipe_ends_the_program_quietly() {
     let folder = CheckpointFolder::tiny();
     let mut child = program(&["inspect", "--preset", "gpt2-xl"])
         .stdout(Stdio::piped())
@@ -404,10 +405,10 @@ fn a_closed_pipe_ends_quietly() {
         .expect("the program runs");
     let mut first = [0u8; 10];
     child.stdout.take().expect("a pipe").read_exact(&mut first).expect("some output");
-    let output = child.wait_with_output().expect("an end");
+    let output = child.wait_with_output().expect("an exit status");
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 
-    // The verdict is the exit code, whether or not the list is read.
+    // The exit code is the verdict, even if the list is not read.
     let unsound = CheckpointFolder::tiny().with_config(json!({"n_layer": 1000}));
     let mut child = program(&["verify", "--model", path(unsound.path())])
         .stdout(Stdio::piped())
@@ -415,7 +416,7 @@ fn a_closed_pipe_ends_quietly() {
         .spawn()
         .expect("the program runs");
     drop(child.stdout.take());
-    let output = child.wait_with_output().expect("an end");
+    let output = child.wait_with_output().expect("an exit status");
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(FAILURE), &b""[..]));
 
     let mut child =
@@ -425,17 +426,19 @@ fn a_closed_pipe_ends_quietly() {
             .spawn()
             .expect("the program runs");
     drop(child.stdout.take());
-    let output = child.wait_with_output().expect("an end");
+    let output = child.wait_with_output().expect("an exit status");
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(SUCCESS), &b""[..]));
 }
 
-/// Whatever is printed, what does not arrive is no success. (A closed standard output becomes /dev/null before `main`.)
+/// Checks that a failure to write output is never a success, whatever is printed.
+///
+/// A closed standard output becomes /dev/null before `main`.
 #[cfg(target_os = "linux")]
 #[test]
-fn output_that_does_not_arrive_is_a_failure() {
+fn unwritable_stdout_is_a_failure() {
     let folder = CheckpointFolder::tiny();
     let model = path(folder.path());
-    let told = |arguments: &[&str], redirection: &str| {
+    let run_redirected = |arguments: &[&str], redirection: &str| {
         let mut shell = std::process::Command::new("sh");
         shell
             .args(["-c", &format!("\"$@\" {redirection}"), "sh", env!("CARGO_BIN_EXE_gpt2")])
@@ -458,29 +461,33 @@ fn output_that_does_not_arrive_is_a_failure() {
         &["man"],
     ];
     for command in commands {
-        let (code, error) = told(command, "> /dev/full");
+        let (code, error) = run_redirected(command, "> /dev/full");
         assert_eq!(code, Some(FAILURE), "{command:?}: {error}");
         assert_eq!(
             error, "error: cannot write to standard output: No space left on device (os error 28)\n",
             "{command:?}"
         );
-        let (code, error) = told(command, ">&-");
+        let (code, error) = run_redirected(command, ">&-");
         assert_eq!(code, Some(FAILURE), "{command:?}: {error}");
         assert_eq!(
             error, "error: standard output is closed: redirect it to a file, a program or /dev/null\n",
             "{command:?}"
         );
         for discarded in ["> /dev/null", "1<> /dev/null", "<&- > /dev/null"] {
-            assert_eq!(told(command, discarded), (Some(SUCCESS), String::new()), "{command:?} {discarded}");
+            assert_eq!(
+                run_redirected(command, discarded),
+                (Some(SUCCESS), String::new()),
+                "{command:?} {discarded}"
+            );
         }
     }
-    let (code, error) = told(&["generate", "--colour"], ">&-");
+    let (code, error) = run_redirected(&["generate", "--colour"], ">&-");
     assert!(code == Some(USAGE) && error.contains("--colour"), "{error}");
 }
 
-/// The prompt, its length and the rest in their short forms.
+/// Checks that short forms of the prompt, the number of tokens and other options change no output.
 #[test]
-fn short_forms_give_the_same_output() {
+fn short_options_give_the_same_output() {
     let folder = CheckpointFolder::tiny();
     let model = path(folder.path());
     let long = ["generate", "The dog", "--model", model, "--max-new-tokens", "8", "--seed", "5"];
@@ -539,11 +546,11 @@ fn short_help_fits_a_screen() {
     };
     let commands = names(&[]);
     assert!(commands.len() > 12, "{commands:?}");
-    let below = commands.iter().flat_map(|command| {
-        let below = names(&[command]).into_iter().map(|name| vec![command.clone(), name]);
-        below.chain([vec![command.clone()]]).collect::<Vec<_>>()
+    let all_commands = commands.iter().flat_map(|command| {
+        let subcommands = names(&[command]).into_iter().map(|name| vec![command.clone(), name]);
+        subcommands.chain([vec![command.clone()]]).collect::<Vec<_>>()
     });
-    for command in below {
+    for command in all_commands {
         let mut words: Vec<&str> = command.iter().map(String::as_str).collect();
         words.push("-h");
         let help = run(&words).stdout;
@@ -577,9 +584,9 @@ fn shells_complete_values_and_cached_models() {
     assert!(candidate["description"].as_str().unwrap().starts_with("Maximum number of tokens"));
 }
 
-/// Panics of the tokenizers library end as errors of the file.
+/// Checks that panics in the tokenizers library become errors of the file.
 #[test]
-fn hostile_tokenizers_are_errors() {
+fn tokenizer_panics_become_errors() {
     let tiny = std::fs::read(CheckpointFolder::tiny().file("tokenizer.json")).unwrap();
     let tiny: Value = serde_json::from_slice(&tiny).unwrap();
     let template = json!({
@@ -598,7 +605,7 @@ fn hostile_tokenizers_are_errors() {
 }
 
 #[test]
-fn names_from_a_file_cannot_drive_the_terminal() {
+fn tensor_names_cannot_control_the_terminal() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         let evil = Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap();
         tensors.insert("\u{1b}[31mevil\u{7}".into(), evil);
@@ -628,7 +635,7 @@ fn convert_writes_folders_and_gguf_files() {
     assert_eq!(text(&gguf)["prompt_ids"], text(&source)["prompt_ids"]);
 
     let again = run(&["convert", path(&source), path(&copy)]);
-    assert_refused(&again, FAILURE, "it exists already; remove it, or choose another name");
+    assert_refused(&again, FAILURE, "already exists; remove it, or choose another name");
     assert_refused(
         &run(&["convert", path(&source), "x", "--dtype", "q2"]),
         USAGE,
@@ -638,14 +645,18 @@ fn convert_writes_folders_and_gguf_files() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }
 
-/// The book's files hold no number of heads: it is guessed aloud, or named, in every command that opens one.
+/// Checks that every command that opens a checkpoint accepts its number of heads.
+///
+/// The fixture `book` does not record it. Without `--n-head`, the number is guessed with a note.
 #[test]
-fn heads_can_be_named() {
+fn number_of_heads_can_be_specified() {
     let book = candle_gpt2_testing::fixture_path("formats/book");
     let score = ["score", "--ids", "1,2,3", "--json", "--model", path(&book)];
     let guessed = run(&score);
     assert!(
-        guessed.stderr.contains("note: the number of attention heads is not recorded; 1 of 64"),
+        guessed.stderr.contains(
+            "note: the number of attention heads is not recorded; assuming 1 with head dimension 64"
+        ),
         "{}",
         guessed.stderr
     );
@@ -656,9 +667,9 @@ fn heads_can_be_named() {
     let copy = folder.path().join("copy");
     let converted = run(&["convert", path(&book), path(&copy), "--n-head", "4", "--threads", "1"]);
     assert_eq!((converted.code, converted.stderr.as_str()), (SUCCESS, ""));
-    let of_copy = run(&["score", "--ids", "1,2,3", "--json", "--model", path(&copy)]).json();
+    let copy_score = run(&["score", "--ids", "1,2,3", "--json", "--model", path(&copy)]).json();
     let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-6;
-    assert!(close(&of_copy["loss"], &named.json()["loss"]), "{of_copy}");
+    assert!(close(&copy_score["loss"], &named.json()["loss"]), "{copy_score}");
     for command in ["inspect", "verify"] {
         let found = run(&[command, "--model", path(&book), "--n-head", "4", "--threads", "2", "--json"]);
         assert_eq!((found.code, found.stderr.as_str()), (SUCCESS, ""), "{command}");
@@ -666,30 +677,28 @@ fn heads_can_be_named() {
     let inspected = run(&["inspect", "--model", path(&book), "--n-head", "4", "--json"]).json();
     assert_eq!(inspected["config"]["n_head"], 4);
     let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
-    assert_refused(
-        &other,
-        FAILURE,
-        "4 attention heads, not the 2 that were given; leave the number out (--n-head)",
-    );
-    let built_in = run(&["inspect", "--model", "built-in", "--n-head", "4"]);
+    assert_refused(&other, FAILURE, "4 attention heads, but 2 were requested; omit the number (--n-head)");
+    let built_in = run(&["inspect", "--model", "built-in", "--n-head", "2"]);
     assert_refused(
         &built_in,
         FAILURE,
         &format!(
-            "built-in{MAIN_SEPARATOR}model.safetensors: its configuration has 3 attention heads, not the 4 that were given"
+            "built-in{MAIN_SEPARATOR}model.gguf: the configuration has 4 attention heads, but 2 were requested"
         ),
     );
     assert_refused(
         &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),
         USAGE,
-        "--n-head is for checkpoints",
+        "--n-head applies only to checkpoints",
     );
 }
 
-/// A file of llm.c's with GPT-3's sizes, of which nothing is written but the header.
+/// Checks that weights that exceed the memory are rejected before they are read.
+///
+/// The file has llm.c's format and GPT-3's sizes. Only its header is written.
 #[cfg(target_os = "linux")]
 #[test]
-fn weights_that_memory_cannot_hold_are_refused_before_they_are_read() {
+fn weights_larger_than_memory_are_rejected_before_reading() {
     let (positions, tokens, layers, heads, width, rows) = (2048_u64, 50_257, 96, 96, 12_288_u64, 50_304);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("huge.bin");
@@ -702,13 +711,15 @@ fn weights_that_memory_cannot_hold_are_refused_before_they_are_read() {
     let sparse = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     sparse.set_len(1024 + 4 * parameters).unwrap();
     let refused = run(&["generate", "--ids", "1", "--model", path(&file), "--offline", "--device", "cpu"]);
-    assert_refused(&refused, FAILURE, "the weights take 650.5 GiB of memory in f32, and ");
+    assert_refused(&refused, FAILURE, "the weights need 650.5 GiB of memory in f32, but only ");
 }
 
-/// However the memory is limited: the program ends with a sentence, and no address that nothing is known of.
+/// Checks that running out of memory ends the program with a message, whatever the limit.
+///
+/// A backtrace would contain only unknown addresses.
 #[cfg(target_os = "linux")]
 #[test]
-fn memory_that_is_used_up_is_told_without_a_backtrace() {
+fn out_of_memory_is_reported_without_a_backtrace() {
     let mut failures = 0;
     for mebibytes in (40..200).step_by(4) {
         let limited = format!("ulimit -v {}; exec \"$@\"", mebibytes << 10);
@@ -726,16 +737,16 @@ fn memory_that_is_used_up_is_told_without_a_backtrace() {
             .env("RUST_BACKTRACE", "1")
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(!told.contains("<unknown>") && !told.contains("stack backtrace"), "{told}");
-        failures += usize::from(told.contains("memory allocation of "));
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!message.contains("<unknown>") && !message.contains("stack backtrace"), "{message}");
+        failures += usize::from(message.contains("memory allocation of "));
     }
-    assert!(failures > 0, "no limit was met where memory is allocated");
+    assert!(failures > 0, "no limit made an allocation fail");
 }
 
-/// Escapes protect a terminal from a model's text, and mean the same to a JSON parser.
+/// Checks that escapes protect a terminal from generated text and mean the same to a JSON parser.
 #[test]
-fn json_has_escapes_for_control_characters_and_marks_of_direction() {
+fn json_escapes_control_and_bidirectional_characters() {
     let folder = CheckpointFolder::tiny();
     let text = "a\u{7f}\u{9b}31m\u{202e}\u{2066}\u{61c}b";
     let prompts = folder.file("prompts.txt");
@@ -750,10 +761,10 @@ fn json_has_escapes_for_control_characters_and_marks_of_direction() {
     assert_refused(&missing, FAILURE, "nosuchmodel");
 }
 
-/// Values in files may be of any length, messages are not.
+/// Checks that messages stay short even if values in files are long.
 #[test]
 fn messages_do_not_grow_with_their_input() {
-    let short = |run: &Run, expected: &str| {
+    let assert_short = |run: &Run, expected: &str| {
         assert!(run.stderr.contains(expected), "`{expected}` is not in {:.300}", run.stderr);
         assert!(run.stderr.len() < 10_000, "{} bytes", run.stderr.len());
     };
@@ -762,15 +773,15 @@ fn messages_do_not_grow_with_their_input() {
         let tensor = tensors.remove("transformer.ln_f.weight").unwrap();
         tensors.insert("n".repeat(3_000_000), tensor);
     });
-    let told = verify(&long_name);
-    assert!(told.stdout.len() + told.stderr.len() < 20_000, "{} bytes", told.stdout.len());
-    let of_many_axes = CheckpointFolder::tiny().with_tensors(|tensors| {
+    let result = verify(&long_name);
+    assert!(result.stdout.len() + result.stderr.len() < 20_000, "{} bytes", result.stdout.len());
+    let many_axes = CheckpointFolder::tiny().with_tensors(|tensors| {
         let tensor = tensors.remove("transformer.ln_f.weight").unwrap();
         let sizes = [vec![1; 100_000], tensor.dims().to_vec()].concat();
         tensors.insert("transformer.ln_f.weight".into(), tensor.reshape(sizes).unwrap());
     });
-    let told = verify(&of_many_axes);
-    assert!(told.stdout.len() + told.stderr.len() < 20_000, "{} bytes", told.stdout.len());
+    let result = verify(&many_axes);
+    assert!(result.stdout.len() + result.stderr.len() < 20_000, "{} bytes", result.stdout.len());
     let folder = CheckpointFolder::tiny();
     for (name, task, expected) in [
         ("key.yaml", format!("? {}\n: 1", "k".repeat(900_000)), "unknown field"),
@@ -786,7 +797,7 @@ fn messages_do_not_grow_with_their_input() {
     ] {
         std::fs::write(folder.file("rows.jsonl"), "{\"text\": \"a\"}\n").unwrap();
         std::fs::write(folder.file(name), task).unwrap();
-        let told = run(&["eval", path(&folder.file(name)), "--model", path(folder.path())]);
-        short(&told, expected);
+        let result = run(&["eval", path(&folder.file(name)), "--model", path(folder.path())]);
+        assert_short(&result, expected);
     }
 }

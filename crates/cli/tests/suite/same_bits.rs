@@ -1,4 +1,6 @@
-//! One model, text and seed give the same bytes with every instruction set that this processor has, on any number of threads.
+//! Tests that results are bit-identical with every instruction set and number of threads.
+//!
+//! They cover every instruction set of this processor, for a given model, text and seed.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -10,8 +12,8 @@ use serde_json::Value;
 
 use crate::common::path;
 
-/// What the program writes with these instructions, without times.
-fn written(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr>]) -> Value {
+/// Returns the program's output with these instructions, without times.
+fn output_json(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr>]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_gpt2"))
         .args(arguments)
         .args(["--threads", &threads.to_string()])
@@ -19,16 +21,16 @@ fn written(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr>]) 
         .output()
         .unwrap();
     assert!(output.status.success(), "{instructions}: {}", String::from_utf8_lossy(&output.stderr));
-    let mut written: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut report: Value = serde_json::from_slice(&output.stdout).unwrap();
     for time in ["tokens_per_s", "time_to_first_token_s"] {
-        written.as_object_mut().unwrap().remove(time);
+        report.as_object_mut().unwrap().remove(time);
     }
-    written
+    report
 }
 
-/// Those of `crates/engine/tests/fingerprints.rs`.
+/// Compares with the fingerprints of `crates/engine/tests/fingerprints.rs`.
 #[test]
-fn fingerprints_are_the_same_with_every_instruction_set() {
+fn fingerprints_do_not_depend_on_the_instruction_set() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fingerprints.json");
     let models: Vec<Value> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let mut threads = 0;
@@ -41,16 +43,16 @@ fn fingerprints_are_the_same_with_every_instruction_set() {
                 let kv_dtype = if dtype == "f32" { "f32" } else { "f16" };
                 let types = ["--dtype", dtype, "--kv-dtype", kv_dtype];
                 let verify = [&["verify", "--model", name, "--fingerprint", "--json"], &types[..]].concat();
-                let found = written(instructions, threads, &verify);
-                let what = format!("{name}, {dtype}, {instructions}, {threads} threads");
-                assert_eq!(found["fingerprint"], *expected, "{what}");
+                let found = output_json(instructions, threads, &verify);
+                let case = format!("{name}, {dtype}, {instructions}, {threads} threads");
+                assert_eq!(found["fingerprint"], *expected, "{case}");
             }
         }
     }
 }
 
 #[test]
-fn scores_texts_and_beams_are_the_same_with_every_instruction_set() {
+fn outputs_do_not_depend_on_the_instruction_set() {
     for (dtype, kv_dtype) in [("f32", "f32"), ("f16", "f16"), ("q8", "q8"), ("q6", "f16"), ("q4", "q8")] {
         let types = ["--dtype", dtype, "--kv-dtype", kv_dtype];
         let score = ["score", "But soft, what light through yonder window breaks?", "--json"];
@@ -63,14 +65,14 @@ fn scores_texts_and_beams_are_the_same_with_every_instruction_set() {
                 false => &["--seed", "7", "--num-return-sequences", "4"],
             };
             let generate = ["generate", "ROMEO: I", "--json", "--max-new-tokens", "24"];
-            let given = [&generate[..], texts, &types].concat();
-            calls.push(given.into_iter().map(str::to_owned).chain(sampler).collect());
+            let arguments = [&generate[..], texts, &types].concat();
+            calls.push(arguments.into_iter().map(str::to_owned).chain(sampler).collect());
         }
         for call in calls {
             let mut sets = instruction_sets()
                 .into_iter()
                 .zip(1..)
-                .map(|(instructions, threads)| (instructions, written(instructions, threads, &call)));
+                .map(|(instructions, threads)| (instructions, output_json(instructions, threads, &call)));
             let (_, expected) = sets.next().unwrap();
             for (instructions, found) in sets {
                 assert_eq!(found, expected, "{call:?}, {instructions}");
@@ -79,7 +81,9 @@ fn scores_texts_and_beams_are_the_same_with_every_instruction_set() {
     }
 }
 
-/// The flags of the program for these options; a beam search is asked for by its beams alone.
+/// Converts options to command-line flags.
+///
+/// The result has no `do_sample`, because `--num-beams` alone selects beam search.
 fn flags(options: &str) -> Vec<String> {
     let options: serde_json::Map<String, Value> = serde_json::from_str(options).unwrap();
     let mut flags = Vec::new();

@@ -1,25 +1,26 @@
-//! `gpt2 serve`: its arguments, its first line, its end.
+//! Tests of `gpt2 serve`: arguments, first line and shutdown.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use candle_core::safetensors;
 
-use crate::common::{FAILURE, USAGE, assert_refused, program, run};
+use crate::common::{FAILURE, TIMEOUT, USAGE, assert_refused, program, run, wait_until};
 
-/// A server of the model inside the program, which is killed when this is dropped.
+/// Server of the built-in model, which is killed on drop.
 pub(crate) struct Served {
     pub(crate) child: Child,
-    /// Its first line.
+    /// First line of its output.
     address: String,
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -27,11 +28,11 @@ impl Drop for Served {
 
 impl Served {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        Self::of(program(&[&["serve"], arguments].concat()))
+        Self::spawn(program(&[&["serve"], arguments].concat()))
     }
 
-    /// The server that a command starts.
-    pub(crate) fn of(mut command: Command) -> Self {
+    /// Starts a server with this command.
+    pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command
             .env("GPT2_API_KEY", "")
             .stdin(Stdio::null())
@@ -53,27 +54,27 @@ impl Served {
         assert!(sent.expect("`kill` runs").success());
     }
 
-    /// The exit code and standard error.
-    fn ended(mut self) -> (Option<i32>, String) {
+    /// Waits for the server and returns its exit code and standard error.
+    fn wait(mut self) -> (Option<i32>, String) {
         let mut stderr = String::new();
         self.child.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("UTF-8");
-        (self.child.wait().expect("an end").code(), stderr)
+        (self.child.wait().expect("an exit status").code(), stderr)
     }
 }
 
-/// Sends a request that closes its connection, and reads all.
-pub(crate) fn ask(
+/// Sends a request that closes its connection, and reads the whole response.
+pub(crate) fn send(
     mut stream: impl Read + Write,
     method: &str,
     path: &str,
-    lines: &str,
+    headers: &str,
     body: &str,
 ) -> String {
     let length = body.len();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{lines}\r\n"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
     );
-    stream.write_all(format!("{head}{body}").as_bytes()).expect("a request to send");
+    stream.write_all(format!("{head}{body}").as_bytes()).expect("the request is sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
@@ -82,66 +83,68 @@ pub(crate) fn ask(
 pub(crate) const JSON: &str = "Content-Type: application/json\r\n";
 
 #[test]
-fn the_first_line_is_the_address_and_a_signal_ends_it() {
+fn server_prints_its_address_and_stops_on_a_signal() {
     for signal in ["-TERM", "-INT", "-HUP"] {
         let served = Served::start(&["--port", "0"]);
         assert!(served.address.starts_with("http://127.0.0.1:"), "{}", served.address);
         let body = r#"{"model":"built-in","prompt":"One day","max_tokens":3,"temperature":0}"#;
-        let answer = ask(served.connect(), "POST", "/v1/completions", JSON, body);
+        let answer = send(served.connect(), "POST", "/v1/completions", JSON, body);
         assert!(
             answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"completion_tokens\":3"),
             "{answer}"
         );
-        assert!(ask(served.connect(), "GET", "/", "", "").contains("<title>"));
+        assert!(send(served.connect(), "GET", "/", "", "").contains("<title>"));
         served.signal(signal);
-        assert_eq!(served.ended(), (Some(0), String::new()));
+        assert_eq!(served.wait(), (Some(0), String::new()));
     }
 }
 
-/// A signal is obeyed from the beginning: none finds the server with a socket and without a handler.
+/// Checks that a signal at any time removes the socket.
+///
+/// The handler exists before the socket.
 #[test]
-fn a_signal_at_any_time_leaves_no_socket() {
+fn signal_at_any_time_removes_the_socket() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gpt2.sock");
     let arguments = ["--unix-socket", path.to_str().unwrap()];
     for signal in ["-TERM", "-HUP", "-TERM", "-INT", "-TERM"] {
         let served = Served::start(&arguments);
         served.signal(signal);
-        assert_eq!(served.ended(), (Some(0), String::new()), "{signal}");
+        assert_eq!(served.wait(), (Some(0), String::new()), "{signal}");
         assert!(!path.exists(), "{signal}");
     }
-    // While it loads: as soon as the socket is there.
+    // Signal the server while it loads, as soon as the socket exists.
     for _ in 0..5 {
         let server =
             program(&["serve", "--unix-socket", path.to_str().unwrap()]).stdout(Stdio::null()).spawn();
         let mut server = server.expect("the program runs");
-        while !path.exists() {
-            std::thread::yield_now();
-        }
+        wait_until("no socket", || path.exists());
         let sent = Command::new("kill").args(["-TERM", &server.id().to_string()]).status();
         assert!(sent.expect("`kill` runs").success());
-        assert_eq!(server.wait().expect("an end").code(), Some(0));
+        assert_eq!(server.wait().expect("an exit status").code(), Some(0));
         assert!(!path.exists());
     }
 }
 
-/// Under `nohup` a server outlives its terminal.
+/// Checks that a server outlives its terminal under `nohup`.
 #[test]
-fn a_hangup_that_is_ignored_stays_ignored() {
+fn ignored_hangup_stays_ignored() {
     let mut server = Command::new("sh");
     let script = "trap '' HUP; exec \"$0\" serve --port 0";
     server.args(["-c", script, env!("CARGO_BIN_EXE_gpt2")]);
-    let served = Served::of(server);
+    let served = Served::spawn(server);
     served.signal("-HUP");
-    assert!(ask(served.connect(), "GET", "/health", "", "").starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(send(served.connect(), "GET", "/health", "", "").starts_with("HTTP/1.1 200 OK\r\n"));
     served.signal("-TERM");
-    assert_eq!(served.ended(), (Some(0), String::new()));
+    assert_eq!(served.wait(), (Some(0), String::new()));
 }
 
-/// Fills the log of a server with lines about unknown fields until some are dropped, and returns how many.
+/// Fills a server's log with warnings about unknown fields until lines are dropped.
+///
+/// Returns the number of dropped lines.
 fn fill_log(served: &Served) -> u64 {
     let dropped = || {
-        let metrics = ask(served.connect(), "GET", "/metrics", "", "");
+        let metrics = send(served.connect(), "GET", "/metrics", "", "");
         let line = metrics.lines().find_map(|line| line.strip_prefix("gpt2_log_lines_dropped_total "));
         line.expect("the counter").parse::<u64>().expect("a number")
     };
@@ -152,14 +155,19 @@ fn fill_log(served: &Served) -> u64 {
         body.len()
     );
     let request = format!("{head}{body}");
+    let start = Instant::now();
     while dropped() == 0 {
+        assert!(start.elapsed() < TIMEOUT, "no line was dropped");
         let mut stream = BufReader::new(served.connect());
         for _ in 0..50 {
-            stream.get_mut().write_all(request.as_bytes()).expect("a request to send");
+            stream.get_mut().write_all(request.as_bytes()).expect("the request is sent");
             let (mut line, mut length) = (String::new(), 0);
             while line != "\r\n" {
                 line.clear();
-                assert!(stream.read_line(&mut line).expect("a head") > 0, "the end of the connection");
+                assert!(
+                    stream.read_line(&mut line).expect("a response head") > 0,
+                    "the connection was closed"
+                );
                 if let Some(value) = line.strip_prefix("content-length: ") {
                     length = value.trim_end().parse().expect("a length");
                 }
@@ -170,55 +178,57 @@ fn fill_log(served: &Served) -> u64 {
     dropped()
 }
 
-/// The pipe of standard error is full, and nobody reads it.
+/// Checks that a full pipe on standard error delays neither requests nor the shutdown.
 #[test]
-fn a_stalled_reader_of_the_log_delays_neither_requests_nor_the_end() {
+fn stalled_log_reader_delays_neither_requests_nor_shutdown() {
     let mut served = Served::start(&["--port", "0", "--log-requests"]);
     assert!(fill_log(&served) > 0);
     let body = r#"{"prompt":"One day","max_tokens":1}"#;
-    assert!(ask(served.connect(), "POST", "/v1/completions", JSON, body).starts_with("HTTP/1.1 200 OK\r\n"));
-    assert!(ask(served.connect(), "GET", "/health", "", "").starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(send(served.connect(), "POST", "/v1/completions", JSON, body).starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(send(served.connect(), "GET", "/health", "", "").starts_with("HTTP/1.1 200 OK\r\n"));
     served.signal("-TERM");
-    assert_eq!(served.child.wait().expect("an end").code(), Some(0));
+    assert_eq!(served.child.wait().expect("an exit status").code(), Some(0));
 }
 
-/// Each line is bounded, and once the log is read again, a line reports the number of those that were dropped.
+/// Checks that log lines are bounded and that dropped lines are counted.
+///
+/// Once the log is read again, a line reports the number of dropped lines.
 #[test]
-fn dropped_lines_of_the_log_are_counted_and_reported() {
+fn dropped_log_lines_are_counted_and_reported() {
     let mut served = Served::start(&["--port", "0", "--log-requests"]);
     let dropped = fill_log(&served);
     let mut log = BufReader::new(served.child.stderr.take().expect("a pipe")).lines();
     let mut next = || log.next().expect("a line").expect("UTF-8");
-    // Makes room for the next line, in front of which the number is reported.
+    // Make space for the next line, before which the number is reported.
     let read: Vec<String> = (0..200).map(|_| next()).collect();
     assert!(read.iter().all(|line| line.len() < 2 << 10));
     assert!(read.iter().any(|line| line.ends_with('…')), "{}", read[0]);
-    ask(served.connect(), "GET", "/health", "", "");
+    send(served.connect(), "GET", "/health", "", "");
     let reported = loop {
         if let Some(rest) = next().strip_prefix("log: dropped ") {
             break rest.split(' ').next().expect("a number").parse::<u64>().expect("a number");
         }
     };
-    // The request that asked for the number has a line, too.
+    // The request for the metrics is logged, too.
     assert!((dropped..dropped + 3).contains(&reported), "{reported} of {dropped}");
     let last = next();
     assert!(last.contains(" GET /health 200 "), "{last}");
     served.signal("-TERM");
-    assert_eq!(served.child.wait().expect("an end").code(), Some(0));
+    assert_eq!(served.child.wait().expect("an exit status").code(), Some(0));
 }
 
 #[test]
-fn check_tells_a_server_that_is_ready_from_none() {
+fn check_reports_whether_a_server_is_ready() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
-    for (listens, asked) in [
+    for (arguments, option) in [
         (["--port", "0", "--host", "127.0.0.1"], "--port"),
         (["--unix-socket", socket.to_str().unwrap(), "--parallel", "2"], "--unix-socket"),
     ] {
-        let served = Served::start(&listens);
+        let served = Served::start(&arguments);
         let address = served.address.clone();
-        let place = address.rsplit_once(':').unwrap().1;
-        let checked = run(&["serve", "--check", asked, place]);
+        let value = address.rsplit_once(':').unwrap().1;
+        let checked = run(&["serve", "--check", option, value]);
         assert_eq!(
             (checked.code, checked.stdout),
             (0, format!("{address} is ready\n")),
@@ -226,42 +236,44 @@ fn check_tells_a_server_that_is_ready_from_none() {
             checked.stderr
         );
         served.signal("-TERM");
-        assert_eq!(served.ended(), (Some(0), String::new()));
-        let refused = run(&["serve", "--check", asked, place]);
-        assert_refused(&refused, FAILURE, &format!("{address}: no server is ready there"));
+        assert_eq!(served.wait(), (Some(0), String::new()));
+        let refused = run(&["serve", "--check", option, value]);
+        assert_refused(&refused, FAILURE, &format!("{address}: no server is ready; start one"));
     }
 }
 
-/// The tokens are those of `scripts/reference/heads.py`.
+/// Serves a classifier with the tokens of `scripts/reference/heads.py`.
 #[test]
-fn a_classifier_is_served_too() {
+fn classifier_is_served() {
     let model = candle_gpt2_testing::fixture_path("heads/sequence");
     let served = Served::start(&["--port", "0", "--model", model.to_str().unwrap()]);
     let expected = candle_gpt2_testing::json_fixture("heads/expected")["sequence"].clone();
     let body = format!("{{\"input\":{}}}", expected["ids"][1]);
-    let answer = ask(served.connect(), "POST", "/v1/classify", JSON, &body);
+    let answer = send(served.connect(), "POST", "/v1/classify", JSON, &body);
     let label = expected["pipeline"][1][0]["label"].as_str().unwrap();
     assert!(
         answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains(&format!("\"label\":\"{label}\"")),
         "{answer}"
     );
     served.signal("-TERM");
-    assert_eq!(served.ended(), (Some(0), String::new()));
+    assert_eq!(served.wait(), (Some(0), String::new()));
 }
 
-/// With `--activations` the inside is shown and changed, also by the features of a dictionary, whose folder stays the server's secret.
+/// Checks that `--activations` lets clients read and steer activations.
+///
+/// Clients can also steer with features of a dictionary, whose folder they never see.
 #[test]
-fn a_server_shows_and_steers_the_inside_of_its_model() {
+fn activations_can_be_read_and_steered() {
     let folder = tempfile::tempdir().unwrap();
     let pattern = |shape: &[usize], offset| candle_gpt2_testing::pattern(shape, 1.0, offset);
     let tensors = HashMap::from([
-        ("W_enc", pattern(&[192, 3], 1)),
+        ("W_enc", pattern(&[256, 3], 1)),
         ("b_enc", pattern(&[3], 2)),
-        ("W_dec", pattern(&[3, 192], 3)),
-        ("b_dec", pattern(&[192], 4)),
+        ("W_dec", pattern(&[3, 256], 3)),
+        ("b_dec", pattern(&[256], 4)),
     ]);
     safetensors::save(&tensors, folder.path().join("sae_weights.safetensors")).unwrap();
-    let config = r#"{"d_in": 192, "d_sae": 3, "hook_name": "blocks.2.hook_resid_pre", "architecture": "standard",
+    let config = r#"{"d_in": 256, "d_sae": 3, "hook_name": "blocks.2.hook_resid_pre", "architecture": "standard",
         "activation_fn": "relu", "apply_b_dec_to_input": true}"#;
     std::fs::write(folder.path().join("cfg.json"), config).unwrap();
     let dictionary = format!("res2={}", folder.path().display());
@@ -271,11 +283,11 @@ fn a_server_shows_and_steers_the_inside_of_its_model() {
             r#"{{"prompt": "One day", "max_tokens": 9, "temperature": 0, "steering": {steering},
                 "activations": {{"sites": ["resid_post5"], "of": "both"}}}}"#
         );
-        ask(served.connect(), "POST", "/v1/completions", JSON, &body)
+        send(served.connect(), "POST", "/v1/completions", JSON, &body)
     };
     let shown = complete("[]");
     assert!(
-        shown.contains(r#""site":"blocks.5.hook_resid_post","shape":[1,192],"positions":[9]"#),
+        shown.contains(r#""site":"blocks.5.hook_resid_post","shape":[1,256],"positions":[9]"#),
         "{shown}"
     );
     let text = |answer: &str| {
@@ -284,7 +296,7 @@ fn a_server_shows_and_steers_the_inside_of_its_model() {
     let steered = complete(r#"[{"dictionary": "res2", "feature": 1, "scale": 100}]"#);
     assert!(steered.starts_with("HTTP/1.1 200 OK\r\n") && text(&steered) != text(&shown), "{steered}");
     let refused = complete(r#"[{"dictionary": "res3", "feature": 1}]"#);
-    let expected = "steering[0].dictionary: there is no such dictionary; this server has `res2`";
+    let expected = "steering[0].dictionary: unknown dictionary; this server has `res2`";
     assert!(refused.starts_with("HTTP/1.1 400 ") && refused.contains(expected), "{refused}");
     let twice = run(&[
         "serve",
@@ -296,15 +308,15 @@ fn a_server_shows_and_steers_the_inside_of_its_model() {
         "--dictionary",
         &dictionary,
     ]);
-    assert_refused(&twice, USAGE, "this name was given before");
+    assert_refused(&twice, USAGE, "duplicate name");
     let other = candle_gpt2_testing::fixture_path("dictionaries/saelens-plain/cfg.json");
     let other = format!("plain={}", other.parent().unwrap().display());
     let other = run(&["serve", "--port", "0", "--activations", "--dictionary", &other]);
-    assert!(other.code != 0 && other.stderr.contains("192"), "{}", other.stderr);
+    assert!(other.code != 0 && other.stderr.contains("256"), "{}", other.stderr);
 }
 
 #[test]
-fn what_has_begun_is_finished_after_a_signal() {
+fn running_request_is_finished_after_a_signal() {
     let served = Served::start(&["--port", "0"]);
     let mut stream = served.connect();
     let body = r#"{"prompt":"O","max_tokens":200,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}"#;
@@ -319,26 +331,26 @@ fn what_has_begun_is_finished_after_a_signal() {
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("\"completion_tokens\":200") && rest.contains("data: [DONE]"), "{rest}");
-    assert_eq!(served.ended(), (Some(0), String::new()));
+    assert_eq!(served.wait(), (Some(0), String::new()));
 }
 
-/// Who asks is told: counts, codes and times, never a text, an id or a key.
+/// Checks that the log has counts, codes and times, but never a text, an id or a key.
 #[test]
-fn the_log_tells_of_requests_and_nothing_of_texts() {
+fn log_records_requests_without_texts_or_keys() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.txt");
     std::fs::write(&keys, "# for the tests\n\n  secret-key  \n").unwrap();
     let served = Served::start(&["--port", "0", "--log-requests", "--api-key-file", keys.to_str().unwrap()]);
-    let lines = format!("{JSON}Authorization: Bearer secret-key\r\nX-Request-Id: mine\r\n");
+    let headers = format!("{JSON}Authorization: Bearer secret-key\r\nX-Request-Id: mine\r\n");
     let body = r#"{"prompt":"MYSTERY","max_tokens":4,"ignore_eos":true,"temperature":0,"user":"somebody"}"#;
-    let answer = ask(served.connect(), "POST", "/v1/completions", &lines, body);
+    let answer = send(served.connect(), "POST", "/v1/completions", &headers, body);
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("x-request-id: mine\r\n"), "{answer}");
-    let refused = ask(served.connect(), "POST", "/v1/completions", JSON, body);
+    let refused = send(served.connect(), "POST", "/v1/completions", JSON, body);
     assert!(refused.starts_with("HTTP/1.1 401 Unauthorized\r\n"), "{refused}");
-    ask(served.connect(), "GET", "/secret-path?MYSTERY", &lines, "");
+    send(served.connect(), "GET", "/secret-path?MYSTERY", &headers, "");
     served.signal("-TERM");
-    let (code, log) = served.ended();
+    let (code, log) = served.wait();
     assert_eq!(code, Some(0));
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 3, "{log}");
@@ -351,15 +363,15 @@ fn the_log_tells_of_requests_and_nothing_of_texts() {
     }
 }
 
-/// Each line is an object with what the line of text tells.
+/// Checks that each line is a JSON object with the fields of the text format.
 #[test]
-fn the_log_may_be_json() {
+fn log_can_be_json() {
     let served = Served::start(&["--port", "0", "--log-requests", "--log-format", "json"]);
-    let lines = format!("{JSON}X-Request-Id: mine\r\n");
+    let headers = format!("{JSON}X-Request-Id: mine\r\n");
     let body = r#"{"prompt":"MYSTERY","max_token":4,"max_tokens":1,"ignore_eos":true}"#;
-    ask(served.connect(), "POST", "/v1/completions", &lines, body);
+    send(served.connect(), "POST", "/v1/completions", &headers, body);
     served.signal("-TERM");
-    let (code, log) = served.ended();
+    let (code, log) = served.wait();
     let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((code, lines.len()), (Some(0), 2), "{log}");
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["request_id"] == "mine"), "{log}");
@@ -372,27 +384,29 @@ fn the_log_may_be_json() {
     assert!(request["seconds"].is_f64() && !log.contains("MYSTERY"), "{log}");
 }
 
-/// Without `--strict` a line of the log has the request's number and the field; with it the request is refused.
+/// Checks that unknown fields are logged, or rejected with `--strict`.
+///
+/// A log line has the request's id and the field.
 #[test]
-fn unknown_fields_are_logged_or_refused() {
-    let lines = format!("{JSON}X-Request-Id: mine\r\n");
+fn unknown_fields_are_logged_or_rejected() {
+    let headers = format!("{JSON}X-Request-Id: mine\r\n");
     let body = r#"{"prompt":"MYSTERY","max_token":4,"max_tokens":1,"stream":true}"#;
-    let looked = r#"{"prompt":"MYSTERY","layer":[0]}"#;
+    let look = r#"{"prompt":"MYSTERY","layer":[0]}"#;
     for (arguments, status) in
         [(&["--port", "0"][..], "200 OK"), (&["--port", "0", "--strict"], "400 Bad Request")]
     {
         let served = Served::start(arguments);
-        for (path, body, told) in [
+        for (path, body, hint) in [
             ("/v1/completions", body, "did you mean `max_tokens`?"),
-            ("/look/attention", looked, "did you mean `layers`?"),
+            ("/look/attention", look, "did you mean `layers`?"),
         ] {
-            let answer = ask(served.connect(), "POST", path, &lines, body);
+            let answer = send(served.connect(), "POST", path, &headers, body);
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
-            assert_eq!(answer.matches(told).count(), 1, "{answer}");
+            assert_eq!(answer.matches(hint).count(), 1, "{answer}");
             assert_eq!(answer.contains("\"warnings\":[\""), status == "200 OK", "{answer}");
         }
         served.signal("-TERM");
-        let (code, log) = served.ended();
+        let (code, log) = served.wait();
         let expected = match status {
             "200 OK" => {
                 "mine unknown field `max_token` was ignored; did you mean `max_tokens`?\n\
@@ -405,45 +419,45 @@ fn unknown_fields_are_logged_or_refused() {
 }
 
 #[test]
-fn a_killed_server_hinders_no_other() {
+fn killed_server_does_not_block_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gpt2.sock");
     let arguments = ["--unix-socket", path.to_str().unwrap()];
     let served = Served::start(&arguments);
     assert_eq!(served.address, format!("unix:{}", path.display()));
     served.signal("-KILL");
-    assert_eq!(served.ended().0, None);
+    assert_eq!(served.wait().0, None);
     assert!(path.exists());
     let served = Served::start(&arguments);
-    let answer = ask(UnixStream::connect(&path).unwrap(), "GET", "/health", "", "");
+    let answer = send(UnixStream::connect(&path).unwrap(), "GET", "/health", "", "");
     assert!(answer.ends_with("{\"status\":\"ok\"}"), "{answer}");
     let second = run(&[&["serve"], &arguments[..]].concat());
-    assert_refused(&second, FAILURE, "a program listens on the socket");
+    assert_refused(&second, FAILURE, "another program already listens on the socket");
     served.signal("-TERM");
-    assert_eq!(served.ended().0, Some(0));
+    assert_eq!(served.wait().0, Some(0));
     assert!(!path.exists());
 }
 
 #[test]
-fn a_port_in_use_is_refused_before_the_model_is_read() {
+fn port_in_use_is_reported_before_the_model_is_read() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let refused = run(&["serve", "--port", &port, "--model", "no/such/model"]);
     let expected = format!(
-        "port {port} of 127.0.0.1 is in use: stop the program that listens there, or choose another port"
+        "port {port} of 127.0.0.1 is in use; stop the program that listens there, or choose another port"
     );
     assert_refused(&refused, FAILURE, &expected);
     assert!(refused.stderr.contains("(--port)"), "{}", refused.stderr);
 }
 
 #[test]
-fn wrong_calls_are_refused() {
+fn invalid_calls_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().join("keys.txt");
     std::fs::write(&empty, "# nothing\n").unwrap();
     let empty = empty.to_str().unwrap();
     let cases: [(&[&str], &str); 28] = [
-        (&["--host", "0.0.0.0"], "0.0.0.0 is an address that other machines reach, and no key is set"),
+        (&["--host", "0.0.0.0"], "0.0.0.0 is reachable from other machines, but no API key is set"),
         (&["--host", "0.0.0.0"], "(--api-key-file, --host, --no-auth)"),
         (&["--port", "70000"], "--port"),
         (&["--port", "-1"], "--port"),
@@ -466,13 +480,13 @@ fn wrong_calls_are_refused() {
         (&["--cors-origin", "example.com"], "expected an origin without a path, such as https://example.com"),
         (&["--cors-origin", "http://a b"], "found \"http://a b\" (--cors-origin)"),
         (&["--queue-timeout", "1e-10"], "expected a number of seconds from 0.001 to 86400"),
-        (&["--alias", ""], "aliases: expected a name of at least one character that is visible"),
+        (&["--alias", ""], "aliases: expected a non-empty name without control characters"),
         (&["--alias", ""], "found \"\" (--alias)"),
         (&["--served-model-name", " "], "found \" \" (--served-model-name)"),
         (&["--allow-host", "a b"], "such as model.lan, found \"a b\" (--allow-host)"),
-        (&["--host", ""], "host: expected a name or an address, found \"\" (--host)"),
+        (&["--host", ""], "host: expected a host name or address, found \"\" (--host)"),
         (&["--unix-socket", ""], "a value is required for '--unix-socket <PATH>'"),
-        (&["--api-key-file", empty], "holds no key"),
+        (&["--api-key-file", empty], "contains no key"),
         (&["--unix-socket", "x", "--port", "1"], "cannot be used with"),
     ];
     for (arguments, expected) in cases {
@@ -483,16 +497,15 @@ fn wrong_calls_are_refused() {
     let missing = run(&["serve", "--chat-template", "no/such/file"]);
     assert_refused(&missing, FAILURE, "expected eos-join or a file, cannot read no/such/file");
     let few = run(&["serve", "--port", "0", "--kv-tokens", "1"]);
-    let expected =
-        "kv_tokens: expected at least 512, the tokens of the model's context, found 1 (--kv-tokens)";
+    let expected = "kv_tokens: expected at least 512, the model's context length, found 1 (--kv-tokens)";
     assert_refused(&few, USAGE, expected);
-    let room = run(&["serve", "--port", "0", "--kv-tokens", "1073741824"]);
-    assert_refused(&room, USAGE, "--parallel, --kv-tokens, --kv-dtype f16");
+    let too_large = run(&["serve", "--port", "0", "--kv-tokens", "1073741824"]);
+    assert_refused(&too_large, USAGE, "--parallel, --kv-tokens, --kv-dtype f16");
 }
 
-/// What the system says is told once.
+/// Checks that the system's message appears only once.
 #[test]
-fn an_address_that_cannot_be_listened_on_is_told_once() {
+fn failed_listen_reports_the_system_error_once() {
     for (arguments, option) in [
         (["--host", "192.0.2.1", "--no-auth"].as_slice(), "--host"),
         (&["--unix-socket", "no/such/folder/gpt2.sock"], "--unix-socket"),
@@ -504,18 +517,21 @@ fn an_address_that_cannot_be_listened_on_is_told_once() {
     }
 }
 
-/// A model whose numbers are none: the client learns that the log says why, and it does, once and under the request's id.
+/// Checks that a request with non-finite logits is logged once, under its id.
+///
+/// The response refers the client to the log, which has the reason.
 #[test]
-fn a_request_that_fails_inside_is_one_line_of_the_log() {
+fn internal_error_is_logged_on_one_line() {
     let folder = candle_gpt2_testing::CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert("transformer.ln_f.bias".into(), candle_gpt2_testing::pattern(&[28], f64::NAN, 5));
     });
     let served = Served::start(&["--port", "0", "--model", folder.path().to_str().unwrap()]);
-    let lines = format!("{JSON}X-Request-Id: mine\r\n");
-    let answer = ask(served.connect(), "POST", "/v1/completions", &lines, r#"{"prompt":[5],"max_tokens":2}"#);
-    assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("its log says why"), "{answer}");
+    let headers = format!("{JSON}X-Request-Id: mine\r\n");
+    let answer =
+        send(served.connect(), "POST", "/v1/completions", &headers, r#"{"prompt":[5],"max_tokens":2}"#);
+    assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("internal error"), "{answer}");
     served.signal("-TERM");
-    let (code, log) = served.ended();
+    let (code, log) = served.wait();
     assert_eq!((code, log.lines().count()), (Some(0), 1), "{log}");
     assert!(log.starts_with("mine failed: ") && log.contains("not finite"), "{log}");
 }

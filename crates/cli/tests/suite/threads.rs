@@ -1,4 +1,4 @@
-//! Results do not depend on the number of threads, whatever the precision.
+//! Tests that results do not depend on the number of threads, at any precision.
 
 use std::process::Command;
 
@@ -7,12 +7,12 @@ use candle_gpt2_testing::CheckpointFolder;
 use crate::common::{SUCCESS, USAGE, assert_refused, run};
 
 #[test]
-fn scores_and_texts_are_the_same_on_any_number_of_threads() {
+fn thread_count_does_not_change_scores_or_completions() {
     let folder = CheckpointFolder::tiny();
     let ids: Vec<String> = (0..40).map(|index| (index * 37 % 300).to_string()).collect();
     let (ids, model) = (ids.join(","), folder.path().to_str().unwrap());
     let score = ["score", "--ids", &ids, "--json"];
-    // Texts come from a cache, in f32 or f16.
+    // Completions use a KV cache in f32 or f16.
     let generate = |kv_dtype| ["generate", "--ids", "5,9,70", "--greedy", "--kv-dtype", kv_dtype];
     for dtype in ["f32", "f16", "q8", "q6", "q5", "q4"] {
         for arguments in [&score[..], &generate("f32"), &generate("f16")] {
@@ -34,27 +34,27 @@ fn scores_and_texts_are_the_same_on_any_number_of_threads() {
 }
 
 #[test]
-fn short_contexts_are_measured_as_far_as_they_go() {
+fn bench_decodes_fewer_tokens_in_short_contexts() {
     let folder = CheckpointFolder::tiny();
-    let told = run(&["bench", "--json", folder.path().to_str().unwrap()]);
-    assert_eq!(told.code, SUCCESS, "{}", told.stderr);
-    let note = "the context has 48 tokens: decode generates 40 after 8 in place of 128";
-    assert!(told.stderr.contains(note), "{}", told.stderr);
-    let report: serde_json::Value = serde_json::from_str(&told.stdout).unwrap();
+    let measured = run(&["bench", "--json", folder.path().to_str().unwrap()]);
+    assert_eq!(measured.code, SUCCESS, "{}", measured.stderr);
+    let note = "the context has 48 tokens: decode generates 40 after 8 instead of 128";
+    assert!(measured.stderr.contains(note), "{}", measured.stderr);
+    let report: serde_json::Value = serde_json::from_str(&measured.stdout).unwrap();
     assert!(report["decode"].as_f64().unwrap() > 0.0 && report["decode_at_896"].is_null(), "{report}");
     assert_eq!((&report["dtype"], report["prefill"].as_object().unwrap().len()), (&"f32".into(), 0));
 }
 
 #[test]
-fn several_numbers_of_threads_are_measured_one_after_the_other() {
-    let told = run(&["bench", "--json", "--dtype", "q8", "--threads", "1,3"]);
-    assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));
+fn bench_measures_each_thread_count() {
+    let measured = run(&["bench", "--json", "--dtype", "q8", "--threads", "1,3"]);
+    assert_eq!((measured.code, measured.stderr.as_str()), (SUCCESS, ""));
     let reports: Vec<serde_json::Value> =
-        told.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        measured.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let threads: Vec<_> = reports.iter().map(|report| report["threads"].as_u64().unwrap()).collect();
     assert_eq!(threads, [1, 3]);
     for report in &reports {
-        // Five in each of six blocks, if attention is one, and the head.
+        // Five regions in each of six blocks, with attention counted as one, and the output head.
         let regions = report["regions_per_token"].as_f64().unwrap();
         assert!((25.0..44.0).contains(&regions), "{report}");
     }
@@ -62,9 +62,11 @@ fn several_numbers_of_threads_are_measured_one_after_the_other() {
     assert_refused(&run(&["score", "a", "--threads", "1,2"]), USAGE, "--threads");
 }
 
-/// Another instruction set can be had by its name, and one that the processor has not is refused with those that it has.
+/// Checks that an instruction set can be selected by name.
+///
+/// A set that the processor lacks is rejected with a list of the available ones.
 #[test]
-fn instruction_sets_are_chosen_by_name() {
+fn instruction_set_is_selected_by_name() {
     let folder = CheckpointFolder::tiny();
     let run = |name: &str| {
         Command::new(env!("CARGO_BIN_EXE_gpt2"))
@@ -87,8 +89,8 @@ fn instruction_sets_are_chosen_by_name() {
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["ids"].clone()
     };
     assert_eq!(ids("portable"), ids(""));
-    let refused = run("avx9");
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(2), "{told}");
-    assert!(told.contains("`avx9`") && told.contains("portable"), "{told}");
+    let rejected = run("avx9");
+    let message = String::from_utf8_lossy(&rejected.stderr).into_owned();
+    assert_eq!(rejected.status.code(), Some(2), "{message}");
+    assert!(message.contains("`avx9`") && message.contains("portable"), "{message}");
 }

@@ -1,17 +1,20 @@
-//! `gpt2 tokenize` as its users call it: its files, a training on them, going on after a kill, refusals.
+//! Tests of `gpt2 tokenize`: files, training on them, resuming after a kill, and refusals.
 
 use std::fs;
 use std::process::Stdio;
-use std::time::Duration;
 
 use candle_gpt2_testing::{CheckpointFolder, entries, files};
 use serde_json::Value;
 
-use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use crate::common::{
+    FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input, wait_until,
+};
 
-/// GPT-2's own vocabulary would be a download: the tiny one has "The" in tokens, and a character of two bytes in two.
+/// Uses the tiny vocabulary, because GPT-2's own would need a download.
+///
+/// It has a token for "The", and splits a character of two bytes into two tokens.
 #[test]
-fn the_tokens_of_a_text_are_printed() {
+fn tokens_of_a_text_are_printed() {
     let tiny = CheckpointFolder::tiny();
     let model = path(tiny.path());
     let report = run(&["tokenize", "The é", "-m", model, "--json"]).json();
@@ -20,31 +23,35 @@ fn the_tokens_of_a_text_are_printed() {
     assert_eq!(tokens.iter().flat_map(bytes).collect::<Vec<u8>>(), "The é".as_bytes());
     let ids: Vec<String> = tokens.iter().map(|token| token["id"].to_string()).collect();
     let prompt = run(&["generate", "The é", "-m", model, "--greedy", "-n", "1", "--json"]).json();
-    assert_eq!(prompt["prompt_ids"].to_string(), format!("[{}]", ids.join(",")), "as the model reads it");
+    assert_eq!(
+        prompt["prompt_ids"].to_string(),
+        format!("[{}]", ids.join(",")),
+        "the same tokens as in a prompt"
+    );
     for (index, token) in tokens.iter().enumerate() {
         assert_eq!(token["index"], index);
         assert_eq!(token["text"], String::from_utf8_lossy(&bytes(token)).as_ref());
     }
 
-    let told = run(&["tokenize", "The é", "-m", model]);
-    assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));
-    let lines: Vec<&str> = told.stdout.lines().collect();
+    let table = run(&["tokenize", "The é", "-m", model]);
+    assert_eq!((table.code, table.stderr.as_str()), (SUCCESS, ""));
+    let lines: Vec<&str> = table.stdout.lines().collect();
     assert_eq!(lines.len(), tokens.len() + 1);
     for (line, id) in lines.iter().zip(&ids) {
         assert!(line.trim_start().starts_with(&format!("{id}  \"")), "{line}");
     }
-    assert!(lines[tokens.len() - 1].ends_with(" a9"), "{}", told.stdout);
+    assert!(lines[tokens.len() - 1].ends_with(" a9"), "{}", table.stdout);
     assert_eq!(lines[tokens.len()], format!("{} tokens, 6 bytes of text", tokens.len()));
-    assert_eq!(run_with_input(&["tokenize", "-m", model], "The é".as_bytes()).stdout, told.stdout);
+    assert_eq!(run_with_input(&["tokenize", "-m", model], "The é".as_bytes()).stdout, table.stdout);
     let tokenizer = tiny.file("tokenizer.json");
-    assert_eq!(run(&["tokenize", "The é", "--tokenizer", path(&tokenizer)]).stdout, told.stdout);
+    assert_eq!(run(&["tokenize", "The é", "--tokenizer", path(&tokenizer)]).stdout, table.stdout);
     assert_eq!(
         run(&["tokenize", ""]).stdout,
         "0 tokens, 0 bytes of text\n",
-        "of the model inside the program"
+        "the built-in model's tokenizer"
     );
 
-    assert_refused(&run(&["tokenize", "a", "b"]), USAGE, "put it in quotes, or give --out DIR");
+    assert_refused(&run(&["tokenize", "a", "b"]), USAGE, "put it in quotes, or use --out DIR");
     assert_refused(&run(&["tokenize", "a", "--shard-tokens", "5"]), USAGE, "--out <DIR>");
     let file = run(&["tokenize", path(&tokenizer), "-m", model]);
     assert_eq!(file.code, SUCCESS);
@@ -52,7 +59,7 @@ fn the_tokens_of_a_text_are_printed() {
 }
 
 #[test]
-fn texts_become_files_that_a_training_reads() {
+fn train_reads_the_written_token_files() {
     let tiny = CheckpointFolder::tiny();
     let (text, tokens, out) = (tiny.file("book.txt"), tiny.file("tokens"), tiny.file("trained"));
     fs::write(&text, "What say you, neighbour?\n".repeat(200)).unwrap();
@@ -70,21 +77,21 @@ fn texts_become_files_that_a_training_reads() {
     let report = run(&[&arguments[..], &["--steps", "1", "--batch-size", "2", "--json"]].concat()).json();
     assert_eq!(report["training_tokens"].as_u64(), Some(tokens_of("training_tokens") as u64));
 
-    let told = run(&[&["tokenize", path(&text)], &options[..]].concat());
+    let again = run(&[&["tokenize", path(&text)], &options[..]].concat());
     assert_refused(
-        &told,
+        &again,
         USAGE,
-        "the folder is not empty; add --resume to continue what is in it, or choose another name",
+        "the folder is not empty; add --resume to continue the job in it, or choose another name",
     );
     let bytes = fs::read(tokens.join("train_000000.bin")).unwrap();
     fs::write(tokens.join("train_000000.bin"), &bytes[..bytes.len() - 2]).unwrap();
     let arguments = ["train", "--data", path(&tokens), "--init", model, "--out", path(&out), "--resume"];
-    assert_refused(&run(&arguments), FAILURE, "train_000000.bin: it was cut short");
+    assert_refused(&run(&arguments), FAILURE, "train_000000.bin: truncated");
 }
 
-/// Killed at its begin, and again after it was saved.
+/// Kills the run at its start, and again after it has saved progress.
 #[test]
-fn what_was_killed_goes_on_to_the_same_files() {
+fn killed_run_resumes_to_the_same_files() {
     let tiny = CheckpointFolder::tiny();
     let (text, whole, killed) = (tiny.file("book.txt"), tiny.file("whole"), tiny.file("killed"));
     let line =
@@ -104,15 +111,15 @@ fn what_was_killed_goes_on_to_the_same_files() {
         assert_eq!(manifest["complete"], false);
         manifest["sources"][0]["read"].as_u64()
     };
-    for least in [0, 1] {
+    for minimum in [0, 1] {
         let mut process = call(&killed, "3").spawn().unwrap();
-        while read().is_none_or(|read| read < least) {
-            assert!(process.try_wait().unwrap().is_none(), "it ended before it was killed");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("no text is read", || {
+            assert!(process.try_wait().unwrap().is_none(), "the run finished before it was killed");
+            read().is_some_and(|read| read >= minimum)
+        });
         process.kill().unwrap();
         process.wait().unwrap();
-        // What has a shard's name is whole.
+        // A file with a shard's name is complete.
         let expected = files(&whole);
         for name in entries(&killed).into_iter().filter(|name| name.ends_with(".bin")) {
             let bytes = fs::read(killed.join(&name)).unwrap();
@@ -120,28 +127,28 @@ fn what_was_killed_goes_on_to_the_same_files() {
         }
         let (model, out) = (path(tiny.path()), tiny.file("trained"));
         let arguments = ["train", "--data", path(&killed), "--init", model, "--out", path(&out)];
-        assert_refused(&run(&arguments), FAILURE, "its making was interrupted");
+        assert_refused(&run(&arguments), FAILURE, "its job was interrupted");
     }
     assert_eq!(call(&killed, "2").status().unwrap().code(), Some(SUCCESS));
-    assert!(files(&killed) == files(&whole), "other files");
+    assert!(files(&killed) == files(&whole), "the files differ");
 }
 
 #[test]
-fn wrong_calls_are_told() {
+fn invalid_calls_are_rejected() {
     let tiny = CheckpointFolder::tiny();
     let text = tiny.file("book.txt");
     fs::write(&text, "words\n").unwrap();
     let out = tiny.file("tokens");
-    let told = |more: &[&str]| run(&[&["tokenize", path(&text), "--out", path(&out)], more].concat());
+    let tokenize = |more: &[&str]| run(&[&["tokenize", path(&text), "--out", path(&out)], more].concat());
     let model = ["--model", path(tiny.path())];
-    assert_refused(&told(&[]), USAGE, "--model <CHECKPOINT>");
-    assert_refused(&told(&[&model[..], &["--format", "npy"]].concat()), USAGE, "nanogpt or llm.c");
-    assert_refused(&told(&[&model[..], &["--dtype", "u8"]].concat()), USAGE, "u16 or u32");
+    assert_refused(&tokenize(&[]), USAGE, "--model <CHECKPOINT>");
+    assert_refused(&tokenize(&[&model[..], &["--format", "npy"]].concat()), USAGE, "nanogpt or llm.c");
+    assert_refused(&tokenize(&[&model[..], &["--dtype", "u8"]].concat()), USAGE, "u16 or u32");
     assert_refused(
-        &told(&[&model[..], &["--shard-tokens", "0"]].concat()),
+        &tokenize(&[&model[..], &["--shard-tokens", "0"]].concat()),
         USAGE,
         "--shard-tokens: expected at least 1",
     );
-    assert_refused(&told(&["--tokenizer", path(&text)]), FAILURE, "book.txt");
+    assert_refused(&tokenize(&["--tokenizer", path(&text)]), FAILURE, "book.txt");
     assert!(!out.exists());
 }

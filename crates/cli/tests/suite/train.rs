@@ -1,27 +1,28 @@
-//! `gpt2 train` as its users call it: what it leaves and prints, kills and interrupts, full disks, flags. What is learned, and what
-//! is wrong with data and options, are tested in the crates `training` and `jobs`.
+//! Tests of `gpt2 train`: files and output, kills and interrupts, full disks, and flags.
+//!
+//! The crates `training` and `jobs` test what is learned and which data and options are rejected.
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
-use crate::common::{FAILURE, SUCCESS, USAGE};
+use crate::common::{FAILURE, SUCCESS, USAGE, wait_until};
 
 #[cfg(unix)]
 const INTERRUPTED: i32 = 130;
 
 const CONFIG: &str = r#"{"vocab_size": 280, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
-/// Wide enough to learn what the order of words says.
+/// Model wide enough to learn from the order of words.
 const ROWS_CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 20, "n_embd": 32, "n_layer": 2, "n_head": 4,
     "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}"#;
 const NAMES: [&str; 6] = ["ada", "bob", "cid", "dan", "eve", "fay"];
 const STATE: &str = "training-state.safetensors";
 
-/// A folder with a text, rows of both tasks, configurations, and room for results.
+/// Folder with a text, rows for both tasks, configurations and results.
 struct Bench(tempfile::TempDir);
 
 impl Bench {
@@ -32,19 +33,19 @@ impl Bench {
         let line =
             |line| format!("FIRST CITIZEN {}:\nWhat say you, neighbour {}?\n\n", line % 7, line * 37 % 101);
         bench.write("text.txt", (0..400).map(line).collect::<String>());
-        let (mut labelled, mut answers) = (String::new(), String::new());
-        // Everybody and everybody else, in many ways: of the same words two rows are made, with two labels.
+        let (mut labeled, mut answers) = (String::new(), String::new());
+        // Every ordered pair of names with each verb, so that the same words form two rows with two labels.
         for verb in ["met", "saw", "heard", "told", "asked", "left"] {
             for name in NAMES {
                 for other in NAMES.into_iter().filter(|other| *other != name) {
-                    labelled.push_str(&format!("{name}\t{name} {verb} {other}\n"));
+                    labeled.push_str(&format!("{name}\t{name} {verb} {other}\n"));
                     let prompt = format!("who {verb} {other}?");
                     let row = json!({"prompt": prompt, "completion": format!(" {name}")});
                     answers.push_str(&format!("{row}\n"));
                 }
             }
         }
-        bench.write("rows.tsv", labelled);
+        bench.write("rows.tsv", labeled);
         bench.write("rows.jsonl", answers);
         bench
     }
@@ -61,7 +62,7 @@ impl Bench {
         fs::read(self.0.path().join(folder).join(name)).unwrap()
     }
 
-    /// `gpt2 train` from this start on the file `data` into the folder `out`, with these flags.
+    /// Returns `gpt2 train` from `start` on the file `data` into the folder `out`, with these flags.
     fn command(&self, start: [&str; 2], data: &str, out: &str, flags: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
         command.args(["train", "--data", &self.path(data), "--out", &self.path(out)]);
@@ -74,13 +75,20 @@ impl Bench {
         self.command(start, data, out, flags).output().unwrap()
     }
 
-    /// Steps in the log of a folder.
+    /// Returns the number of steps in a folder's log.
     fn steps_in_log(&self, out: &str) -> usize {
         let log = fs::read_to_string(self.0.path().join(out).join("log.jsonl"));
         log.unwrap_or_default().matches("\"loss\"").count()
     }
 
-    /// What the log tells, without its times.
+    /// Waits until a folder's log has this number of steps, or the training has ended.
+    fn wait_for_steps(&self, out: &str, steps: usize, training: &mut Child) {
+        wait_until("the steps are not logged", || {
+            self.steps_in_log(out) >= steps || training.try_wait().unwrap().is_some()
+        });
+    }
+
+    /// Returns the log entries without their times.
     fn logged(&self, out: &str) -> Vec<Value> {
         let log = String::from_utf8(self.read(out, "log.jsonl")).unwrap();
         let entries = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -90,7 +98,7 @@ impl Bench {
     }
 }
 
-/// The tiny checkpoint with an end token of its own vocabulary.
+/// Returns the tiny checkpoint with an end token from its own vocabulary.
 fn tiny() -> CheckpointFolder {
     CheckpointFolder::tiny().with_config(json!({"eos_token_id": 0, "bos_token_id": 0}))
 }
@@ -99,7 +107,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What the program prints.
+/// Returns the standard output of a successful run.
 #[track_caller]
 fn printed(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(SUCCESS), "{}", stderr(output));
@@ -124,7 +132,7 @@ fn program(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_training_lowers_the_loss_and_leaves_a_checkpoint_that_generates() {
+fn training_lowers_the_loss_and_writes_a_usable_checkpoint() {
     let bench = Bench::new();
     let config = bench.path("config.json");
     let flags = "--batch-size 2 --steps 60 --lr 0.01 --eval-every 20 --seed 3 --sample WHAT --json";
@@ -132,7 +140,7 @@ fn a_training_lowers_the_loss_and_leaves_a_checkpoint_that_generates() {
     let samples = stderr(&output);
     assert_eq!(samples.matches(": WHAT").count(), 3, "a sample at every evaluation: {samples}");
     let loss = report(&output)["held_out_loss"].as_f64().unwrap();
-    // A model that only guesses has ln 280 = 5.63.
+    // A model that only guesses has a loss of ln 280 = 5.63.
     assert!(loss < 4.0, "held-out loss {loss}");
     let entries = bench.logged("model");
     assert_eq!(entries.iter().filter(|entry| entry[1].is_number()).count(), 60);
@@ -145,9 +153,11 @@ fn a_training_lowers_the_loss_and_leaves_a_checkpoint_that_generates() {
     assert!(text.len() > 2);
 }
 
-/// Who comes first: of the same words two rows are made, so that no bag of words could tell more than a half of them.
+/// Checks that a classifier learns the order of words.
+///
+/// The same words form two rows with different labels, so a bag of words is right for at most half of them.
 #[test]
-fn a_classifier_learns_what_the_order_of_words_says() {
+fn classifier_learns_word_order() {
     let bench = Bench::new();
     let config = bench.path("rows-config.json");
     let train = |more: &str| {
@@ -158,7 +168,7 @@ fn a_classifier_learns_what_the_order_of_words_says() {
     let classification = &report["classification"];
     assert!(classification["accuracy"].as_f64().unwrap() >= 0.99, "{classification}");
     assert!(classification["macro_f1"].as_f64().unwrap() >= 0.99, "{classification}");
-    // A tenth of the 30 rows of each label.
+    // A tenth of each label's 30 rows is held out.
     assert_eq!([&report["training_rows"], &report["held_out_rows"]], [162, 18]);
     let labels = classification["labels"].as_array().unwrap().iter().map(|label| &label["label"]);
     assert_eq!(labels.collect::<Vec<_>>(), NAMES);
@@ -170,20 +180,20 @@ fn a_classifier_learns_what_the_order_of_words_says() {
     assert_eq!(config["id2label"]["4"], "eve");
 
     for (text, label) in [("bob told eve", "bob"), ("eve told bob", "eve")] {
-        let said = program(&["classify", text, "--model", &bench.path("model"), "--json"]);
-        let said: Value = serde_json::from_str(&said).unwrap();
-        assert_eq!(said["labels"][0]["label"], label, "{text}");
+        let classified = program(&["classify", text, "--model", &bench.path("model"), "--json"]);
+        let classified: Value = serde_json::from_str(&classified).unwrap();
+        assert_eq!(classified["labels"][0]["label"], label, "{text}");
     }
-    let told = printed(&train("--resume"));
+    let table = printed(&train("--resume"));
     for expected in
         ["162 rows of ", "nats per row", "accuracy 1.0000", "\nbob ", "confusion matrix", "written to "]
     {
-        assert!(told.contains(expected), "`{expected}` is not in: {told}");
+        assert!(table.contains(expected), "`{expected}` is not in: {table}");
     }
 }
 
 #[test]
-fn an_answer_and_its_end_are_learnt() {
+fn answers_and_their_end_are_learned() {
     let bench = Bench::new();
     let row = |name: &str| json!({"prompt": format!("name {name}:"), "completion": format!(" {name}{name}")});
     bench.write("rows.jsonl", NAMES.map(|name| format!("{}\n", row(name))).concat().repeat(10));
@@ -194,27 +204,29 @@ fn an_answer_and_its_end_are_learnt() {
     assert!(report["held_out_loss"].as_f64().unwrap() < 0.05, "{report}");
     assert!(report["held_out_loss_per_character"].is_null() && report.get("classification").is_none());
     let model = bench.path("model");
-    let said = program(&["generate", "name eve:", "--model", &model, "--greedy", "--max-new-tokens", "12"]);
-    assert_eq!(said.trim_end(), " eveeve", "the end is learnt, too");
+    let completion =
+        program(&["generate", "name eve:", "--model", &model, "--greedy", "--max-new-tokens", "12"]);
+    assert_eq!(completion.trim_end(), " eveeve", "the end token is learned, too");
 }
 
-/// Ten kills, and then to the end: the files of a run in peace. New models, all weights, the last block, adapters; texts, labels and
-/// answers.
+/// Checks that ten kills and resumes leave the same files as an uninterrupted run.
+///
+/// This covers new models, all weights, the last block and adapters, with texts, labels and answers.
 #[test]
-fn a_training_killed_ten_times_ends_with_the_same_files() {
+fn training_killed_ten_times_writes_the_same_files() {
     const RUN: &str = "--steps 60 --batch-size 2 --eval-every 7 --save-every 5 --dropout 0.1 --seed 9";
     let bench = Bench::new();
     let (config, tiny) = (bench.path("config.json"), tiny());
-    let (new, further) = (["--config", &config], ["--init", tiny.path().to_str().unwrap()]);
+    let (new, pretrained) = (["--config", &config], ["--init", tiny.path().to_str().unwrap()]);
     let kinds = [
         ("text", "text.txt", new, ""),
-        ("text", "text.txt", further, "--lora-rank 2 --lora-targets c_attn,c_fc"),
-        ("classify", "rows.tsv", further, "--class-weights balanced --accumulate 2"),
-        ("classify", "rows.tsv", further, "--train-blocks 1"),
-        ("classify", "rows.tsv", further, "--lora-rank 2"),
-        ("answer", "rows.jsonl", further, "--accumulate 2"),
-        ("answer", "rows.jsonl", further, "--train-blocks 1"),
-        ("answer", "rows.jsonl", further, "--lora-rank 2"),
+        ("text", "text.txt", pretrained, "--lora-rank 2 --lora-targets c_attn,c_fc"),
+        ("classify", "rows.tsv", pretrained, "--class-weights balanced --accumulate 2"),
+        ("classify", "rows.tsv", pretrained, "--train-blocks 1"),
+        ("classify", "rows.tsv", pretrained, "--lora-rank 2"),
+        ("answer", "rows.jsonl", pretrained, "--accumulate 2"),
+        ("answer", "rows.jsonl", pretrained, "--train-blocks 1"),
+        ("answer", "rows.jsonl", pretrained, "--lora-rank 2"),
     ];
     for (kind, (task, data, start, options)) in kinds.into_iter().enumerate() {
         let (whole, killed) = (format!("whole-{kind}"), format!("killed-{kind}"));
@@ -223,17 +235,19 @@ fn a_training_killed_ten_times_ends_with_the_same_files() {
         let resumed = format!("{flags} --resume");
         for attempt in 0..10u64 {
             let mut child = bench.command(start, data, &killed, &resumed).spawn().unwrap();
-            // The first before there is any step; the others some steps on, and at unequal times, so that they fall into steps,
-            // evaluations and saving.
+            // The first kill comes before any step. Each later one comes some steps after the previous one,
+            // at uneven times, to hit steps, evaluations and saves.
             let wanted = usize::try_from(4 * attempt).unwrap();
-            while bench.steps_in_log(&killed) < wanted && child.try_wait().unwrap().is_none() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            bench.wait_for_steps(&killed, wanted, &mut child);
             std::thread::sleep(Duration::from_millis(attempt * 7 % 10));
             child.kill().unwrap();
-            // Unix tells that it was killed; on Windows that is a code too.
+            // Unix reports a kill without an exit code. On Windows, a kill has one.
             let killed = if cfg!(windows) { Some(FAILURE) } else { None };
-            assert_eq!(child.wait().unwrap().code(), killed, "{options}: kill {attempt} came after the end");
+            assert_eq!(
+                child.wait().unwrap().code(),
+                killed,
+                "{options}: the run finished before kill {attempt}"
+            );
         }
         printed(&bench.train(start, data, &killed, &resumed));
         let mut names = vec!["model.safetensors", STATE, "config.json", "tokenizer.json"];
@@ -244,14 +258,16 @@ fn a_training_killed_ten_times_ends_with_the_same_files() {
         for name in names {
             assert!(bench.read(&whole, name) == bench.read(&killed, name), "{task} {options}: {name}");
         }
-        assert_eq!(bench.logged(&whole), bench.logged(&killed), "{task} {options}: the logs tell the same");
+        assert_eq!(bench.logged(&whole), bench.logged(&killed), "{task} {options}: the logs match");
     }
 }
 
-/// Ctrl-C, again and again: nothing but the step in hand is lost, although states are saved at the end only.
+/// Checks that repeated Ctrl-C loses only the current step.
+///
+/// The options would otherwise save the state only at the end.
 #[cfg(unix)]
 #[test]
-fn an_interrupt_saves_the_last_step() {
+fn interrupt_saves_the_last_step() {
     let bench = Bench::new();
     let config = bench.path("config.json");
     let start = ["--config", &config];
@@ -260,13 +276,11 @@ fn an_interrupt_saves_the_last_step() {
     let resumed = format!("{flags} --resume");
     for wanted in [1, 8, 20] {
         let mut child = bench.command(start, "text.txt", "stopped", &resumed).spawn().unwrap();
-        while bench.steps_in_log("stopped") < wanted && child.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        bench.wait_for_steps("stopped", wanted, &mut child);
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         let output = child.wait_with_output().unwrap();
         assert_refused(&output, INTERRUPTED, &format!("{STATE} holds the state to resume from (--resume)"));
-        assert!(bench.steps_in_log("stopped") >= wanted, "nothing is forgotten");
+        assert!(bench.steps_in_log("stopped") >= wanted, "a step is missing from the log");
     }
     printed(&bench.train(start, "text.txt", "stopped", &resumed));
     for name in ["model.safetensors", STATE] {
@@ -275,10 +289,10 @@ fn an_interrupt_saves_the_last_step() {
 }
 
 #[test]
-fn wrong_calls_are_refused_before_any_work() {
+fn invalid_calls_are_rejected_before_any_work() {
     let bench = Bench::new();
     let (config, tiny) = (bench.path("config.json"), tiny());
-    let (new, further) = (["--config", &config], ["--init", tiny.path().to_str().unwrap()]);
+    let (new, pretrained) = (["--config", &config], ["--init", tiny.path().to_str().unwrap()]);
     bench.write("latin.txt", b"caf\xe9 and more text");
     bench.write("file", "");
     for (code, start, data, out, flags, expected) in [
@@ -290,17 +304,17 @@ fn wrong_calls_are_refused_before_any_work() {
         (USAGE, new, "text.txt", "out", "--task sort", "one of text, classify, answer"),
         (USAGE, new, "text.txt", "out", "--batch-size 1000000", "lower --batch-size"),
         (USAGE, new, "text.txt", "out", "--init somewhere", "cannot be used with"),
-        (USAGE, new, "text.txt", "out", "--train-blocks 1", "--train-blocks is for checkpoints"),
+        (USAGE, new, "text.txt", "out", "--train-blocks 1", "--train-blocks applies only to checkpoints"),
         (
             USAGE,
-            further,
+            pretrained,
             "text.txt",
             "out",
             "--class-weights balanced",
             "--class-weights needs --task classify",
         ),
-        (USAGE, further, "text.txt", "out", "--lora-rank 1 --lora-alpha -1", "--lora-alpha: expected"),
-        (USAGE, new, "text.txt", "file", "", "it is not a folder"),
+        (USAGE, pretrained, "text.txt", "out", "--lora-rank 1 --lora-alpha -1", "--lora-alpha: expected"),
+        (USAGE, new, "text.txt", "file", "", "not a folder"),
         (FAILURE, new, "nothing.txt", "out", "", "nothing.txt"),
         (FAILURE, new, "latin.txt", "out", "", "not valid UTF-8 at byte 3"),
     ] {
@@ -312,7 +326,7 @@ fn wrong_calls_are_refused_before_any_work() {
 }
 
 #[test]
-fn another_run_is_not_resumed() {
+fn run_with_different_options_is_not_resumed() {
     let bench = Bench::new();
     let config = bench.path("config.json");
     let train = |flags: &str| {
@@ -321,14 +335,16 @@ fn another_run_is_not_resumed() {
     printed(&train("--steps 2"));
     assert_refused(&train("--steps 2"), USAGE, "add --resume");
     let longer = train("--steps 3 --lr 0.5 --resume");
-    assert_refused(&longer, FAILURE, "other options: steps is 2 there and 3 here");
-    assert_refused(&longer, FAILURE, "learning_rate is 0.001 there and 0.5 here; give the same ones");
+    assert_refused(&longer, FAILURE, "different options: steps was 2 and is now 3");
+    assert_refused(&longer, FAILURE, "learning_rate was 0.001 and is now 0.5; use the same options");
     assert!(!stderr(&longer).contains("--batch-size: expected"), "{}", stderr(&longer));
 }
 
-/// The tiny configuration names no end token, so GPT-2's 50,256 stands in, of a vocabulary of 300.
+/// Checks that an end token beyond the vocabulary is ignored with a note.
+///
+/// GPT-2's default is 50,256, and the tiny vocabulary has 300 tokens.
 #[test]
-fn an_end_token_beyond_the_vocabulary_is_left_out_and_said() {
+fn out_of_vocabulary_eos_token_is_ignored_with_a_note() {
     let bench = Bench::new();
     let lines: String = (0..60).map(|line| format!("{{\"text\": \"Citizen {line} speaks.\"}}\n")).collect();
     bench.write("text.jsonl", lines);
@@ -337,7 +353,7 @@ fn an_end_token_beyond_the_vocabulary_is_left_out_and_said() {
         let flags = format!("--batch-size 2 --steps 2 --json {more}");
         let output = bench.train(["--init", init.path().to_str().unwrap()], "text.jsonl", out, &flags);
         let report = report(&output);
-        let note = "eos_token_id 50256 is beyond the vocabulary of 300 tokens, and ends no text";
+        let note = "eos_token_id 50256 is outside the vocabulary of 300 tokens and is ignored";
         assert_eq!(stderr(&output).contains(note), end == 50_256, "{}", stderr(&output));
         (report["loss"].clone(), report["training_tokens"].clone())
     };
@@ -348,32 +364,32 @@ fn an_end_token_beyond_the_vocabulary_is_left_out_and_said() {
 
 #[cfg(unix)]
 #[test]
-fn a_full_disk_leaves_the_last_state() {
+fn full_disk_leaves_the_last_state_intact() {
     let bench = Bench::new();
     let config = bench.path("config.json");
     let start = ["--config", &config];
     let flags = "--batch-size 2 --steps 300 --save-every 20 --eval-every 300 --resume";
     let state = bench.0.path().join("model").join(STATE);
     let mut first = bench.command(start, "text.txt", "model", flags).spawn().unwrap();
-    while !state.exists() {
+    wait_until("the training writes no state", || {
         assert!(first.try_wait().unwrap().is_none(), "the training ended without a state");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    // While the first is at it, no other writes the folder.
-    let told = format!("error: {}: another process is writing this folder", bench.path("model"));
-    assert_refused(&bench.train(start, "text.txt", "model", flags), FAILURE, &told);
+        state.exists()
+    });
+    // While the first run is active, no other may write to the folder.
+    let expected = format!("error: {}: another process is writing to this folder", bench.path("model"));
+    assert_refused(&bench.train(start, "text.txt", "model", flags), FAILURE, &expected);
     first.kill().unwrap();
     first.wait().unwrap();
     let saved = fs::read(&state).unwrap();
     assert!(saved.len() > 60 << 10, "{} bytes", saved.len());
 
-    // Files may not grow beyond 60 KiB: more than the weights take, less than the state. Without the signal that would end the
-    // program, writing fails as it does on a full disk.
+    // Files may not exceed 60 KiB, which is more than the weights and less than the state. Ignore the signal
+    // that would end the program, so that writing fails as on a full disk.
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 120; exec \"$@\"", "sh"]);
     let program = bench.command(start, "text.txt", "model", flags);
     let output = limited.arg(program.get_program()).args(program.get_args()).output().unwrap();
-    assert_refused(&output, FAILURE, "the state before it is still there");
+    assert_refused(&output, FAILURE, "the previous state is intact");
     assert!(fs::read(&state).unwrap() == saved, "the state has changed");
     let left = candle_gpt2_testing::entries(&bench.0.path().join("model"));
     assert!(!left.iter().any(|name| name.contains("tmp") || name.contains("partial")), "{left:?}");

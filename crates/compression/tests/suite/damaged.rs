@@ -1,66 +1,96 @@
-//! Files that are not what was written: an error in words, and no byte that was not compressed.
+//! Damaged files give an error, and never wrong bytes.
 
 use candle_gpt2_compression::{CompressionError, Compressor};
 
 use crate::{TINY, compressed, decompressed};
 
-/// A file with a coded stream.
+/// Returns an input and its compressed file, which contains a coded stream.
 fn file() -> (Vec<u8>, Vec<u8>) {
     let bytes = b"the citizen and the word of the citizen".repeat(3);
     let (file, summary) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), &bytes);
-    assert!(summary.compressed_bytes < summary.bytes, "a stream that is not stored");
+    assert!(summary.compressed_bytes < summary.bytes, "the stream should be coded, not stored");
     (bytes, file)
 }
 
 #[test]
-fn every_flipped_bit_is_noticed() {
+fn every_bit_flip_is_detected() {
     let (_, file) = file();
     for bit in 0..8 * file.len() {
         let mut damaged = file.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        let refusal = decompressed(&TINY, &damaged).unwrap_err();
-        // A length that was changed makes the checksum stand elsewhere, perhaps behind the end.
-        let is_told = match bit / 8 {
-            0..4 => matches!(refusal, CompressionError::NotCompressed),
-            4 => matches!(refusal, CompressionError::Version { .. }),
-            _ => matches!(refusal, CompressionError::Damaged { .. } | CompressionError::Truncated),
+        let error = decompressed(&TINY, &damaged).unwrap_err();
+        // A changed length moves the checksum to another position, perhaps beyond the end.
+        let is_expected_error = match bit / 8 {
+            0..4 => matches!(error, CompressionError::NotCompressed),
+            4 => matches!(error, CompressionError::Version { .. }),
+            _ => matches!(error, CompressionError::Damaged { .. } | CompressionError::Truncated),
         };
-        assert!(is_told && !refusal.is_usage(), "bit {bit}: {refusal}");
+        assert!(is_expected_error && !error.is_usage(), "bit {bit}: {error}");
     }
 }
 
 #[test]
-fn every_beginning_is_truncated() {
+fn every_truncation_is_detected() {
     let (_, file) = file();
     for length in 0..file.len() {
-        let refusal = decompressed(&TINY, &file[..length]).unwrap_err();
+        let error = decompressed(&TINY, &file[..length]).unwrap_err();
         match length {
-            0..4 => assert!(matches!(refusal, CompressionError::NotCompressed), "{length}: {refusal}"),
-            _ => assert_eq!(refusal.to_string(), "the file is truncated", "{length}"),
+            0..4 => assert!(matches!(error, CompressionError::NotCompressed), "{length}: {error}"),
+            _ => assert_eq!(error.to_string(), "the file is truncated", "{length}"),
         }
     }
 }
 
 #[test]
-fn what_follows_the_end_is_refused() {
+fn trailing_bytes_are_rejected() {
     let (_, mut file) = file();
     file.push(0);
-    let refusal = decompressed(&TINY, &file).unwrap_err();
-    assert_eq!(refusal.to_string(), "the file is damaged: there are bytes after its end");
+    let error = decompressed(&TINY, &file).unwrap_err();
+    assert_eq!(error.to_string(), "the file is damaged: extra bytes after its end");
 }
 
 #[test]
-fn later_versions_are_told() {
+fn newer_format_versions_are_reported() {
     let (_, file) = file();
-    let with = |place: usize, value: u8| {
+    let message_with = |index: usize, value: u8| {
         let mut other = file.clone();
-        other[place] = value;
+        other[index] = value;
         decompressed(&TINY, &other).unwrap_err().to_string()
     };
     assert_eq!(
-        with(4, 2),
-        "the file has version 2 of the format, and this program reads version 1; use a newer program"
+        message_with(4, 2),
+        "the file has format version 2, but this program reads version 1; use a newer program"
     );
-    // The profile is covered by the header's checksum, so it is written whole.
-    assert_eq!(with(5, 7), "the file is damaged: the checksum of its header differs");
+    // The header's checksum covers the profile, so a changed profile is reported as damage.
+    assert_eq!(message_with(5, 7), "the file is damaged: the checksum of its header does not match");
+}
+
+#[test]
+fn unknown_header_values_of_newer_programs_are_reported() {
+    let (_, file) = file();
+    let checksum = |header: &[u8]| crc32fast::hash(header).to_le_bytes();
+    let end = (0..file.len()).find(|end| file[*end..].starts_with(&checksum(&file[..*end]))).unwrap();
+    let message_with = |index: usize, value: u8| {
+        let mut other = file.clone();
+        other[index] = value;
+        let sum = checksum(&other[..end]);
+        other[end..end + sum.len()].copy_from_slice(&sum);
+        decompressed(&TINY, &other).unwrap_err().to_string()
+    };
+    let advice = "use the version that compressed it";
+    assert_eq!(
+        message_with(5, 7),
+        format!(
+            "the file was compressed with arithmetic profile 7, but this program uses profile 1; {advice}"
+        )
+    );
+    // The names of the dtypes follow their lengths: `q8` and `f16`.
+    for (index, found) in
+        [(8, "weights in q9 and a KV cache in f16"), (12, "weights in q8 and a KV cache in f19")]
+    {
+        assert_eq!(
+            message_with(index, b'9'),
+            format!("the file was compressed with {found}, which this program does not support; {advice}")
+        );
+    }
 }

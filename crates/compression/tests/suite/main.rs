@@ -1,4 +1,4 @@
-//! The crate from outside.
+//! Integration tests of the crate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -11,11 +11,11 @@ use std::sync::LazyLock;
 use candle_gpt2_compression::{Compressed, CompressionError, Compressor, Summary};
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 
-/// Texts of the project's own; the first is of a kind that the built-in model knows.
+/// Texts from this project.
 const README: &str = include_str!("../../../../README.md");
 const MODEL_CARD: &str = include_str!("../../../../models/stories/README.md");
 
-/// The small model of the tests: 48 positions, 300 tokens.
+/// Options for the small test model with 48 positions and 300 tokens.
 fn tiny_options() -> ModelOptions {
     let model = candle_gpt2_testing::fixture_path("tiny-checkpoint");
     ModelOptions { model, dtype: Some(WeightDType::Q8), ..ModelOptions::default() }

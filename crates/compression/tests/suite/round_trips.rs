@@ -1,4 +1,4 @@
-//! What is compressed comes back, whatever it is, in as many bytes as the model says.
+//! Every input is restored, and its compressed size matches the model's predictions.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_compression::Compressor;
@@ -8,12 +8,12 @@ use candle_gpt2_kernels::KvDType;
 
 use crate::{BUILT_IN, MODEL_CARD, README, TINY, compressed, decompressed, load};
 
-/// Bytes of a header with the name `tiny`, of a group of one stream, and of the end: what a file has beside its coded bytes.
+/// Overhead of a file: the header with the name `tiny`, one group of one stream, and the end.
 const FORMAT_BYTES: usize = 64;
-/// Longest of the random inputs.
-const LONGEST: u64 = 5000;
+/// Maximum length of the random inputs.
+const MAX_LENGTH: u64 = 5000;
 
-/// Random bytes, words, markup, or some of each.
+/// Random bytes, words, markup, or a mixture.
 fn input(random: &mut RandomStream, length: usize) -> Vec<u8> {
     const WORDS: [&str; 8] =
         ["the", " citizen", " and", "\n", " of", " ord\u{e9}al", " \u{4e16}\u{754c}", "  "];
@@ -29,33 +29,33 @@ fn input(random: &mut RandomStream, length: usize) -> Vec<u8> {
             _ => bytes.extend(MARKUP[choice].as_bytes()),
         }
     }
-    // In the middle of a character, perhaps.
+    // The input may end in the middle of a character.
     bytes.truncate(length);
     bytes
 }
 
 #[test]
-fn random_inputs_of_all_lengths_come_back() {
+fn random_inputs_round_trip() {
     let mut random = RandomStream::new(1);
     let compressors =
         [None, Some(2), Some(17)].map(|context| Compressor::new(&TINY, "tiny", context).unwrap());
     let mut coded = 0;
     for round in 0..200 {
-        // The shortest ones all, and others up to the longest.
-        let length = if round < 40 { round } else { usize::try_from(random.below(LONGEST + 1)).unwrap() };
+        // Every length below 40, then random lengths up to the maximum.
+        let length = if round < 40 { round } else { usize::try_from(random.below(MAX_LENGTH + 1)).unwrap() };
         let bytes = input(&mut random, length);
         let (file, _) = compressed(&compressors[round % 3], &bytes);
         assert!(file.len() <= bytes.len() + FORMAT_BYTES, "{round}: {} of {length}", file.len());
         coded += usize::from(file.len() < length);
         assert!(decompressed(&TINY, &file).unwrap() == bytes, "{round}: {length} bytes");
     }
-    assert!(coded > 60, "only {coded} are smaller, and not just stored");
+    assert!(coded > 60, "only {coded} inputs are compressed instead of stored");
 }
 
 #[test]
-fn known_odd_inputs_come_back() {
-    let all: Vec<u8> = (0..=u8::MAX).collect();
-    let odd: [&[u8]; 10] = [
+fn edge_case_inputs_round_trip() {
+    let all_bytes: Vec<u8> = (0..=u8::MAX).collect();
+    let inputs: [&[u8]; 10] = [
         b"",
         b"\0",
         b"\xff",
@@ -65,19 +65,19 @@ fn known_odd_inputs_come_back() {
         "\u{e9}".as_bytes().split_last().unwrap().1,
         b"\r\n \r\n\t",
         &[0x80; 70],
-        &all,
+        &all_bytes,
     ];
     for model in [&*TINY, &*BUILT_IN] {
         let compressor = Compressor::new(model, "", None).unwrap();
-        for bytes in odd {
+        for bytes in inputs {
             assert_eq!(decompressed(model, &compressed(&compressor, bytes).0).unwrap(), bytes);
         }
     }
 }
 
-/// A text that spells a special token is characters: its sizes are those of several tokens, none of them the special one.
+/// A text that spells a special token is encoded as characters, never as the special token.
 #[test]
-fn special_tokens_are_never_met_in_a_text() {
+fn special_token_text_is_encoded_as_characters() {
     let end = TINY.config().eos_token_id[0];
     let sizes = Compressor::new(&TINY, "", None).unwrap().token_sizes(b"a<|endoftext|>b", &Silent).unwrap();
     assert!(sizes.len() > 3 && sizes.iter().all(|size| size.id != end), "{sizes:?}");
@@ -85,9 +85,9 @@ fn special_tokens_are_never_met_in_a_text() {
     assert_eq!(bytes, b"a<|endoftext|>b");
 }
 
-/// Several streams, which are restored side by side and end at different steps, in more than one group.
+/// Several streams in more than one group, decoded in a batch and ending at different steps.
 #[test]
-fn long_inputs_come_back_in_several_streams() {
+fn long_inputs_round_trip_in_several_streams() {
     let text = format!("{README}{MODEL_CARD}").repeat(200);
     let lengths = [(64 << 10) - 1, 64 << 10, (1 << 20) + 5];
     let compressor = Compressor::new(&TINY, "tiny", Some(12)).unwrap();
@@ -99,11 +99,11 @@ fn long_inputs_come_back_in_several_streams() {
     }
 }
 
-/// The law that the size follows: what a score of the same windows says, the format, and a fiftieth at most.
+/// A file exceeds the score of the same windows by at most 2% and the overhead of the format.
 #[test]
-fn a_file_is_as_large_as_the_models_entropy() {
+fn file_size_is_close_to_the_cross_entropy() {
     let text = &MODEL_CARD[..MODEL_CARD.floor_char_boundary(6000)];
-    // A score reads keys and values as they are computed.
+    // A score uses keys and values in full precision.
     let model = load(&ModelOptions {
         dtype: Some(WeightDType::Q8),
         kv_dtype: Some(KvDType::F32),
@@ -117,14 +117,14 @@ fn a_file_is_as_large_as_the_models_entropy() {
     assert!(ids.len() > 3 * model.config().n_positions, "several windows");
     let scored = score(model.model(), &ids, default_stride(model.config()), 0, &|_| ()).unwrap();
     let bits = scored.loss / std::f64::consts::LN_2 * (ids.len() - 1) as f64;
-    for (place, size) in sizes.iter().enumerate() {
-        let expected = -scored.logprobs[place + 1].unwrap() / std::f64::consts::LN_2;
-        // Exponentials are rounded to 2⁻³⁰ of the largest, and every token has one share of 2³² besides its own.
+    for (index, size) in sizes.iter().enumerate() {
+        let expected = -scored.logprobs[index + 1].unwrap() / std::f64::consts::LN_2;
+        // Exponentials are rounded to 2⁻³⁰ of the largest, and every token has one extra unit of 2⁻³².
         let difference = (-size.bits).exp2() - (-expected).exp2();
-        assert!(difference.abs() < 2e-9 + 1e-6 * (-expected).exp2(), "{place}: {} for {expected}", size.bits);
+        assert!(difference.abs() < 2e-9 + 1e-6 * (-expected).exp2(), "{index}: {} for {expected}", size.bits);
     }
     let tokens: f64 = sizes.iter().map(|size| size.bits).sum();
     assert!((summary.model_bits - tokens).abs() < 1e-6 * tokens);
-    let most = 1.02 * bits / 8.0 + FORMAT_BYTES as f64;
-    assert!((file.len() as f64) < most, "{} bytes of at most {most}", file.len());
+    let max_bytes = 1.02 * bits / 8.0 + FORMAT_BYTES as f64;
+    assert!((file.len() as f64) < max_bytes, "{} bytes, expected at most {max_bytes}", file.len());
 }

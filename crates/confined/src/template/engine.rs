@@ -1,5 +1,8 @@
-//! Jinja with the settings of a style. Steps, the depth of macros and loops, and output are bounded; values are not: those that
-//! contain themselves or each other a hundred thousand times fill the stack that drops or prints them.
+//! Jinja engine with the settings of a style.
+//!
+//! Steps, the depth of macros and loops, and the output size are bounded. The nesting of values is not:
+//! values nested a hundred thousand levels deep, or values that contain themselves, overflow the stack when
+//! dropped or printed.
 
 use std::io::{self, Write};
 
@@ -10,19 +13,22 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::style::Style;
 
-/// Most steps of a template and 64-byte pieces of what it makes, together. A conversation that fills a context takes some tens of
-/// thousands.
+/// Fuel of a chat template: one unit for each instruction or 64 bytes of generated data.
+///
+/// A conversation that fills the context uses tens of thousands of units.
 const CHAT_FUEL: u64 = 2_000_000;
 const TASK_FUEL: u64 = 1_000_000;
-/// Deepest nesting of macros and loops.
+/// Maximum nesting depth of macros and loops.
 const MAX_DEPTH: usize = 64;
-/// Most bytes that a template writes, and that `replace` makes of a text: more than the longest context holds, or a document.
+/// Maximum output of a template, and of one `replace` call, in bytes.
+///
+/// The chat limit exceeds the longest context, and the task limit exceeds a document.
 const MAX_CHAT_BYTES: usize = 1 << 20;
 const MAX_TASK_BYTES: usize = 16 << 20;
-/// Longest error message, in characters.
+/// Maximum length of an error message, in characters.
 const MAX_MESSAGE: usize = 1000;
 
-/// Jinja with templates.
+/// Jinja environment with parsed templates.
 #[derive(Debug, Clone)]
 pub(super) struct Engine {
     environment: Environment<'static>,
@@ -32,7 +38,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(style: Style) -> Result<Self, String> {
         let mut environment = Environment::new();
-        // A template's name is its text, whose end means nothing.
+        // A template's name is its source, so a suffix such as `.html` must not enable escaping.
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_recursion_limit(MAX_DEPTH);
         let (fuel, max_bytes) = match style {
@@ -60,7 +66,7 @@ impl Engine {
         Ok(Self { environment, max_bytes })
     }
 
-    /// Parses a template, once.
+    /// Parses a template unless it has been parsed before.
     pub(super) fn add(&mut self, template: String) -> Result<(), String> {
         if self.environment.get_template(&template).is_ok() {
             return Ok(());
@@ -73,14 +79,14 @@ impl Engine {
     }
 
     pub(super) fn render(&self, template: &str, context: Value) -> Result<String, String> {
-        let mut written = Bounded { bytes: Vec::new(), most: self.max_bytes };
+        let mut written = Bounded { bytes: Vec::new(), max_bytes: self.max_bytes };
         let template = self.environment.get_template(template);
         let rendered = template.and_then(|template| template.render_captured_to(context, &mut written));
         rendered.map_err(|error| message(&error, self.max_bytes))?;
         String::from_utf8(written.bytes).map_err(|error| error.to_string())
     }
 
-    /// The texts of a list that is written as an expression, as Python's `ast.literal_eval` reads it.
+    /// Evaluates a list expression of strings, like Python's `ast.literal_eval`.
     pub(super) fn list(&self, text: &str) -> Option<Vec<String>> {
         let value = self.environment.compile_expression(text).ok()?.eval(()).ok()?;
         let values = value.try_iter().ok().filter(|_| value.kind() == ValueKind::Seq)?;
@@ -88,10 +94,10 @@ impl Engine {
     }
 }
 
-/// The error without the template's lines.
+/// Formats an error without quoting lines of the template.
 fn message(error: &Error, max_bytes: usize) -> String {
     let message = match error.detail() {
-        _ if error.kind() == ErrorKind::WriteFailure => format!("it writes more than {max_bytes} bytes"),
+        _ if error.kind() == ErrorKind::WriteFailure => format!("its output exceeds {max_bytes} bytes"),
         Some(detail) => detail.to_owned(),
         None => error.kind().to_string(),
     };
@@ -101,15 +107,15 @@ fn message(error: &Error, max_bytes: usize) -> String {
     }
 }
 
-/// Bytes up to the most that a template may write.
+/// Output buffer with a size limit.
 struct Bounded {
     bytes: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
 }
 
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > self.most {
+        if self.bytes.len() + bytes.len() > self.max_bytes {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.bytes.extend_from_slice(bytes);
@@ -121,7 +127,7 @@ impl Write for Bounded {
     }
 }
 
-/// The methods of Python's strings, lists and dicts, and `index` of lists.
+/// Calls a method of a Python string, list or dict, including `index` of lists.
 fn method_of_python(
     state: &mut State<'_, '_>,
     of: &Value,
@@ -132,14 +138,14 @@ fn method_of_python(
     let wrong = |what: String| Error::new(ErrorKind::InvalidOperation, what);
     match (method, of.kind(), arguments) {
         ("index", ValueKind::Seq | ValueKind::Iterable, [wanted]) => {
-            let place = of.try_iter()?.position(|value| value == *wanted);
-            place.map(Value::from).ok_or_else(|| wrong("the list does not have this value".into()))
+            let index = of.try_iter()?.position(|value| value == *wanted);
+            index.map(Value::from).ok_or_else(|| wrong("the list does not contain this value".into()))
         }
         ("replace", ValueKind::String, [from, to, ..]) => {
             if let (Some(text), Some(from), Some(to)) = (of.as_str(), from.as_str(), to.as_str())
                 && text.matches(from).count().saturating_mul(to.len()) > max_bytes
             {
-                return Err(wrong("the text is too long".into()));
+                return Err(wrong("the result is too long".into()));
             }
             unknown_method_callback(state, of, method, arguments)
         }

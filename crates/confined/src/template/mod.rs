@@ -1,7 +1,8 @@
-//! Jinja templates of checkpoints and of evaluation tasks: untrusted programs that turn a conversation or an entry into text.
+//! Jinja templates from checkpoints and evaluation tasks.
 //!
-//! With a worker they are parsed and rendered in child processes. Without one, a thread of this process does it: nesting is
-//! bounded before the parser runs, steps and output are bounded, and the caller waits no longer than a deadline.
+//! Templates are untrusted programs that turn a conversation or a task entry into text. With a worker,
+//! child processes parse and render them. Without one, a thread of this process does. In that case nesting
+//! is bounded before parsing, steps and output are bounded, and the caller waits only until a deadline.
 
 mod engine;
 mod nesting;
@@ -19,30 +20,34 @@ use engine::Engine;
 
 pub use style::Style;
 
-/// Limits of one answer in a worker, and of parsing the templates that are known from the start.
+/// Limits of one answer in a worker, and of parsing the templates supplied up front.
 const LIMITS: Limits =
     Limits { cpu: Duration::from_secs(2), memory_bytes: 256 << 20, wall: Duration::from_secs(10) };
-/// CPU time of all renders of a task together, beyond [`FREE_TIME`] for each.
+/// Maximum total CPU time of a task's renders, not counting the first [`FREE_TIME`] of each.
 const TASK_TIME: Duration = Duration::from_secs(3);
-/// CPU time of a render that counts toward no sum. Usual templates take less than a tenth of it.
+/// CPU time of a render that does not count toward the total.
+///
+/// Typical templates take less than a tenth of it.
 const FREE_TIME: Duration = Duration::from_millis(2);
-/// Renders of a task in one process. What a template leaks goes with the process.
+/// Maximum number of a task's renders in one process.
+///
+/// Memory that a template leaks is freed with the process.
 const RENDERS_PER_PROCESS: usize = 256;
-/// Conversations that are rendered at the same time. Each may take all of its memory.
-const MOST_AT_ONCE: usize = 4;
-/// Longest wait for one of them to end.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Maximum number of conversations rendered concurrently. Each may use its full memory limit.
+const MAX_CONCURRENT: usize = 4;
+/// Maximum wait for one of the running renders to finish.
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Deadline of a render on a thread of this process.
 #[cfg(not(target_family = "wasm"))]
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Stack of that thread: what a template nests in values is not bounded there.
+/// Stack size of that thread. Nesting of values in a template is not bounded there.
 #[cfg(not(target_family = "wasm"))]
 const STACK_BYTES: usize = 64 << 20;
 
-/// Stack in a worker: an honest template needs a fraction of a megabyte.
+/// Stack size in a worker. An honest template needs a fraction of a megabyte.
 const WORKER_STACK_BYTES: usize = 8 << 20;
 
-/// The templates that a worker renders.
+/// Service that renders templates in a worker.
 ///
 /// ```
 /// // In a program's `main`, before it starts a thread:
@@ -55,31 +60,31 @@ pub const TEMPLATES: Service = Service { name: "templates", stack_bytes: WORKER_
 
 /// Failure of a template.
 ///
-/// [`Templates::render`] returns it; see there for an example.
+/// Returned by [`Templates::render`]; see [`Templates`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The template is wrong, or does not fit what it is rendered with.
+    /// The template is invalid, or does not match its context.
     #[error("{what}")]
-    Wrong {
-        /// What is wrong.
+    Invalid {
+        /// Error message.
         what: String,
     },
-    /// It exceeds a limit.
+    /// The template exceeded a limit.
     #[error("{what}")]
     Exceeded {
-        /// The limit.
+        /// Description of the limit.
         what: String,
     },
-    /// Others are being rendered, or the system has no process for it. A retry may succeed.
-    #[error("templates cannot be rendered: {what}; retry")]
+    /// Too many renders are running, or the system cannot start a process. A retry may succeed.
+    #[error("cannot render templates: {what}; retry")]
     Busy {
-        /// What is missing.
+        /// Description of the missing resource.
         what: String,
     },
 }
 
-/// Templates of one source: those of a checkpoint or of a task.
+/// Templates from one source, either a checkpoint or a task.
 ///
 /// ```
 /// use candle_gpt2_confined::{Style, TemplateError, Templates};
@@ -87,33 +92,33 @@ pub enum TemplateError {
 /// let templates = Templates::new(Style::Chat, &["Hello, {{ name }}!"], None)?;
 /// let context = serde_json::json!({ "name": "Mia" });
 /// assert_eq!(templates.render("Hello, {{ name }}!", &context)?, "Hello, Mia!");
-/// assert!(matches!(templates.render("{{ name.x.y }}", &context), Err(TemplateError::Wrong { .. })));
+/// assert!(matches!(templates.render("{{ name.x.y }}", &context), Err(TemplateError::Invalid { .. })));
 /// # Ok::<(), TemplateError>(())
 /// ```
 #[derive(Debug)]
 pub struct Templates {
     style: Style,
-    place: Place,
+    executor: Executor,
 }
 
-/// Where templates are rendered.
+/// Process that renders templates: this one or a worker.
 #[derive(Debug)]
-enum Place {
-    Here { engine: Arc<Mutex<Engine>>, turns: Arc<Turns> },
-    Worker { worker: Box<Worker>, turns: Arc<Turns>, task: Mutex<TaskProcess> },
+enum Executor {
+    InProcess { engine: Arc<Mutex<Engine>>, permits: Arc<RenderPermits> },
+    Worker { worker: Box<Worker>, permits: Arc<RenderPermits>, task: Mutex<TaskProcess> },
 }
 
-/// The process that renders a task's entries, and what all of them have taken.
+/// Process that renders a task's entries, with the total time spent so far.
 #[derive(Debug, Default)]
 struct TaskProcess {
     session: Option<Session>,
-    /// Its renders.
+    /// Number of renders in the current process.
     renders: usize,
-    /// CPU time of all renders beyond [`FREE_TIME`] each.
+    /// CPU time of all renders, not counting the first [`FREE_TIME`] of each.
     spent: Duration,
 }
 
-/// Source of the program: the templates that are parsed beforehand.
+/// Program source for the worker: the templates to parse up front.
 #[derive(Serialize, Deserialize)]
 struct Source {
     style: Style,
@@ -132,9 +137,9 @@ enum OwnedQuestion {
     List { text: String },
 }
 
-/// What became of a question.
+/// Result of a question.
 #[derive(Debug, Serialize, Deserialize)]
-enum Rendered {
+enum Reply {
     Text(String),
     List(Option<Vec<String>>),
     Wrong(String),
@@ -154,35 +159,37 @@ impl Program for Engine {
             Ok(OwnedQuestion::Render { template, context }) => {
                 self.answer_render(&template, Value::from(Serde(context)))
             }
-            Ok(OwnedQuestion::List { text }) => Rendered::List(self.list(&text)),
-            Err(error) => Rendered::Wrong(error.to_string()),
+            Ok(OwnedQuestion::List { text }) => Reply::List(self.list(&text)),
+            Err(error) => Reply::Wrong(error.to_string()),
         };
         serde_json::to_vec(&answer).unwrap_or_default()
     }
 }
 
 impl Engine {
-    fn answer_render(&mut self, template: &str, context: Value) -> Rendered {
+    fn answer_render(&mut self, template: &str, context: Value) -> Reply {
         let rendered = self.add(template.to_owned()).and_then(|()| self.render(template, context));
-        rendered.map_or_else(Rendered::Wrong, Rendered::Text)
+        rendered.map_or_else(Reply::Wrong, Reply::Text)
     }
 }
 
 impl Templates {
-    /// Templates of this style, which `program` parses and renders in child processes; without it this process does. Those of
-    /// `sources` are parsed beforehand, so that they are checked, and rendered sooner.
+    /// Creates templates of this style.
+    ///
+    /// Child processes of `program` parse and render them; without a program, this process does. Templates
+    /// in `sources` are parsed up front, which checks them and speeds up their first render.
     ///
     /// # Errors
-    /// If one of `sources` is wrong or takes too much to parse, or no process can be started.
+    /// If one of `sources` is invalid or takes too long to parse, or no process can be started.
     pub fn new(
         style: Style,
         sources: &[&str],
         program: Option<&WorkerProgram>,
     ) -> Result<Self, TemplateError> {
-        let turns = Arc::<Turns>::default();
+        let permits = Arc::<RenderPermits>::default();
         let templates = sources.iter().map(|source| (*source).to_owned());
         let Some(program) = program else {
-            let mut engine = Engine::new(style).map_err(wrong)?;
+            let mut engine = Engine::new(style).map_err(invalid)?;
             let templates: Vec<String> = templates.collect();
             let parse = move || {
                 let parsed = templates.iter().try_for_each(|template| {
@@ -191,46 +198,50 @@ impl Templates {
                 });
                 parsed.map(|()| engine)
             };
-            let engine = within_deadline(Turn::take(&turns)?, parse)?.map_err(wrong)?;
-            return Ok(Self { style, place: Place::Here { engine: Arc::new(Mutex::new(engine)), turns } });
+            let engine = within_deadline(Permit::acquire(&permits)?, parse)?.map_err(invalid)?;
+            return Ok(Self {
+                style,
+                executor: Executor::InProcess { engine: Arc::new(Mutex::new(engine)), permits },
+            });
         };
         let source = Source { style, templates: templates.collect() };
-        let source = serde_json::to_vec(&source).map_err(|error| wrong(error.to_string()))?;
+        let source = serde_json::to_vec(&source).map_err(|error| invalid(error.to_string()))?;
         let is_parsed_now = !sources.is_empty();
         let worker = Worker::new(program.clone(), TEMPLATES.name, LIMITS, move || Ok(source.clone()));
         let worker = Box::new(worker);
         if is_parsed_now {
             worker.session().map_err(TemplateError::of_worker)?;
         }
-        Ok(Self { style, place: Place::Worker { worker, turns, task: Mutex::default() } })
+        Ok(Self { style, executor: Executor::Worker { worker, permits, task: Mutex::default() } })
     }
 
     /// Renders a template.
     ///
     /// # Errors
-    /// If the template is wrong, does not fit the context or exceeds a limit, or others are being rendered that take long.
+    /// If the template is invalid, does not match the context or exceeds a limit, or if too many slow
+    /// renders are already running.
     pub fn render(&self, template: &str, context: &impl Serialize) -> Result<String, TemplateError> {
-        let rendered = match &self.place {
-            Place::Here { engine, turns } => {
+        let rendered = match &self.executor {
+            Executor::InProcess { engine, permits } => {
                 let (template, context) = (template.to_owned(), Value::from(Serde(context)));
-                self.here(engine, turns, move |engine| match nesting::check(&template) {
+                self.run_in_process(engine, permits, move |engine| match nesting::check(&template) {
                     Ok(()) => engine.answer_render(&template, context),
-                    Err(what) => Rendered::Wrong(what),
+                    Err(what) => Reply::Wrong(what),
                 })?
             }
-            Place::Worker { .. } => self.ask(&Question::Render { template, context })?,
+            Executor::Worker { .. } => self.ask(&Question::Render { template, context })?,
         };
         match rendered {
-            Rendered::Text(text) => Ok(text),
-            Rendered::Wrong(what) => Err(wrong(what)),
-            Rendered::List(_) => Err(wrong("a list instead of text".into())),
+            Reply::Text(text) => Ok(text),
+            Reply::Wrong(what) => Err(invalid(what)),
+            Reply::List(_) => Err(invalid("expected text, found a list".into())),
         }
     }
 
-    /// The texts of a list that `text` writes as Python does, such as `['yes', 'no']`; `None` if it is no such list.
+    /// Parses `text` as a Python list of strings, such as `['yes', 'no']`; `None` if it is anything else.
     ///
     /// # Errors
-    /// If it exceeds a limit, or others are being read that take long.
+    /// If parsing exceeds a limit, or too many slow renders are already running.
     ///
     /// ```
     /// use candle_gpt2_confined::{Style, Templates};
@@ -241,53 +252,55 @@ impl Templates {
     /// # Ok::<(), candle_gpt2_confined::TemplateError>(())
     /// ```
     pub fn list(&self, text: &str) -> Result<Option<Vec<String>>, TemplateError> {
-        let listed = match &self.place {
-            Place::Here { engine, turns } => {
+        let listed = match &self.executor {
+            Executor::InProcess { engine, permits } => {
                 let text = text.to_owned();
-                self.here(engine, turns, move |engine| {
-                    Rendered::List(nesting::check_expression(&text).ok().and_then(|()| engine.list(&text)))
+                self.run_in_process(engine, permits, move |engine| {
+                    Reply::List(nesting::check_expression(&text).ok().and_then(|()| engine.list(&text)))
                 })?
             }
-            Place::Worker { .. } => self.ask(&Question::List::<()> { text })?,
+            Executor::Worker { .. } => self.ask(&Question::List::<()> { text })?,
         };
         Ok(match listed {
-            Rendered::List(list) => list,
-            Rendered::Text(_) | Rendered::Wrong(_) => None,
+            Reply::List(list) => list,
+            Reply::Text(_) | Reply::Wrong(_) => None,
         })
     }
 
     /// Runs work on a thread of this process.
-    fn here(
+    fn run_in_process(
         &self,
         engine: &Arc<Mutex<Engine>>,
-        turns: &Arc<Turns>,
-        work: impl FnOnce(&mut Engine) -> Rendered + Send + 'static,
-    ) -> Result<Rendered, TemplateError> {
+        permits: &Arc<RenderPermits>,
+        work: impl FnOnce(&mut Engine) -> Reply + Send + 'static,
+    ) -> Result<Reply, TemplateError> {
         let engine = Arc::clone(engine);
-        let turn = Turn::take(turns)?;
-        within_deadline(turn, move || {
-            // A copy for each render: one that does not end blocks no other.
+        let permit = Permit::acquire(permits)?;
+        within_deadline(permit, move || {
+            // Each render works on a copy, so a render that never finishes does not block the others.
             let mut own = locked(&engine).clone();
             work(&mut own)
         })
     }
 
-    /// Asks the worker, in a process of its own for a conversation, or in one for many entries of a task.
-    fn ask<C: Serialize>(&self, question: &Question<'_, C>) -> Result<Rendered, TemplateError> {
-        let Place::Worker { worker, turns, task } = &self.place else {
-            return Err(TemplateError::Busy { what: "there is no worker".into() });
+    /// Asks the worker.
+    ///
+    /// Each conversation gets its own process; the entries of a task share one for many renders.
+    fn ask<C: Serialize>(&self, question: &Question<'_, C>) -> Result<Reply, TemplateError> {
+        let Executor::Worker { worker, permits, task } = &self.executor else {
+            return Err(TemplateError::Busy { what: "no worker".into() });
         };
-        let question = serde_json::to_vec(question).map_err(|error| wrong(error.to_string()))?;
+        let question = serde_json::to_vec(question).map_err(|error| invalid(error.to_string()))?;
         let answer = match self.style {
             Style::Chat => {
-                let _turn = Turn::take(turns)?;
+                let _permit = Permit::acquire(permits)?;
                 let (_, answer) =
                     worker.begin(&question, &LIMITS, false).map_err(TemplateError::of_worker)?;
                 answer.bytes
             }
             Style::Task => locked(task).ask(worker, &question)?,
         };
-        serde_json::from_slice(&answer).map_err(|error| wrong(error.to_string()))
+        serde_json::from_slice(&answer).map_err(|error| invalid(error.to_string()))
     }
 }
 
@@ -300,7 +313,8 @@ impl TaskProcess {
         let limits = Limits { cpu, ..LIMITS };
         let is_new = self.session.is_none() || self.renders >= RENDERS_PER_PROCESS;
         let answer = match self.once(worker, question, &limits) {
-            // What earlier renders have left in the process does not count against this one.
+            // Leftovers of earlier renders in the process must not count against this one, so a new process
+            // retries it.
             Err(WorkerError::Ended | WorkerError::Exceeded { limit: Limit::Memory, .. }) if !is_new => {
                 self.once(worker, question, &limits)
             }
@@ -320,8 +334,8 @@ impl TaskProcess {
     }
 
     fn once(&mut self, worker: &Worker, question: &[u8], limits: &Limits) -> Result<Answer, WorkerError> {
-        let kept = self.session.take().filter(|_| self.renders < RENDERS_PER_PROCESS);
-        let mut session = match kept {
+        let current = self.session.take().filter(|_| self.renders < RENDERS_PER_PROCESS);
+        let mut session = match current {
             Some(session) => session,
             None => {
                 self.renders = 0;
@@ -336,27 +350,29 @@ impl TaskProcess {
 }
 
 fn too_slow() -> String {
-    format!("the templates take more than {TASK_TIME:?} of CPU time in all")
+    format!("the templates take more than {TASK_TIME:?} of CPU time in total")
 }
 
 impl TemplateError {
     fn of_worker(error: WorkerError) -> Self {
         match error {
-            WorkerError::Refused { what } => Self::Wrong { what },
+            WorkerError::Refused { what } => Self::Invalid { what },
             WorkerError::Unavailable { what } => Self::Busy { what },
             error => Self::Exceeded { what: error.to_string() },
         }
     }
 }
 
-fn wrong(what: String) -> TemplateError {
-    TemplateError::Wrong { what }
+fn invalid(what: String) -> TemplateError {
+    TemplateError::Invalid { what }
 }
 
-/// Runs work on a thread, which is left to itself after the deadline and keeps its turn.
+/// Runs work on a thread.
+///
+/// After the deadline the thread is abandoned and keeps its permit until it finishes.
 #[cfg(not(target_family = "wasm"))]
 fn within_deadline<T: Send + 'static>(
-    turn: Turn,
+    permit: Permit,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, TemplateError> {
     use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -364,8 +380,8 @@ fn within_deadline<T: Send + 'static>(
     let (sender, result) = sync_channel(1);
     let work = move || {
         let done = work();
-        drop(turn);
-        // The caller may have gone.
+        drop(permit);
+        // The caller may have given up.
         _ = sender.send(done);
     };
     let spawned = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
@@ -374,41 +390,41 @@ fn within_deadline<T: Send + 'static>(
         RecvTimeoutError::Timeout => {
             TemplateError::Exceeded { what: format!("it takes longer than {DEADLINE:?}") }
         }
-        RecvTimeoutError::Disconnected => wrong("it cannot be rendered".into()),
+        RecvTimeoutError::Disconnected => invalid("it cannot be rendered".into()),
     })
 }
 
-/// Runs work: there are no threads.
+/// Runs work directly, because there are no threads.
 #[cfg(target_family = "wasm")]
-fn within_deadline<T>(_: Turn, work: impl FnOnce() -> T) -> Result<T, TemplateError> {
+fn within_deadline<T>(_: Permit, work: impl FnOnce() -> T) -> Result<T, TemplateError> {
     Ok(work())
 }
 
-/// Concurrent renders.
+/// Semaphore for concurrent renders.
 #[derive(Debug, Default)]
-struct Turns {
+struct RenderPermits {
     running: Mutex<usize>,
     has_ended: Condvar,
 }
 
-/// RAII guard of one of them.
-struct Turn(Arc<Turns>);
+/// RAII permit of [`RenderPermits`].
+struct Permit(Arc<RenderPermits>);
 
-impl Turn {
-    fn take(turns: &Arc<Turns>) -> Result<Self, TemplateError> {
-        let waited = turns
+impl Permit {
+    fn acquire(permits: &Arc<RenderPermits>) -> Result<Self, TemplateError> {
+        let waited = permits
             .has_ended
-            .wait_timeout_while(locked(&turns.running), LONGEST_WAIT, |running| *running >= MOST_AT_ONCE);
+            .wait_timeout_while(locked(&permits.running), MAX_WAIT, |running| *running >= MAX_CONCURRENT);
         let (mut running, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
-            return Err(TemplateError::Busy { what: "others take long".into() });
+            return Err(TemplateError::Busy { what: "too many renders are running".into() });
         }
         *running += 1;
-        Ok(Self(Arc::clone(turns)))
+        Ok(Self(Arc::clone(permits)))
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         *locked(&self.0.running) -= 1;
         self.0.has_ended.notify_one();
@@ -416,6 +432,6 @@ impl Drop for Turn {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each value is whole at any moment.
+    // The values are consistent at any moment, so a poisoned lock is usable.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

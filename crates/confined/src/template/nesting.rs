@@ -1,15 +1,19 @@
-//! Bounds the nesting of a template before it is parsed. minijinja's parser, compiler and destructors recurse once for each
-//! operator, filter, call and bracket that an expression applies to the ones before; nothing bounds that depth.
+//! Limits the nesting of a template before it is parsed.
 //!
-//! A scan is enough: within one tag, operators and brackets are counted from comma to comma, in each open bracket. The sum is at
-//! least the depth of the tree that the parser builds.
+//! The parser, compiler and destructors of minijinja recurse once for each operator, filter, call and
+//! bracket that an expression applies to the preceding ones. Nothing in minijinja bounds that depth.
+//!
+//! A scan suffices. Within a tag, it counts operators and brackets from comma to comma in each open
+//! bracket. The sum is at least the depth of the parser's tree.
 
-/// Deepest nesting: operators and brackets that apply to each other. Chat templates have less than thirty.
+/// Maximum nesting of operators and brackets. Chat templates stay below thirty.
 const MAX_NESTING: usize = 200;
-/// Most `elif`s, which nest in the tree. Statements nest at most 150 levels by the parser's own limit.
+/// Maximum number of `elif` branches, which nest in the syntax tree.
+///
+/// The parser itself limits the nesting of statements to 150 levels.
 const MAX_ELIFS: usize = 200;
 
-/// Fails if a template is nested too deeply to be parsed here.
+/// Fails if a template is nested too deeply to be parsed in this process.
 pub(super) fn check(template: &str) -> Result<(), String> {
     let (mut rest, mut elifs) = (template, 0);
     while let Some(start) = rest.find('{') {
@@ -28,20 +32,20 @@ pub(super) fn check(template: &str) -> Result<(), String> {
         };
     }
     match elifs > MAX_ELIFS {
-        true => Err(format!("expected at most {MAX_ELIFS} elif, found {elifs}")),
+        true => Err(format!("expected at most {MAX_ELIFS} elif branches, found {elifs}")),
         false => Ok(()),
     }
 }
 
-/// [`check`] for an expression alone.
+/// Same as [`check`], for a single expression.
 pub(super) fn check_expression(expression: &str) -> Result<(), String> {
     scan(expression, None).map(|_| ())
 }
 
-/// Scans an expression to its `end`, and returns where that begins.
+/// Scans an expression up to `end` and returns the index of `end`.
 fn scan(text: &str, end: Option<&str>) -> Result<usize, String> {
     let bytes = text.as_bytes();
-    // For each open bracket, what applies to what since the last comma.
+    // `last` counts operators since the last comma; `open` holds that count for each enclosing bracket.
     let (mut open, mut last) = (Vec::new(), 0_usize);
     let mut depth = 0_usize;
     let mut index = 0;
@@ -82,16 +86,14 @@ fn scan(text: &str, end: Option<&str>) -> Result<usize, String> {
         depth += usize::from(applies);
         last += usize::from(applies);
         if depth > MAX_NESTING {
-            return Err(format!(
-                "it is nested too deeply: more than {MAX_NESTING} operators apply to each other"
-            ));
+            return Err(format!("it is nested too deeply: more than {MAX_NESTING} nested operators"));
         }
         index += step;
     }
     Ok(text.len())
 }
 
-/// Length of a string literal with its quotes.
+/// Length of a string literal, including its quotes.
 fn string_length(bytes: &[u8]) -> usize {
     let mut index = 1;
     while let Some(byte) = bytes.get(index) {
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn long_templates_that_are_flat_pass() {
+    fn long_flat_templates_are_accepted() {
         let items = "{'a': [1, 2.5, x.y|upper], \"b\": f(1, not 2)}, ".repeat(10_000);
         check(&format!("{{{{ [{items}] }}}} {{# {} #}}", "(".repeat(10_000))).unwrap();
         check(&"{{ a.b }} {% if a is defined and b %} - {% elif c %} + {% endif %}".repeat(100)).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of workers. The test program is its own worker, so it has a `main` of its own.
+//! Tests of workers. The test program acts as its own worker, so it defines its own `main`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -10,15 +10,15 @@ use std::process::ExitCode;
 use candle_gpt2_confined::{TEMPLATES, WorkerProgram, run_worker};
 use libtest_mimic::{Arguments, Trial};
 
-/// Argument of the test program as a worker.
+/// Argument that makes the test program act as a worker.
 const WORKER: &str = "worker";
 
-/// The test program as a worker, which forks if the system can.
+/// The test program as a worker that forks if the system can.
 fn forking() -> WorkerProgram {
     WorkerProgram::this(WORKER).unwrap()
 }
 
-/// The test program as a worker that starts anew for each session, as on systems without `fork`.
+/// The test program as a worker that restarts for each session, as on systems without `fork`.
 fn spawning() -> WorkerProgram {
     WorkerProgram { forks: false, ..forking() }
 }
@@ -37,10 +37,10 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// A test and its name.
+/// Name and function of a test.
 type Test = (&'static str, fn());
 
-/// The functions as tests.
+/// Lists functions as named tests.
 macro_rules! tests {
     ($($test:ident),+ $(,)?) => { &[$((stringify!($test), $test)),+] };
 }

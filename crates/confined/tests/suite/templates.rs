@@ -1,4 +1,4 @@
-//! Templates: the same text with and without a worker, and hostile templates of every kind.
+//! Tests of templates: equal output with and without a worker, and hostile templates of all kinds.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 use crate::{Test, forking, spawning, tests};
 
 pub(crate) const TESTS: &[Test] = tests![
-    a_worker_renders_what_this_process_does,
-    a_hostile_template_ends_its_own_render_alone,
-    a_hostile_template_is_rejected_when_it_is_parsed,
-    a_task_stops_when_all_its_entries_are_slow,
-    what_a_template_leaks_goes_with_its_process,
-    without_a_worker_nesting_and_time_are_bounded,
-    a_killed_worker_is_started_again,
-    an_error_message_is_short,
+    worker_and_in_process_renders_are_identical,
+    hostile_template_does_not_break_later_renders,
+    deeply_nested_template_is_rejected_at_parse_time,
+    task_stops_at_its_total_cpu_limit,
+    leaked_memory_does_not_accumulate_across_renders,
+    nesting_and_time_are_limited_without_a_worker,
+    killed_worker_is_restarted,
+    error_messages_are_truncated,
 ];
 
-/// Longest time of a render that a limit ends: the limit, on a very busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum duration of a render that a limit stops, with a margin for a very busy machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Templates that end within the limits of steps, in a crash or much too late.
+/// Templates that stay within the step limit but crash or run far too long.
 fn hostile() -> Vec<(&'static str, String)> {
     let levels = |set: &str, end: &str| {
         format!(
@@ -46,13 +46,13 @@ fn hostile() -> Vec<(&'static str, String)> {
         ("indices", slow("\"é\"*10000000", "{% set x=s[-1] %}")),
         ("comparisons", slow("\"é\"*10000000", "{% set x=s==(s~'') %}")),
         ("sets of characters", slow("\"é\"*2000000", "{% set x=s.strip(s) %}")),
-        ("a long text of lists", "{{ ([[[1]*1000]*1000]*9)|string|length }}".into()),
+        ("lists as a long string", "{{ ([[[1]*1000]*1000]*9)|string|length }}".into()),
         ("indentation", "{{ [[1],[2]]|tojson(indent=10**9) }}".into()),
         ("padding", "{{ '{:1000000000}'.format(1) }}".into()),
     ]
 }
 
-/// Templates that are too deep to be parsed.
+/// Templates that are nested too deeply to parse.
 fn deep() -> Vec<String> {
     let repeated = |before: &str, part: &str, after: &str| format!("{before}{}{after}", part.repeat(50_000));
     vec![
@@ -74,7 +74,7 @@ fn templates(
     source: &str,
     program: Option<&WorkerProgram>,
 ) -> Result<Templates, TemplateError> {
-    // The templates of a task are parsed with their first entry.
+    // A task's templates are parsed when its first entry is rendered.
     let sources = if style == Style::Chat { vec![source] } else { Vec::new() };
     Templates::new(style, &sources, program)
 }
@@ -90,7 +90,7 @@ fn context() -> Value {
     })
 }
 
-fn a_worker_renders_what_this_process_does() {
+fn worker_and_in_process_renders_are_identical() {
     let sources = [
         "{% for m in messages %}\n  {% if m['role'] == 'user' %}\nQ: {{ m.content.strip()|upper }}\n{% else %}\nA: {{ m }}{{ eos_token }}\n\
          {% endif %}\n{% endfor %}\n",
@@ -109,9 +109,9 @@ fn a_worker_renders_what_this_process_does() {
     ];
     for style in [Style::Chat, Style::Task] {
         for source in sources {
-            let here = rendered(style, source, None);
-            assert_eq!(here, rendered(style, source, Some(&forking())), "{style:?} {source}");
-            assert_eq!(here, rendered(style, source, Some(&spawning())), "{style:?} {source}");
+            let in_process = rendered(style, source, None);
+            assert_eq!(in_process, rendered(style, source, Some(&forking())), "{style:?} {source}");
+            assert_eq!(in_process, rendered(style, source, Some(&spawning())), "{style:?} {source}");
         }
     }
     assert_eq!(rendered(Style::Chat, sources[2], None).unwrap(), "3");
@@ -124,48 +124,48 @@ fn a_worker_renders_what_this_process_does() {
     }
 }
 
-fn a_hostile_template_ends_its_own_render_alone() {
+fn hostile_template_does_not_break_later_renders() {
     for program in [forking(), spawning()] {
         for (kind, source) in hostile() {
             let templates = templates(Style::Chat, &source, Some(&program)).unwrap();
             let started = Instant::now();
             let result = templates.render(&source, &context());
-            let took = started.elapsed();
-            // Some values are printed within the time and the stack.
+            let elapsed = started.elapsed();
+            // Some values print successfully within the time and stack limits.
             assert!(!matches!(result, Err(TemplateError::Busy { .. })), "{kind}: {result:?}");
-            assert!(took < PATIENCE, "{kind}: {took:?}");
+            assert!(elapsed < TIMEOUT, "{kind}: {elapsed:?}");
             assert_eq!(templates.render("{{ whole }}", &context()).unwrap(), "3", "{kind}");
         }
     }
 }
 
-fn a_hostile_template_is_rejected_when_it_is_parsed() {
+fn deeply_nested_template_is_rejected_at_parse_time() {
     for source in deep() {
         let started = Instant::now();
         let error = templates(Style::Chat, &source, Some(&forking())).map(|_| ()).unwrap_err();
         assert!(error.to_string().len() < 200, "{error}");
-        assert!(started.elapsed() < PATIENCE, "{}: {:?}", &source[..20], started.elapsed());
-        // With the larger stack that a task's templates are parsed on, some of them pass.
+        assert!(started.elapsed() < TIMEOUT, "{}: {:?}", &source[..20], started.elapsed());
+        // Tasks parse their templates on a larger stack, so some of them succeed.
         let task = Templates::new(Style::Task, &[], Some(&forking())).unwrap();
         _ = task.render(&source, &context());
         assert_eq!(task.render("{{ whole }}", &context()).unwrap(), "3");
     }
 }
 
-fn a_task_stops_when_all_its_entries_are_slow() {
-    // Each takes less than the limit of one.
+fn task_stops_at_its_total_cpu_limit() {
+    // Each entry stays below the limit for a single render.
     let slow = "{% set s='é'*100000 %}{% for i in range(99) %}{% set x=s[-1] %}{% endfor %}";
     let templates = Templates::new(Style::Task, &[], Some(&forking())).unwrap();
     let started = Instant::now();
-    let ended = (0..1000).map(|_| templates.render(slow, &context())).find_map(Result::err);
-    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
-    let message = "the templates take more than 3s of CPU time in all";
-    assert_eq!(ended.unwrap().to_string(), message);
+    let error = (0..1000).map(|_| templates.render(slow, &context())).find_map(Result::err);
+    assert!(started.elapsed() < TIMEOUT, "{:?}", started.elapsed());
+    let message = "the templates take more than 3s of CPU time in total";
+    assert_eq!(error.unwrap().to_string(), message);
     assert_eq!(templates.render("x", &context()).unwrap_err().to_string(), message);
 }
 
-fn what_a_template_leaks_goes_with_its_process() {
-    // Cycles are never freed: 10 MB of them for each entry.
+fn leaked_memory_does_not_accumulate_across_renders() {
+    // Cycles are never freed: each entry leaks 10 MB.
     let leaks = "{% for i in range(2000) %}{% set ns=namespace() %}{% set ns.b='x'*5000 %}{% set ns.a=ns %}{% endfor %}{{ whole }}";
     for program in [forking(), spawning()] {
         let templates = Templates::new(Style::Task, &[], Some(&program)).unwrap();
@@ -175,7 +175,7 @@ fn what_a_template_leaks_goes_with_its_process() {
     }
 }
 
-fn without_a_worker_nesting_and_time_are_bounded() {
+fn nesting_and_time_are_limited_without_a_worker() {
     for source in deep() {
         let error = templates(Style::Chat, &source, None).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("nested") || error.to_string().contains("elif"), "{error}");
@@ -185,24 +185,24 @@ fn without_a_worker_nesting_and_time_are_bounded() {
     let templates = Templates::new(Style::Chat, &[slow], None).unwrap();
     let started = Instant::now();
     let error = templates.render(slow, &context()).unwrap_err();
-    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+    assert!(started.elapsed() < TIMEOUT, "{:?}", started.elapsed());
     assert_eq!(error.to_string(), "it takes longer than 5s");
     assert_eq!(templates.render("{{ whole }}", &context()).unwrap(), "3");
 }
 
-fn a_killed_worker_is_started_again() {
+fn killed_worker_is_restarted() {
     if !cfg!(target_os = "linux") {
         return;
     }
     let templates = Templates::new(Style::Chat, &["{{ whole }}"], Some(&forking())).unwrap();
-    // Those of this thread: other tests have theirs.
+    // Only the children of this thread, because other tests have their own workers.
     for child in std::fs::read_to_string("/proc/thread-self/children").unwrap().split_whitespace() {
         assert!(std::process::Command::new("kill").args(["-KILL", child]).status().unwrap().success());
     }
     assert_eq!(templates.render("{{ whole }}", &context()).unwrap(), "3");
 }
 
-fn an_error_message_is_short() {
+fn error_messages_are_truncated() {
     for program in [None, Some(&forking())] {
         let error = rendered(Style::Chat, "{{ raise_exception('x' * 900000) }}", program).unwrap_err();
         assert!(error.to_string().len() < 1100, "{}", error.to_string().len());

@@ -1,6 +1,8 @@
-//! Workers of any program: limits, isolation, and what they leave behind.
+//! Tests of workers in general: limits, isolation and cleanup.
 
 use std::hint::black_box;
+use std::io::Write;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use candle_gpt2_confined::{Limit, Limits, Program, Service, Worker, WorkerError, WorkerProgram};
@@ -8,23 +10,24 @@ use candle_gpt2_confined::{Limit, Limits, Program, Service, Worker, WorkerError,
 use crate::{Test, forking, spawning, tests};
 
 pub(crate) const TESTS: &[Test] = tests![
-    a_program_answers_every_question_of_a_session,
-    each_limit_ends_the_session_alone_and_is_named,
-    a_preparation_has_limits_and_reports_what_is_wrong,
-    a_panic_ends_the_session_alone,
-    no_secret_and_no_file_reaches_a_worker,
+    session_answers_every_question,
+    exceeding_a_limit_ends_only_that_session,
+    preparation_is_limited_and_reports_errors,
+    panic_ends_only_its_session,
+    worker_inherits_no_environment_or_files,
     no_process_is_left_behind,
-    a_service_that_the_program_lacks_is_an_error,
-    memory_is_that_of_the_session_alone,
+    worker_exits_cleanly_only_if_its_input_closes_between_messages,
+    unknown_service_or_program_is_an_error,
+    reported_memory_covers_only_the_session,
 ];
 
-/// A program that does what each question says.
+/// Worker program that runs the command in each question.
 pub(crate) const OBEDIENT: Service = Service { name: "obedient", stack_bytes: 64 << 20, prepare };
 
 const LIMITS: Limits =
     Limits { cpu: Duration::from_millis(300), memory_bytes: 160 << 20, wall: Duration::from_secs(5) };
-/// Longer than any limit on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout that exceeds every limit, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Obedient(Vec<u8>);
 
@@ -46,14 +49,14 @@ impl Program for Obedient {
                 black_box(0);
             },
             b"eat" => {
-                let mut eaten = Vec::new();
+                let mut chunks = Vec::new();
                 loop {
-                    eaten.push(black_box(vec![1_u8; 1 << 20]));
+                    chunks.push(black_box(vec![1_u8; 1 << 20]));
                 }
             }
             b"recurse" => vec![recursed(1)],
             b"sleep" => {
-                std::thread::sleep(PATIENCE);
+                std::thread::sleep(TIMEOUT);
                 Vec::new()
             }
             b"panic" => panic!("as requested"),
@@ -82,17 +85,17 @@ fn worker(program: WorkerProgram, source: &'static str) -> Worker {
     Worker::new(program, OBEDIENT.name, LIMITS, move || Ok(source.into()))
 }
 
-fn both() -> [WorkerProgram; 2] {
+fn programs() -> [WorkerProgram; 2] {
     [forking(), spawning()]
 }
 
-fn asked(worker: &Worker, question: &str) -> Result<String, WorkerError> {
+fn ask(worker: &Worker, question: &str) -> Result<String, WorkerError> {
     let answer = worker.session()?.ask(question.as_bytes(), &LIMITS, false)?;
     Ok(String::from_utf8(answer.bytes).unwrap())
 }
 
-fn a_program_answers_every_question_of_a_session() {
-    for program in both() {
+fn session_answers_every_question() {
+    for program in programs() {
         let worker = worker(program, "source ");
         let mut session = worker.session().unwrap();
         for question in ["a", "", "bc"] {
@@ -100,17 +103,17 @@ fn a_program_answers_every_question_of_a_session() {
             assert_eq!(answer.bytes, format!("source {question}").into_bytes());
         }
         let long = "x".repeat(3 << 20);
-        assert_eq!(asked(&worker, &long).unwrap(), format!("source {long}"));
+        assert_eq!(ask(&worker, &long).unwrap(), format!("source {long}"));
     }
 }
 
-fn each_limit_ends_the_session_alone_and_is_named() {
+fn exceeding_a_limit_ends_only_that_session() {
     let cases = [
         ("spin", Limit::CpuTime, "it takes more than 300ms of CPU time"),
         ("eat", Limit::Memory, "it takes more than 160 MB of memory"),
         ("recurse", Limit::Stack, "it is nested too deeply"),
     ];
-    for program in both() {
+    for program in programs() {
         let worker = worker(program, "");
         for (question, expected, message) in cases {
             let (mut session, mut other) = (worker.session().unwrap(), worker.session().unwrap());
@@ -121,10 +124,10 @@ fn each_limit_ends_the_session_alone_and_is_named() {
                 "{question}: {error:?}"
             );
             assert_eq!(error.to_string(), message);
-            assert!(started.elapsed() < PATIENCE);
+            assert!(started.elapsed() < TIMEOUT);
             assert_eq!(session.ask(b"a", &LIMITS, false), Err(WorkerError::Ended));
             assert_eq!(other.ask(b"a", &LIMITS, false).unwrap().bytes, b"a");
-            assert_eq!(asked(&worker, "b").unwrap(), "b");
+            assert_eq!(ask(&worker, "b").unwrap(), "b");
         }
         let limits = Limits { wall: Duration::from_millis(100), ..LIMITS };
         let error = worker.session().unwrap().ask(b"sleep", &limits, false).unwrap_err();
@@ -132,39 +135,39 @@ fn each_limit_ends_the_session_alone_and_is_named() {
     }
 }
 
-fn a_preparation_has_limits_and_reports_what_is_wrong() {
-    for program in both() {
+fn preparation_is_limited_and_reports_errors() {
+    for program in programs() {
         for (source, expected) in [
             ("wrong", "it is wrong"),
-            ("panic", "it cannot be read"),
+            ("panic", "it cannot be parsed"),
             ("spin", "it takes more than 300ms of CPU time"),
             ("eat", "it takes more than 160 MB of memory"),
             ("recurse", "it is nested too deeply"),
         ] {
-            let error = asked(&worker(program.clone(), source), "a").unwrap_err();
+            let error = ask(&worker(program.clone(), source), "a").unwrap_err();
             assert_eq!(error.to_string(), expected, "{source}");
         }
     }
 }
 
-fn a_panic_ends_the_session_alone() {
-    for program in both() {
+fn panic_ends_only_its_session() {
+    for program in programs() {
         let worker = worker(program, "");
-        assert_eq!(asked(&worker, "panic"), Err(WorkerError::Ended));
-        assert_eq!(asked(&worker, "a").unwrap(), "a");
+        assert_eq!(ask(&worker, "panic"), Err(WorkerError::Ended));
+        assert_eq!(ask(&worker, "a").unwrap(), "a");
     }
 }
 
-fn no_secret_and_no_file_reaches_a_worker() {
-    for program in both() {
+fn worker_inherits_no_environment_or_files() {
+    for program in programs() {
         let worker = worker(program, "");
-        // Cargo's tests set the first.
-        let names = asked(&worker, "environment").unwrap();
+        // `cargo test` sets `LD_LIBRARY_PATH`.
+        let names = ask(&worker, "environment").unwrap();
         let mut others = names.split(',').filter(|name| !name.is_empty() && *name != "LD_LIBRARY_PATH");
         assert_eq!(others.next(), None, "{names}");
         if cfg!(target_os = "linux") {
-            // Three standard streams, a socket, the folder that is read.
-            let files: usize = asked(&worker, "files").unwrap().parse().unwrap();
+            // Three standard streams, a socket and the folder being listed.
+            let files: usize = ask(&worker, "files").unwrap().parse().unwrap();
             assert!(files <= 5, "{files}");
         }
     }
@@ -174,22 +177,41 @@ fn no_process_is_left_behind() {
     if !cfg!(target_os = "linux") {
         return;
     }
-    for program in both() {
+    for program in programs() {
         let worker = worker(program, "");
-        let processes: Vec<String> = (0..3).map(|_| asked(&worker, "process").unwrap()).collect();
-        let spinning = asked(&worker, "spin");
+        let processes: Vec<String> = (0..3).map(|_| ask(&worker, "process").unwrap()).collect();
+        let spinning = ask(&worker, "spin");
         assert!(spinning.is_err());
         let started = Instant::now();
-        // Not even as a zombie.
+        // A zombie counts as left behind too.
         while processes.iter().any(|process| std::fs::exists(format!("/proc/{process}")).unwrap()) {
-            assert!(started.elapsed() < PATIENCE, "{processes:?}");
+            assert!(started.elapsed() < TIMEOUT, "{processes:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-fn a_service_that_the_program_lacks_is_an_error() {
-    for program in both() {
+fn worker_exits_cleanly_only_if_its_input_closes_between_messages() {
+    let message = |payload: &[u8]| [&(payload.len() as u64).to_le_bytes(), payload].concat();
+    let hello = format!(
+        r#"{{"service":"{}","forks":false,"cpu_micros":{},"memory_bytes":{}}}"#,
+        OBEDIENT.name,
+        LIMITS.cpu.as_micros(),
+        LIMITS.memory_bytes
+    );
+    let begun = [message(hello.as_bytes()), message(b"source")].concat();
+    for (input, is_clean) in [(begun.clone(), true), ([&begun[..], &[9; 3]].concat(), false)] {
+        let WorkerProgram { program, arguments, .. } = spawning();
+        let mut worker = Command::new(program);
+        let worker = worker.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut process = worker.spawn().unwrap();
+        process.stdin.take().unwrap().write_all(&input).unwrap();
+        assert_eq!(process.wait().unwrap().success(), is_clean);
+    }
+}
+
+fn unknown_service_or_program_is_an_error() {
+    for program in programs() {
         let worker = Worker::new(program, "nothing", LIMITS, || Ok(Vec::new()));
         assert_eq!(worker.session().unwrap_err(), WorkerError::Ended);
     }
@@ -197,7 +219,7 @@ fn a_service_that_the_program_lacks_is_an_error() {
     assert!(matches!(worker(program, "").session(), Err(WorkerError::Unavailable { .. })));
 }
 
-fn memory_is_that_of_the_session_alone() {
+fn reported_memory_covers_only_the_session() {
     if !cfg!(target_os = "linux") {
         return;
     }
@@ -207,5 +229,5 @@ fn memory_is_that_of_the_session_alone() {
     session.ask(b"write", &LIMITS, false).unwrap();
     let after = session.ask(b"a", &LIMITS, true).unwrap().private_bytes;
     assert!(before > 0 && after > before + (8 << 20), "{before} {after}");
-    assert!(before < 4 << 20, "{before} bytes of a process that has done nothing");
+    assert!(before < 4 << 20, "{before} bytes in an idle process");
 }

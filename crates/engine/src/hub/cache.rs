@@ -1,7 +1,8 @@
 //! Cache layout, shared with Python's `huggingface_hub`.
 //!
-//! A repository's folder has `blobs/ETAG` with the contents of files, `snapshots/COMMIT/FILE` with relative links to blobs, and
-//! `refs/REVISION` with commits. Writes stay in this folder and never follow a link below the cache folder.
+//! A repository's folder contains `blobs/ETAG` with the contents of files, `snapshots/COMMIT/FILE` with
+//! relative links to blobs, and `refs/REVISION` with commits. Writes stay in this folder and never follow a
+//! link below the cache folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -14,7 +15,7 @@ use super::cached::{DATASETS, MODELS};
 use super::checked::{CacheKey, FilePath};
 use super::name::{HubName, Kind};
 
-/// The folder of a repository in the cache.
+/// Folder of a repository in the cache.
 pub(super) struct Repository {
     cache: PathBuf,
     folder: String,
@@ -37,14 +38,16 @@ impl Repository {
         self.path().join("snapshots").join(commit.as_str())
     }
 
-    /// The cached snapshot of a commit, branch or tag.
+    /// Finds the cached snapshot of a commit, branch or tag.
     pub(super) fn cached(&self, revision: &str) -> Option<PathBuf> {
         let of_commit =
             |commit: &str| Some(self.snapshot(&CacheKey::new(commit)?)).filter(|path| path.is_dir());
         of_commit(revision).or_else(|| of_commit(self.commit(revision)?.trim()))
     }
 
-    /// Reason why a repository that is in the cache cannot be used at a revision, and what to do; `None` if it is not there.
+    /// Explains why a cached repository cannot be used at a revision, and how to fix it.
+    ///
+    /// Returns `None` if the repository is not in the cache.
     pub(super) fn unusable(&self, revision: &str) -> Option<String> {
         if !self.path().is_dir() {
             return None;
@@ -52,23 +55,23 @@ impl Repository {
         if let Some(snapshot) = self.cached(revision) {
             let is_broken =
                 fs::read_dir(&snapshot).into_iter().flatten().flatten().any(|entry| !entry.path().exists());
-            let what = if is_broken { "links to files that are gone" } else { "not all of its files" };
-            return Some(format!("at {revision} incompletely ({what}); download it again"));
+            let what = if is_broken { "dangling links" } else { "missing files" };
+            return Some(format!("revision {revision} is incomplete ({what}); download it again"));
         }
-        // A record that is unsafe is not repeated.
+        // An unsafe record is not quoted in the message.
         let commit = self.commit(revision).map(|commit| CacheKey::new(commit.trim()));
         if let Some(commit) = commit {
             let commit = commit.map_or(String::new(), |commit| format!(" {}", commit.as_str()));
-            return Some(format!("without the snapshot{commit} of {revision}; download it again"));
+            return Some(format!("the snapshot{commit} of {revision} is missing; download it again"));
         }
         let snapshots = fs::read_dir(self.path().join("snapshots")).into_iter().flatten().flatten();
         let snapshots: Vec<String> =
             snapshots.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         match snapshots.iter().min() {
             Some(commit) => Some(format!(
-                "without refs/{revision}; name one of its snapshots after the name, as in @{commit}, or download it again"
+                "refs/{revision} is missing; append the commit of a snapshot to the name, as in @{commit}, or download it again"
             )),
-            None => Some("without a snapshot; download it again".to_owned()),
+            None => Some("it has no snapshots; download it again".to_owned()),
         }
     }
 
@@ -98,14 +101,14 @@ impl Repository {
 
     /// Opens and locks the partial download of a blob.
     ///
-    /// Fails with [`io::ErrorKind::WouldBlock`] while another process has it.
+    /// Fails with [`io::ErrorKind::WouldBlock`] while another process holds the lock.
     pub(super) fn partial(&self, etag: &CacheKey) -> io::Result<Partial> {
         let path = self.folder(["blobs"])?.join(format!("{}.part", etag.as_str()));
         match fs::symlink_metadata(&path) {
             Ok(found) if !found.is_file() => return Err(misplaced(&path, "a regular file")),
             _ => {}
         }
-        // Windows neither locks nor truncates a file that is open for appending only.
+        // Windows can neither lock nor truncate a file opened only for appending.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let mut file = open_locked(&path, &options)?;
@@ -113,7 +116,7 @@ impl Repository {
         Ok(Partial { file, path, blob: self.blob(etag), length })
     }
 
-    /// Puts a blob into a snapshot.
+    /// Adds a blob to a snapshot.
     pub(super) fn link(&self, etag: &CacheKey, commit: &CacheKey, file: &FilePath) -> io::Result<()> {
         let (folders, name) = split(file.as_str());
         let depth = 2 + folders.clone().count();
@@ -122,7 +125,7 @@ impl Repository {
         place(&self.blob(etag), &folder.join(name), |at| symlink(&relative, at))
     }
 
-    /// Creates folders below the repository's, none of which may be a link.
+    /// Creates folders below the repository's folder, and rejects links among them.
     fn folder<'a>(&'a self, below: impl IntoIterator<Item = &'a str>) -> io::Result<PathBuf> {
         fs::create_dir_all(&self.cache)?;
         let mut path = self.cache.clone();
@@ -146,7 +149,7 @@ pub(super) struct Partial {
     file: File,
     path: PathBuf,
     blob: PathBuf,
-    /// Bytes downloaded so far.
+    /// Number of bytes downloaded so far.
     pub(super) length: u64,
 }
 
@@ -164,7 +167,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Makes the complete download a blob.
+    /// Turns the complete download into a blob.
     pub(super) fn finish(self) -> io::Result<()> {
         fs::rename(&self.path, &self.blob)
     }
@@ -177,9 +180,10 @@ impl Partial {
     }
 }
 
-/// Makes a blob available at a path of a snapshot. Replaces a dangling link.
+/// Makes a blob available at a path of a snapshot, replacing a dangling link.
 ///
-/// Without symbolic links, which most users of Windows may not create, makes a hard link or moves the blob.
+/// Most Windows users cannot create symbolic links. In that case a hard link is created, or the blob is
+/// moved.
 fn place(blob: &Path, at: &Path, link: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     if at.is_file() {
         return Ok(());
@@ -187,7 +191,7 @@ fn place(blob: &Path, at: &Path, link: impl FnOnce(&Path) -> io::Result<()>) -> 
     if at.is_symlink() {
         fs::remove_file(at)?;
     }
-    // Wine reports a link that it did not make.
+    // Wine can report success for a link that it did not create.
     let linked = link(at).is_ok() && at.is_file() || fs::hard_link(blob, at).is_ok();
     if linked || at.is_file() { Ok(()) } else { fs::rename(blob, at) }
 }
@@ -207,14 +211,14 @@ fn symlink(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The folders of a path with slashes, and its last component.
+/// Splits a path at its slashes into its folders and its last component.
 fn split(path: &str) -> (impl Iterator<Item = &str> + Clone, &str) {
     let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
     (folders.split('/').filter(|folder| !folder.is_empty()), name)
 }
 
 fn misplaced(path: &Path, expected: &str) -> io::Error {
-    io::Error::other(format!("{} is not {expected} of the cache; remove it", path.display()))
+    io::Error::other(format!("{} is not {expected}; remove it from the cache", path.display()))
 }
 
 #[cfg(test)]
@@ -222,18 +226,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blobs_are_placed_where_links_are_refused() {
+    fn blobs_are_copied_if_links_fail() {
         let folder = tempfile::tempdir().unwrap();
         let [blob, at, again] = ["blob", "at", "again"].map(|name| folder.path().join(name));
         fs::write(&blob, "contents").unwrap();
         place(&blob, &at, |_| Err(io::ErrorKind::PermissionDenied.into())).unwrap();
-        // A link that is reported and not made.
+        // Reported as created, but missing.
         place(&blob, &again, |_| Ok(())).unwrap();
         for path in [&at, &again] {
             assert_eq!(fs::read_to_string(path).unwrap(), "contents");
         }
         fs::write(&again, "other").unwrap();
-        place(&blob, &again, |_| unreachable!("the place is taken")).unwrap();
+        place(&blob, &again, |_| unreachable!("the path already exists")).unwrap();
     }
 
     #[cfg(unix)]

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::HubOptions;
 
-/// The weights of a model, best first: a single file, or an index with the beginning and ending of its shards' names.
+/// Weight files of a model, best first, with the prefix and suffix of shard names if it is an index.
 pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("model.safetensors", None),
     ("model.safetensors.index.json", Some(("model-", ".safetensors"))),
@@ -17,18 +17,18 @@ pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
 ];
 
-/// Settings of an adapter.
+/// Configuration file of an adapter.
 #[cfg(feature = "hub")]
 pub(super) const ADAPTER_CONFIG: &str = "adapter_config.json";
-/// Weights of an adapter, best first.
+/// Weight files of an adapter, best first.
 #[cfg(feature = "hub")]
 pub(super) const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 
-/// Prefixes of repository folders in the cache.
+/// Prefix of model folders in the cache.
 pub(super) const MODELS: &str = "models--";
 #[cfg(feature = "hub")]
 pub(super) const DATASETS: &str = "datasets--";
-/// Largest configuration that is read to recognize a model.
+/// Largest configuration file that is read to recognize a model, in bytes.
 const MAX_CONFIG_BYTES: u64 = 1_000_000;
 
 /// A model in the cache.
@@ -36,15 +36,15 @@ const MAX_CONFIG_BYTES: u64 = 1_000_000;
 /// Part of [`CachedModels`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CachedModel {
-    /// Its name on the Hub, `owner/name`.
+    /// Name on the Hub, `owner/name`.
     pub name: String,
-    /// Bytes that it takes on the disk, all of its revisions together.
+    /// Disk usage of all revisions, in bytes.
     pub bytes: u64,
-    /// Whether a revision of it has configuration and weights: what an interrupted download left has not.
+    /// Whether a revision has both configuration and weights, unlike an interrupted download.
     pub is_whole: bool,
 }
 
-/// The models in a cache.
+/// Models in a cache.
 ///
 /// ```
 /// use candle_gpt2_engine::{CachedModels, HubOptions};
@@ -54,14 +54,14 @@ pub struct CachedModel {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CachedModels {
-    /// GPT-2's, by name: those whose configuration says so.
+    /// GPT-2 models by their configuration, sorted by name.
     pub gpt2: Vec<CachedModel>,
-    /// How many others there are, or of which no configuration is there.
+    /// Number of other models, including those without a configuration.
     pub others: usize,
 }
 
 impl CachedModels {
-    /// The contents of the cache of these options; empty if there is no such folder.
+    /// Lists the models in the cache of these options; empty if the folder does not exist.
     pub fn of(options: &HubOptions) -> Self {
         let mut models = Self::default();
         for folder in folders_in(&options.cache) {
@@ -82,20 +82,20 @@ impl CachedModels {
     }
 }
 
-/// Whether a snapshot holds a configuration and weights.
+/// Whether a snapshot contains a configuration and weights.
 pub(super) fn holds_a_model(snapshot: &Path) -> bool {
     let has_weights = WEIGHTS.iter().any(|(weights, _)| snapshot.join(weights).exists());
     snapshot.join("config.json").exists() && has_weights
 }
 
-/// Whether a snapshot holds an adapter.
+/// Whether a snapshot contains an adapter.
 #[cfg(feature = "hub")]
 pub(super) fn holds_an_adapter(snapshot: &Path) -> bool {
     let has_weights = ADAPTER_WEIGHTS.iter().any(|weights| snapshot.join(weights).exists());
     snapshot.join(ADAPTER_CONFIG).exists() && has_weights
 }
 
-/// Sorted names of the repositories in a cache whose folders have this prefix.
+/// Returns the sorted names of cached repositories whose folders have this prefix.
 #[cfg(feature = "hub")]
 pub(super) fn names(cache: &Path, prefix: &str) -> Vec<String> {
     let name = |folder: PathBuf| Some(folder.file_name()?.to_str()?.strip_prefix(prefix)?.replace("--", "/"));

@@ -1,4 +1,4 @@
-//! Canned answers in place of the network, for the fuzz target `hub_response`.
+//! Canned responses instead of the network, for the fuzz target `hub_response`.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use super::name::HubName;
 use super::options::{HubOptions, Network};
 use crate::{Progress, Reporter, Silent, Unit};
 
-/// An answer of the Hub: status, headers and body.
+/// Response of the Hub: status, headers and body.
 pub type CannedAnswer = (u16, Vec<(String, Vec<u8>)>, Vec<u8>);
 
-/// Downloads a model from the answers that a Hub would send, in order.
+/// Downloads a model from prepared responses, which are sent in order.
 ///
 /// # Errors
-/// If an answer is refused, or there are too few.
+/// If a response is rejected, or there are too few.
 pub fn fetch_from_answers(
     model: &str,
     cache: &Path,
     answers: Vec<CannedAnswer>,
 ) -> Result<PathBuf, HubError> {
     let other = |cause: &str| HubError::Other { model: model.to_owned(), cause: cause.to_owned() };
-    let name = HubName::of_model(model).ok_or_else(|| other("it is not a name on the Hub"))?;
+    let name = HubName::of_model(model).ok_or_else(|| other("not a valid name on the Hub"))?;
     let options = HubOptions { network: Network::Allowed, cache: cache.to_owned(), ..HubOptions::default() };
     let web = Canned(RefCell::new(answers.into_iter()));
     Client::new(&name, &options, &Impatient, &web)?.model()
@@ -52,7 +52,7 @@ impl Web for Canned {
     }
 }
 
-/// Skips the pauses between attempts.
+/// Interrupts the download instead of pausing before another attempt.
 struct Impatient;
 
 impl Reporter for Impatient {

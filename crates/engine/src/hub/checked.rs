@@ -1,25 +1,25 @@
-//! Text from the Hub, checked before it becomes a path: the Hub may be hostile, or impersonated.
+//! Validation of untrusted text from the Hub before it becomes part of a path.
 
-/// Longest ETag or commit.
+/// Maximum length of an ETag or commit, in bytes.
 #[cfg(feature = "hub")]
 const MAX_KEY_BYTES: usize = 128;
-/// Longest path of a file, and its most components.
+/// Maximum length of a file path, in bytes.
 const MAX_PATH_BYTES: usize = 1024;
 const MAX_COMPONENTS: usize = 16;
-/// Longest component of a path; the limit of most file systems.
+/// Maximum length of a path component, in bytes; the limit of most file systems.
 const MAX_COMPONENT_BYTES: usize = 255;
 
-/// An ETag or a commit: one component of a path in the cache.
+/// An ETag or commit that is safe as one path component in the cache.
 #[cfg(feature = "hub")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CacheKey(String);
 
 #[cfg(feature = "hub")]
 impl CacheKey {
-    /// The accepted text, for error messages.
+    /// Description of valid text, for error messages.
     pub(super) const EXPECTED: &str = "1 to 128 of [0-9A-Za-z._-]";
 
-    /// Returns `None` for text that is unsafe in a path.
+    /// Returns `None` if the text is unsafe in a path.
     pub(super) fn new(text: &str) -> Option<Self> {
         let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         let is_safe = is_plain && text.len() <= MAX_KEY_BYTES && is_safe_component(text);
@@ -31,12 +31,12 @@ impl CacheKey {
     }
 }
 
-/// The path of a file in a repository, relative, with `/` between its components.
+/// Relative path of a file in a repository, with `/` as separator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FilePath(String);
 
 impl FilePath {
-    /// Returns `None` for a path that is absolute, leaves its folder, or is unsafe on any system.
+    /// Returns `None` if the path is absolute, leaves its folder, or is unsafe on any system.
     pub(super) fn new(text: &str) -> Option<Self> {
         let is_plain = |c: char| c.is_alphanumeric() || " !#$%&'()+,-.=@[]^_{}~/".contains(c);
         let is_safe = text.len() <= MAX_PATH_BYTES
@@ -51,9 +51,9 @@ impl FilePath {
     }
 }
 
-/// Whether every file system takes the component literally.
+/// Whether every file system interprets the component literally.
 ///
-/// Windows drops spaces and dots at the end, and has reserved names.
+/// Windows removes trailing spaces and periods, and reserves some names.
 fn is_safe_component(text: &str) -> bool {
     let stem = text.split('.').next().unwrap_or_default().trim_end().to_ascii_uppercase();
     let is_port = |end: &str| end.chars().count() == 1 && end.contains(|c| "0123456789¹²³".contains(c));
@@ -67,7 +67,7 @@ fn is_safe_component(text: &str) -> bool {
         && !is_reserved
 }
 
-/// Quotes text from the Hub in an error message: shortened, with control characters escaped.
+/// Quotes text from the Hub for an error message, shortened and with control characters escaped.
 #[cfg(feature = "hub")]
 pub(super) fn quoted(text: &str) -> String {
     format!("{:?}", candle_gpt2::excerpt(text))
@@ -77,7 +77,7 @@ pub(super) fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Components that no system, or not every system, takes literally.
+    /// Components that at least one file system does not interpret literally.
     const UNSAFE: [&str; 16] = [
         "",
         ".",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_keys_and_paths_are_accepted() {
+    fn ordinary_keys_and_paths_are_accepted() {
         let longest = "a".repeat(128);
         for text in ["0123abcdef", "etag-model.safetensors", "9-5", ".a", longest.as_str()] {
             assert_eq!(CacheKey::new(text).unwrap().as_str(), text);

@@ -1,6 +1,6 @@
-//! Hub protocol: lists a repository's files and downloads them into the cache.
+//! Hub client that lists a repository's files and downloads them into the cache.
 //!
-//! Text from the Hub becomes a path only as a [`CacheKey`] or a [`FilePath`], which check it.
+//! Text from the Hub becomes part of a path only after validation as a [`CacheKey`] or [`FilePath`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,9 +26,9 @@ use super::name::{HubName, Kind};
 use super::options::{self, HubOptions};
 use crate::{Progress, Reporter, Unit};
 
-/// Small files that are downloaded if the repository has them.
+/// Small files that are downloaded if the repository contains them.
 const SMALL_FILES: [&str; 14] = [
-    // A note says that it is not applied.
+    // Needed for the note that this adapter is not applied.
     ADAPTER_CONFIG,
     "chat_template.jinja",
     "chat_template.json",
@@ -44,12 +44,12 @@ const SMALL_FILES: [&str; 14] = [
     "spiece.model",
     "tokenizer.model",
 ];
-/// Most shards of a model; checkpoints with more are not read either.
+/// Maximum number of shards; checkpoints with more cannot be read either.
 const MAX_SHARDS: usize = 10_000;
-/// Largest list of files, which is JSON.
+/// Maximum size of the JSON list of files, in bytes.
 const MAX_LISTING_BYTES: usize = 10_000_000;
 const MAX_REDIRECTS: usize = 10;
-/// Attempts to resume an interrupted download, and the pause before the first; it doubles.
+/// Number of attempts to resume an interrupted download.
 const RETRIES: u32 = 2;
 const RETRY_PAUSE: Duration = Duration::from_millis(300);
 
@@ -78,7 +78,7 @@ pub(super) fn fetch_adapter(
     Client::new(adapter, options, reporter, &network)?.adapter()
 }
 
-/// Downloads a file of a dataset if it is missing and returns the folder of the snapshot.
+/// Downloads a file of a dataset if it is missing, and returns the folder of the snapshot.
 pub(super) fn fetch_file(
     dataset: &HubName,
     file: &FilePath,
@@ -99,7 +99,7 @@ pub(super) struct Client<'a> {
     web: &'a dyn Web,
 }
 
-/// The files of a repository.
+/// List of the files in a repository.
 #[derive(Deserialize)]
 struct Listing {
     sha: String,
@@ -111,14 +111,16 @@ struct Sibling {
     rfilename: String,
 }
 
-/// An answer after redirects.
+/// Response after redirects.
 struct Answer<'a> {
     response: Response<'a>,
-    /// The headers that describe a file. Files can be elsewhere; only the endpoint describes them.
+    /// Headers that describe a file.
+    ///
+    /// Another server may hold the file, but only headers from the endpoint are trusted.
     described: HeaderMap,
 }
 
-/// A file to download.
+/// Identity and size of a file to download.
 struct Description {
     etag: CacheKey,
     size: u64,
@@ -134,7 +136,10 @@ impl<'a> Client<'a> {
         let endpoint = options.endpoint.parse::<Uri>().ok().filter(is_http);
         let endpoint = endpoint.ok_or_else(|| HubError::Other {
             model: name.to_string(),
-            cause: format!("the Hub's address {} is not an http or https address", quoted(&options.endpoint)),
+            cause: format!(
+                "invalid address of the Hub: {}; expected an http or https URL",
+                quoted(&options.endpoint)
+            ),
         })?;
         let repository = Repository::new(&options.cache, name);
         Ok(Self { name, endpoint, options, repository, reporter, web })
@@ -179,7 +184,7 @@ impl<'a> Client<'a> {
         self.download_all(&commit, std::slice::from_ref(file))
     }
 
-    /// The Hub's list of files, or else the folder of a cached snapshot that is complete.
+    /// Fetches the list of files, or returns the folder of a complete cached snapshot as the inner `Err`.
     fn listing_or_cached(
         &self,
         is_complete: &dyn Fn(&Path) -> bool,
@@ -194,7 +199,7 @@ impl<'a> Client<'a> {
         }
         let cause = match self.listing() {
             Err(HubError::Interrupted { cause, .. }) => cause,
-            Err(HubError::Silent { seconds, .. }) => format!("no answer for {seconds} s"),
+            Err(HubError::Silent { seconds, .. }) => format!("no response for {seconds} s"),
             answer => return answer.map(Ok),
         };
         let endpoint = &self.options.endpoint;
@@ -202,7 +207,7 @@ impl<'a> Client<'a> {
             || HubError::Unreachable { endpoint: endpoint.clone(), cause, model, cache: self.contents() };
         let folder = cached().ok_or_else(unreachable)?;
         self.reporter
-            .note(&format!("{endpoint} cannot be reached; the cached copy of {} is used", self.name.id));
+            .note(&format!("{endpoint} cannot be reached; using the cached copy of {}", self.name.id));
         Ok(Err(folder))
     }
 
@@ -223,15 +228,15 @@ impl<'a> Client<'a> {
             }
         }
         serde_json::from_slice(&json).map_err(|error| {
-            let cause = format!("the list of files is not valid: {}", quoted(&error.to_string()));
+            let cause = format!("the list of files is invalid: {}", quoted(&error.to_string()));
             HubError::InvalidResponse { model, cause }
         })
     }
 
-    /// The files to download of those that a repository has.
+    /// Selects the files to download from a repository's file names.
     fn wanted(&self, names: &[&str]) -> Result<Vec<FilePath>, HubError> {
         let model = || self.name.to_string();
-        // No Git repository has such names; other unusual ones are left alone unless they are needed.
+        // Git repositories cannot contain such names; other unusual names are ignored unless they are needed.
         let escapes = |name: &&&str| name.split('/').any(|part| ["", ".", ".."].contains(&part));
         if let Some(name) = names.iter().find(escapes) {
             return Err(unsafe_name(model(), name));
@@ -265,10 +270,10 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Downloads files that are missing in a snapshot and returns its folder.
+    /// Downloads the files that a snapshot lacks, and returns its folder.
     fn download_all(&self, commit: &CacheKey, files: &[FilePath]) -> Result<PathBuf, HubError> {
         let folder = self.repository.snapshot(commit);
-        // A snapshot's files never change, and none is there before it is complete.
+        // Files in a snapshot never change and appear only when complete.
         let missing: Vec<_> = files.iter().filter(|file| !folder.join(file.as_str()).exists()).collect();
         for file in &missing {
             self.download(file, commit)?;
@@ -280,7 +285,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Downloads a file into the cache, or the rest of it after an interrupted download.
+    /// Downloads a file into the cache, resuming an interrupted download.
     fn download(&self, file: &FilePath, commit: &CacheKey) -> Result<(), HubError> {
         let model = format!("{} of {}", file.as_str(), self.name);
         let unwritable = |error: io::Error| self.unwritable(&error, model.clone());
@@ -321,15 +326,14 @@ impl<'a> Client<'a> {
         self.repository.link(&about.etag, commit, file).map_err(unwritable)
     }
 
-    /// The partial download, once no other process writes it, and whether one did.
+    /// Opens the partial download, and returns whether it had to wait for another process.
     fn partial(&self, etag: &CacheKey, model: &str) -> Result<(Partial, bool), HubError> {
         let mut waited = false;
         loop {
             match self.repository.partial(etag) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !waited {
-                        self.reporter
-                            .note(&format!("{model}: waiting for another process that downloads it"));
+                        self.reporter.note(&format!("{model}: waiting for another process to download it"));
                     }
                     waited = true;
                     self.pause(INTERVAL, model)?;
@@ -342,7 +346,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Requests the rest of a partial download, or all of it from a server without ranges.
+    /// Requests the rest of a partial download, or the whole file from a server without range support.
     fn resumed(
         &self,
         file: &FilePath,
@@ -361,7 +365,7 @@ impl<'a> Client<'a> {
         Ok(answer.response)
     }
 
-    /// Appends a body to a partial download.
+    /// Appends a response body to a partial download.
     fn receive(
         &self,
         response: Response<'_>,
@@ -370,7 +374,7 @@ impl<'a> Client<'a> {
         bar: &dyn Progress,
         model: &str,
     ) -> Result<(), HubError> {
-        // Without a length, a body that ends early looks complete.
+        // Without a content length, a truncated body looks complete.
         let has_length =
             [CONTENT_LENGTH, TRANSFER_ENCODING].iter().any(|name| response.headers.contains_key(name));
         for piece in response.body {
@@ -388,7 +392,7 @@ impl<'a> Client<'a> {
             _ if has_length => Err(HubError::WrongSize { model, expected, found }),
             _ => Err(HubError::Interrupted {
                 model,
-                cause: format!("it ended after {found} of {expected} bytes"),
+                cause: format!("the connection closed after {found} of {expected} bytes"),
             }),
         }
     }
@@ -402,12 +406,14 @@ impl<'a> Client<'a> {
         self.get(&format!("{kind}/{}/resolve/{}/{file}", self.name.id, self.url_revision()), start, model)
     }
 
-    /// Sends a GET to the Hub and follows redirects. Only the endpoint itself gets the token.
+    /// Sends a GET request to the Hub and follows redirects.
+    ///
+    /// Only the endpoint itself receives the token.
     fn get(&self, path: &str, start: u64, model: &str) -> Result<Answer<'_>, HubError> {
         let invalid = |cause: String| HubError::InvalidResponse { model: model.to_owned(), cause };
         let address = format!("{}{path}", self.options.endpoint);
         let mut uri: Uri =
-            address.parse().map_err(|_| invalid(format!("{} is not an address", quoted(&address))))?;
+            address.parse().map_err(|_| invalid(format!("{} is not a valid URL", quoted(&address))))?;
         let mut described = HeaderMap::new();
         for _ in 0..=MAX_REDIRECTS {
             let is_endpoint = origin(&uri) == origin(&self.endpoint);
@@ -421,7 +427,7 @@ impl<'a> Client<'a> {
                     let encoding = header(&response.headers, CONTENT_ENCODING.as_str()).unwrap_or_default();
                     if !["", "identity"].contains(&encoding.to_ascii_lowercase().as_str()) {
                         return Err(invalid(format!(
-                            "header content-encoding is {}; only uncompressed answers are accepted",
+                            "header content-encoding is {}; expected an uncompressed response",
                             quoted(&encoding)
                         )));
                     }
@@ -429,7 +435,7 @@ impl<'a> Client<'a> {
                     if response.status == 206 && range.is_none_or(|range| range.start != start) {
                         let found = header(&response.headers, CONTENT_RANGE.as_str()).unwrap_or_default();
                         let cause = format!(
-                            "header content-range is {}; expected one from byte {start}",
+                            "header content-range is {}; expected a range from byte {start}",
                             quoted(&found)
                         );
                         return Err(invalid(cause));
@@ -438,8 +444,12 @@ impl<'a> Client<'a> {
                 }
                 301 | 302 | 303 | 307 | 308 => {
                     let location = header(&response.headers, LOCATION.as_str()).unwrap_or_default();
-                    uri = redirected(&uri, &location)
-                        .ok_or_else(|| invalid(format!("header location is {}", quoted(&location))))?;
+                    uri = redirected(&uri, &location).ok_or_else(|| {
+                        invalid(format!(
+                            "header location is {}; expected an http or https URL",
+                            quoted(&location)
+                        ))
+                    })?;
                 }
                 status => return Err(self.refused(status, model.to_owned())),
             }
@@ -447,7 +457,7 @@ impl<'a> Client<'a> {
         Err(invalid(format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    /// Reads and checks the headers that describe a file.
+    /// Reads and validates the headers that describe a file.
     fn described(
         &self,
         answer: &Answer<'_>,
@@ -498,7 +508,7 @@ impl<'a> Client<'a> {
         self.name.revision.replace('/', "%2F")
     }
 
-    /// The repositories in the cache, in words.
+    /// Describes the contents of the cache in a message.
     fn contents(&self) -> String {
         let (kind, beginning) = match self.name.kind {
             Kind::Model => ("model", MODELS),
@@ -509,15 +519,15 @@ impl<'a> Client<'a> {
             return what;
         }
         match names.as_slice() {
-            [] => format!("the cache {cache} holds no {kind}"),
-            names => format!("the cache {cache} holds {}", names.join(", ")),
+            [] => format!("the cache {cache} contains no {kind}"),
+            names => format!("the cache {cache} contains {}", names.join(", ")),
         }
     }
 
-    /// Reason why the repository cannot be used although it is in the cache.
+    /// Explains why a cached repository cannot be used.
     fn unusable(&self) -> Option<String> {
         let what = self.repository.unusable(&self.name.revision)?;
-        Some(format!("the cache {} holds {} {what}", self.options.cache.display(), self.name.id))
+        Some(format!("the cache {} contains {}, but {what}", self.options.cache.display(), self.name.id))
     }
 
     fn refused(&self, status: u16, model: String) -> HubError {
@@ -541,7 +551,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// The first names of a repository's files.
+/// Lists the first names of a repository's files.
 fn some_files(listing: &Listing) -> String {
     const SHOWN: usize = 10;
     let names: Vec<String> =
@@ -553,13 +563,14 @@ fn some_files(listing: &Listing) -> String {
     }
 }
 
-/// A file's name in a message, quoted if it is unusual.
+/// Formats a file name for a message, and quotes it if it is unusual.
 fn shown(name: &str) -> String {
     if FilePath::new(name).is_some() { name.to_owned() } else { quoted(name) }
 }
 
 fn unsafe_name(model: String, name: &str) -> HubError {
-    let cause = format!("siblings name the file {}; expected a relative path of plain names", quoted(name));
+    let cause =
+        format!("siblings contains the unsafe file name {}; expected a plain relative path", quoted(name));
     HubError::InvalidResponse { model, cause }
 }
 

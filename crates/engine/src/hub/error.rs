@@ -1,192 +1,197 @@
-//! Why a model or a data file on the Hub is not available.
+//! Errors when fetching models and dataset files from the Hub.
 
 use thiserror::Error;
 
-/// A model or a data file on the Hub that is not available: each message says what was found and what to do.
+/// A model or dataset file on the Hub that is not available.
+///
+/// Each message states the problem and how to fix it.
 ///
 /// ```
 /// use candle_gpt2_engine::{EngineError, HubError, ModelOptions, Silent};
 ///
-/// // By default there is no network, and no cache either.
+/// // By default there is neither a network nor a cache.
 /// let options = ModelOptions { model: "owner/name".into(), ..ModelOptions::default() };
-/// let error = options.open(&Silent).err().ok_or("it is there")?;
+/// let error = options.open(&Silent).err().ok_or("expected an error")?;
 /// assert!(matches!(error, EngineError::Hub(HubError::NotCached { model, .. }) if model == "owner/name"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The feature is off.
+    /// The program was built without the feature `hub`.
     #[error("{model}: no such file or folder, and this program was built without the feature `hub`")]
     NotBuilt {
-        /// The model.
+        /// Name of the model.
         model: String,
     },
-    /// It is not in the cache, which is all that may be used.
-    #[error("{model} is not in the cache, and the network may not be used; {cache}")]
+    /// The model is not in the cache, and the network is disabled.
+    #[error("{model} is not in the cache, and network access is disabled; {cache}")]
     NotCached {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// What the cache holds, in words.
+        /// Description of the cache's contents.
         cache: String,
     },
-    /// A part of it is missing in the cache, and the network may not be used.
-    #[error("{model}: the network may not be used, and {what}")]
+    /// Part of the model is missing from the cache, and the network is disabled.
+    #[error("{model}: network access is disabled, and {what}")]
     Incomplete {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The part, and what to do.
+        /// The missing part, and how to fix it.
         what: String,
     },
-    /// The Hub cannot be reached, and the model is not in the cache.
+    /// The Hub is unreachable, and the model is not in the cache.
     #[error("{endpoint} cannot be reached ({cause}), and {model} is not in the cache; {cache}")]
     Unreachable {
-        /// The Hub's address.
+        /// Address of the Hub.
         endpoint: String,
-        /// Why.
+        /// Cause of the failed connection.
         cause: String,
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// What the cache holds, in words.
+        /// Description of the cache's contents.
         cache: String,
     },
-    /// The repository is not a checkpoint.
+    /// The repository does not contain a checkpoint.
     #[error("{model} has no config.json, so it is not a transformers checkpoint; choose another model")]
     NoConfig {
-        /// The model.
+        /// Name of the model.
         model: String,
     },
-    /// The repository holds an adapter and no model.
+    /// The repository contains an adapter instead of a model.
     #[error(
         "{model} is an adapter, not a model; use `--adapter {model}` in place of `--model {model}`, or merge it: \
          `gpt2 convert BASE OUT --adapter {model}`"
     )]
     IsAdapter {
-        /// The repository.
+        /// Name of the repository.
         model: String,
     },
-    /// The repository holds no adapter.
-    #[error("{model} holds no LoRA adapter (looked for {looked_for}); choose another one")]
+    /// The repository does not contain an adapter.
+    #[error("{model} contains no LoRA adapter (looked for {looked_for}); choose another one")]
     NoAdapter {
-        /// The repository.
+        /// Name of the repository.
         model: String,
-        /// The files that were looked for.
+        /// Names of the files that were searched for.
         looked_for: String,
     },
-    /// The repository has weights in other formats only, or none.
-    #[error("{model} holds no weights that can be read (looked for {looked_for})")]
+    /// The repository has no weights in a supported format.
+    #[error("{model} contains no supported weights (looked for {looked_for})")]
     NoWeights {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The files that were looked for.
+        /// Names of the files that were searched for.
         looked_for: String,
     },
-    /// The repository changed meanwhile.
+    /// The repository changed during the download.
     #[error("{model} changed while it was downloaded; run the command again")]
     Changed {
-        /// The model.
+        /// Name of the model.
         model: String,
     },
-    /// The token does not open the repository.
+    /// The token does not grant access to the repository.
     #[error(
-        "{model}: access is refused; it is gated, private, or does not exist. Ask for access on its page, and give a \
-         token with HF_TOKEN"
+        "{model}: access denied: the repository is gated, private or missing; request access on its page, and set \
+         HF_TOKEN to a token"
     )]
     Refused {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
     },
-    /// There is no such model.
-    #[error("{model}: there is no such model on the Hub, and no such local path; check the name")]
+    /// The model does not exist.
+    #[error("{model}: found neither on the Hub nor as a local path; check the name")]
     NoSuchModel {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
     },
-    /// There is no such model, or it has no such revision.
-    #[error("{model}: there is no such model or revision on the Hub; check both names")]
+    /// The model or the revision does not exist.
+    #[error("{model}: the model or the revision does not exist on the Hub; check both names")]
     NoSuchRevision {
-        /// The model with its revision, and the file if it was one.
+        /// Name of the model with its revision, and the file if the error concerns a file.
         model: String,
     },
-    /// There is no such dataset, or it has no such revision.
+    /// The dataset or the revision does not exist.
     #[error(
-        "{dataset}: there is no such dataset or revision on the Hub, and the name is no local path; check the names"
+        "{dataset}: the dataset or the revision does not exist on the Hub, and no local file has this name; check the name"
     )]
     NoSuchDataset {
-        /// The dataset with its revision, and the file if it was one.
+        /// Name of the dataset with its revision, and the file if the error concerns a file.
         dataset: String,
     },
-    /// A dataset has no such file.
-    #[error("{dataset} has no file {file}; it has {files}")]
+    /// The dataset does not contain the file.
+    #[error("{dataset} does not contain {file}; available files: {files}")]
     NoSuchFile {
-        /// The dataset with its revision.
+        /// Name of the dataset with its revision.
         dataset: String,
-        /// The file.
+        /// Path of the requested file.
         file: String,
-        /// Its files, in words.
+        /// Names of files in the dataset.
         files: String,
     },
-    /// The Hub answers with an error of its own.
-    #[error("{model}: the Hub answers with status {status}; try again later")]
+    /// The Hub responded with an error status.
+    #[error("{model}: the Hub responded with status {status}; try again later")]
     Status {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
-        /// HTTP's number of the error.
+        /// HTTP status code.
         status: u16,
     },
-    /// There is no room on the disk.
+    /// The disk is full.
     #[error("{model}: the disk is full; free some space and run the command again")]
     DiskFull {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
     },
-    /// The connection broke off.
+    /// The connection was lost.
     #[error("{model}: the download was interrupted ({cause}); run the command again to resume it")]
     Interrupted {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
-        /// Why.
+        /// Cause of the interruption.
         cause: String,
     },
-    /// The download was ended before its end, see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted). What came stays in
-    /// the cache.
+    /// The download was interrupted; the part received so far remains in the cache.
+    ///
+    /// See [`Reporter::is_interrupted`](crate::Reporter::is_interrupted).
     #[error("{model}: the download was stopped; run the command again to resume it")]
     Stopped {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
     },
-    /// A file has another size than the Hub announced.
+    /// The size of a file differs from the announced size.
     #[error("{model}: expected {expected} bytes, downloaded {found}; run the command again")]
     WrongSize {
-        /// The model, with the file.
+        /// Name of the model, with the file.
         model: String,
-        /// The size that was announced.
+        /// Announced size in bytes.
         expected: u64,
-        /// The size of what came.
+        /// Received size in bytes.
         found: u64,
     },
-    /// The Hub sent nothing for [`HubOptions::timeout`](crate::HubOptions::timeout).
-    #[error("{model}: the Hub sent nothing for {seconds} s; run the command again to resume the download")]
+    /// The Hub sent no data for [`HubOptions::timeout`](crate::HubOptions::timeout).
+    #[error(
+        "{model}: received no data from the Hub for {seconds} s; run the command again to resume the download"
+    )]
     Silent {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
-        /// The timeout.
+        /// Timeout in seconds.
         seconds: f64,
     },
-    /// The Hub's answer is invalid or unsafe; nothing of it was written.
-    #[error("{model}: the Hub's answer is invalid: {cause}; check the Hub's address (HF_ENDPOINT)")]
+    /// The Hub's response is invalid or unsafe; no part of it was written.
+    #[error("{model}: invalid response from the Hub: {cause}; check the Hub's address (HF_ENDPOINT)")]
     InvalidResponse {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
-        /// The header or field, its value, and the expected one.
+        /// The header or field, its value, and the expected value.
         cause: String,
     },
     /// Any other error.
     #[error("{model}: {cause}")]
     Other {
-        /// The model, with the file if it was one.
+        /// Name of the model, with the file if the error concerns a file.
         model: String,
-        /// The error.
+        /// Cause of the error.
         cause: String,
     },
 }

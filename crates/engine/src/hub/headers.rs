@@ -1,11 +1,11 @@
-//! Headers and addresses of the Hub's answers.
+//! Headers and URLs in the Hub's responses.
 
 use ureq::http::Uri;
 use ureq::http::header::{CONTENT_RANGE, HeaderMap};
 
 use super::checked::quoted;
 
-/// The value of a header; bytes that are not UTF-8 are replaced, and pass no check.
+/// Returns the value of a header, with invalid UTF-8 replaced so that it fails validation.
 pub(super) fn header(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
 }
@@ -19,7 +19,7 @@ pub(super) fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, Str
     header(headers, name).map(parsed).transpose()
 }
 
-/// The part of a file that an answer has, `bytes START-END/TOTAL`.
+/// Range of a file in a response, `bytes START-END/TOTAL`.
 #[derive(Clone, Copy)]
 pub(super) struct ContentRange {
     pub(super) start: u64,
@@ -42,13 +42,13 @@ pub(super) fn is_http(uri: &Uri) -> bool {
     uri.host().is_some() && matches!(uri.scheme_str(), Some("http" | "https"))
 }
 
-/// Scheme, host and port.
+/// Returns the scheme, host and port.
 pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, u16) {
     let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
     (uri.scheme_str(), uri.host().map(str::to_ascii_lowercase), uri.port_u16().unwrap_or(usual))
 }
 
-/// The address that a redirect leads to.
+/// Resolves the target of a redirect.
 pub(super) fn redirected(from: &Uri, location: &str) -> Option<Uri> {
     let (scheme, authority) = (from.scheme_str()?, from.authority()?);
     let address = match location {

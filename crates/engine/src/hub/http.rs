@@ -1,6 +1,7 @@
 //! HTTP requests to the Hub.
 //!
-//! Each runs on its own thread, so that silence and interruptions end the wait. Only the caller's thread writes files.
+//! Each request runs on its own thread, so that a timeout or an interruption ends the wait immediately. Only
+//! the calling thread writes files.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -15,39 +16,39 @@ use ureq::{Agent, RequestBuilder};
 
 use crate::Reporter;
 
-/// Interval between two checks for an interruption.
+/// Interval between checks for an interruption.
 pub(super) const INTERVAL: Duration = Duration::from_millis(20);
-/// Largest piece of a body, and the number of pieces that wait for the caller.
+/// Maximum size of a piece of a body, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 const QUEUED_PIECES: usize = 8;
 
-/// The reason why a request or the rest of its body failed.
+/// Reason why a request or the rest of its body failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// [`Reporter::is_interrupted`] ended the wait.
     Stopped,
-    /// Nothing came for this long.
+    /// No data arrived for this long.
     Silent(Duration),
-    /// There is no connection, or it broke off.
+    /// The connection failed or was lost.
     Broken(String),
-    /// The answer is not HTTP.
+    /// The response is not valid HTTP.
     Invalid(String),
 }
 
-/// An answer whose body has not been read.
+/// Response whose body has not been read.
 pub(super) struct Response<'a> {
     pub(super) status: u16,
     pub(super) headers: HeaderMap,
     pub(super) body: Box<dyn Iterator<Item = Result<Vec<u8>, Failure>> + 'a>,
 }
 
-/// Sends requests: over the network, or to canned answers in tests.
+/// Transport for requests: the network, or canned responses in tests.
 pub(super) trait Web {
-    /// Sends a GET for the bytes of `uri` after the first `start`. Does not follow redirects.
+    /// Sends a GET request for `uri` from byte `start`, without following redirects.
     fn get(&self, uri: &Uri, start: u64, token: Option<&SecretString>) -> Result<Response<'_>, Failure>;
 }
 
-/// The network. Dropping it closes its connections, which ends their threads.
+/// Network transport; dropping it closes its connections, which ends their threads.
 pub(super) struct Network<'a> {
     agent: Agent,
     timeout: Duration,
@@ -55,7 +56,7 @@ pub(super) struct Network<'a> {
 }
 
 impl<'a> Network<'a> {
-    /// Creates a client that fails after a silence of `timeout`.
+    /// Creates a client that fails if no data arrives for `timeout`.
     pub(super) fn new(timeout: Duration, reporter: &'a dyn Reporter) -> Self {
         let config = Agent::config_builder()
             .user_agent(concat!("candle-gpt2/", env!("CARGO_PKG_VERSION")))
@@ -63,7 +64,7 @@ impl<'a> Network<'a> {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            // Ends the thread of a request that the caller no longer waits for.
+            // Ends the thread of a request whose caller has stopped waiting.
             .timeout_connect(Some(2 * timeout))
             .build();
         Self { agent: config.into(), timeout, reporter }
@@ -88,7 +89,7 @@ impl Web for Network<'_> {
         let (events, received) = sync_channel(QUEUED_PIECES);
         let exchange = move || {
             let done = exchange(request, &events);
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             let _ = events.send(Event::End(done));
         };
         let thread = thread::Builder::new().name("hub".into()).spawn(exchange);
@@ -99,19 +100,19 @@ impl Web for Network<'_> {
                 Ok(Response { status: head.status.as_u16(), headers: head.headers, body: Box::new(body) })
             }
             Event::End(Err(error)) => Err(error.into()),
-            Event::Piece(_) | Event::End(Ok(())) => Err(Failure::Broken("no answer".into())),
+            Event::Piece(_) | Event::End(Ok(())) => Err(Failure::Broken("no response".into())),
         }
     }
 }
 
-/// Progress of a request.
+/// Progress event of a request.
 enum Event {
     Head(Box<response::Parts>),
     Piece(Vec<u8>),
     End(Result<(), ureq::Error>),
 }
 
-/// Sends a request and passes on its answer until nothing receives it.
+/// Sends a request and forwards its response until the receiver is dropped.
 fn exchange(request: RequestBuilder<WithoutBody>, events: &SyncSender<Event>) -> Result<(), ureq::Error> {
     let (head, body) = request.call()?.into_parts();
     let mut is_received = events.send(Event::Head(Box::new(head))).is_ok();
@@ -128,7 +129,7 @@ fn exchange(request: RequestBuilder<WithoutBody>, events: &SyncSender<Event>) ->
     Ok(())
 }
 
-/// The pieces of a body as they come.
+/// Pieces of a body as they arrive.
 struct Body<'a> {
     received: Receiver<Event>,
     network: &'a Network<'a>,

@@ -1,5 +1,6 @@
-//! Models named `owner/name[@revision]`, and files of datasets named `owner/name[@revision]/path`: from the Hugging Face hub, in
-//! the cache that Python's library shares.
+//! Models and dataset files on the Hugging Face Hub, in the cache shared with Python's library.
+//!
+//! Models are named `owner/name[@revision]`, and dataset files `owner/name[@revision]/path`.
 
 #[cfg(feature = "hub")]
 mod cache;
@@ -28,7 +29,10 @@ use candle_gpt2_weights::is_checkpoint;
 
 use crate::{EngineError, Reporter};
 
-/// The local path of a model: its name if that can only be a path or is a checkpoint, else the Hub's files in the cache.
+/// Resolves a model to a local path.
+///
+/// A name that is a checkpoint or can only be a path is returned as it is. Otherwise the files come from the
+/// Hub or its cache.
 pub(crate) fn local_path(
     model: &Path,
     options: &HubOptions,
@@ -38,22 +42,25 @@ pub(crate) fn local_path(
         return Ok(model.to_owned());
     };
     if model.exists() {
-        // Of one name the user may mean either.
+        // The user may have meant the local path.
         let kind = if model.is_dir() { "folder" } else { "file" };
         reporter.note(&format!(
-            "{hub_model} on the Hub is used: the {kind} {name} is not a checkpoint; write ./{name} for the {kind}",
+            "using {hub_model} from the Hub: the {kind} {name} is not a checkpoint; write ./{name} to use the {kind}",
             name = model.display()
         ));
     }
     client::fetch(&hub_model, options, reporter)
 }
 
-/// The name on the Hub that a path may also be, unless it can only be a file's.
+/// Parses a path as a name on the Hub, unless it can only be a file.
 fn hub_name(path: &Path) -> Option<HubName> {
     path.to_str().and_then(HubName::of_model).filter(|_| !is_file_name(path))
 }
 
-/// The local path of an adapter: its name if that exists or can only be a path, else the Hub's files in the cache.
+/// Resolves an adapter to a local path.
+///
+/// A name that exists or can only be a path is returned as it is. Otherwise the files come from the Hub or
+/// its cache.
 pub(crate) fn adapter_path(
     adapter: &Path,
     options: &HubOptions,
@@ -65,22 +72,24 @@ pub(crate) fn adapter_path(
     }
 }
 
-/// A file of data.
+/// A local data file.
 ///
-/// Given by [`dataset_file`].
+/// Returned by [`dataset_file`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetFile {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The commit that it is from; absent for a local path.
+    /// Commit of the file; absent for a local path.
     pub revision: Option<String>,
 }
 
-/// The local path of data: their name if that exists or can only be a path, else a file of a dataset on the Hub,
-/// `owner/name[@revision]/path`, in the cache.
+/// Resolves the name of a data file to a local path.
+///
+/// A name that exists or can only be a path is returned as it is. Otherwise `owner/name[@revision]/path`
+/// names a file of a dataset on the Hub, which is downloaded into the cache.
 ///
 /// # Errors
-/// When the Hub has no such file, or it is not available.
+/// If the Hub has no such file, or the file is not available.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Silent, dataset_file};
@@ -88,8 +97,8 @@ pub struct DatasetFile {
 /// let file = dataset_file("book.txt".as_ref(), &HubOptions::default(), &Silent)?;
 /// assert_eq!((file.path.to_str(), file.revision), (Some("book.txt"), None));
 /// let of_the_hub = "EleutherAI/lambada_openai/data/lambada_test_en.jsonl".as_ref();
-/// let told = dataset_file(of_the_hub, &HubOptions::default(), &Silent).err().ok_or("there is no network")?;
-/// assert!(told.to_string().contains("the network may not be used"));
+/// let error = dataset_file(of_the_hub, &HubOptions::default(), &Silent).err().ok_or("expected an error")?;
+/// assert!(error.to_string().contains("network access is disabled"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn dataset_file(
@@ -107,7 +116,7 @@ pub fn dataset_file(
     }
 }
 
-/// Whether a path ends as weights files do, and as no name on the Hub does.
+/// Whether a path has an extension of weight files, which names on the Hub do not have.
 fn is_file_name(path: &Path) -> bool {
     const EXTENSIONS: [&str; 8] = ["safetensors", "gguf", "bin", "pt", "pth", "ckpt", "json", "index"];
     path.extension().and_then(|extension| extension.to_str()).is_some_and(|end| EXTENSIONS.contains(&end))
@@ -169,18 +178,18 @@ mod tests {
         }
     }
 
-    /// Cargo runs tests in the folder of the crate, which has folders and files with names as on the Hub.
+    /// Cargo runs tests in the crate's folder, where some paths have the form of names on the Hub.
     #[test]
-    fn a_name_on_the_hub_wins_over_what_is_not_a_checkpoint() {
+    fn hub_name_wins_over_path_that_is_not_a_checkpoint() {
         for (name, kind) in [("src/hub", "folder"), ("src/lib.rs", "file")] {
             assert!(Path::new(name).exists(), "{name}");
             let notes = Notes::default();
             let error = local_path(name.as_ref(), &HubOptions::default(), &notes).unwrap_err();
             assert!(matches!(error, HubError::NotCached { .. }), "{error}");
             let notes = notes.0.into_inner().unwrap().join("\n");
-            let expected = format!("the {kind} {name} is not a checkpoint; write ./{name} for the {kind}");
+            let expected = format!("the {kind} {name} is not a checkpoint; write ./{name} to use the {kind}");
             assert!(notes.contains(&expected), "{notes}");
-            // A path is a path.
+            // An explicit path stays a path.
             let path = format!("./{name}");
             let found = local_path(path.as_ref(), &HubOptions::default(), &Notes::default()).unwrap();
             assert_eq!(found, Path::new(&path));

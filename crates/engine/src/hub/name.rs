@@ -1,4 +1,4 @@
-//! Names of models on the Hub.
+//! Names of models and datasets on the Hub.
 
 use super::checked::FilePath;
 
@@ -11,7 +11,7 @@ const SHORT_NAMES: [(&str, &str); 5] = [
     ("distilgpt2", "distilbert/distilgpt2"),
 ];
 
-/// What a repository on the Hub holds.
+/// Kind of repository on the Hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Model,
@@ -36,7 +36,9 @@ impl std::fmt::Display for HubName {
 }
 
 impl HubName {
-    /// Reads `owner/name` of a model, a short name, or either with `@revision`; `None` for what can only be a path.
+    /// Parses the name of a model; returns `None` if the text can only be a path.
+    ///
+    /// The name is `owner/name` or a short name, optionally followed by `@revision`.
     pub(super) fn of_model(text: &str) -> Option<Self> {
         let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
         let id = match SHORT_NAMES.iter().find(|(short, _)| *short == name) {
@@ -46,8 +48,10 @@ impl HubName {
         Self::checked(Kind::Model, id, revision)
     }
 
-    /// Reads `owner/name[@revision]/path` of a file in a dataset; `None` for what can only be a local path. A revision is one part
-    /// between slashes, or three if it is one of the Hub's own, such as `refs/convert/parquet` and `refs/pr/1`.
+    /// Parses `owner/name[@revision]/path`; returns `None` if the text can only be a local path.
+    ///
+    /// A revision is a single path component. The Hub's own revisions, such as `refs/convert/parquet` and
+    /// `refs/pr/1`, have three.
     pub(super) fn of_dataset_file(text: &str) -> Option<(Self, FilePath)> {
         let slash_after = |from: usize| text.get(from..)?.find('/').map(|at| from + at);
         let name = slash_after(0)? + 1;
@@ -82,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_hub_are_told_from_paths() {
+    fn hub_names_are_distinguished_from_paths() {
         let parsed =
             |text: &str| HubName::of_model(text).map(|model| format!("{} {}", model.id, model.revision));
         assert_eq!(parsed("gpt2").as_deref(), Some("openai-community/gpt2 main"));
@@ -96,7 +100,7 @@ mod tests {
         }
     }
     #[test]
-    fn files_of_datasets_are_told_from_paths() {
+    fn dataset_files_are_distinguished_from_paths() {
         let parsed = |text: &str| {
             let (name, file) = HubName::of_dataset_file(text)?;
             Some(format!("{} {} {}", name.id, name.revision, file.as_str()))

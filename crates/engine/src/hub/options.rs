@@ -1,4 +1,4 @@
-//! Where models on the Hub come from.
+//! Configuration of access to the Hub.
 
 #[cfg(feature = "hub")]
 use std::ffi::OsString;
@@ -10,19 +10,21 @@ use secrecy::SecretString;
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether the network may be used.
+/// Permission to use the network.
 ///
 /// A field of [`HubOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
-    /// Files that are not in the cache are downloaded.
+    /// Downloads files that are not in the cache.
     Allowed,
-    /// Only the cache is used.
+    /// Uses only the cache.
     Offline,
 }
 
-/// Where models on the Hub come from. By default there is no network and no cache, so none is found: front ends set both, most
-/// simply by [`HubOptions::from_environment`].
+/// Access to models on the Hub.
+///
+/// By default there is neither a network nor a cache, so no model is found. Front ends set both, usually with
+/// [`HubOptions::from_environment`].
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Network};
@@ -32,15 +34,15 @@ pub enum Network {
 /// ```
 #[derive(Debug, Clone)]
 pub struct HubOptions {
-    /// Whether the network may be used.
+    /// Permission to use the network.
     pub network: Network,
-    /// The Hub's address.
+    /// Address of the Hub.
     pub endpoint: String,
-    /// Folder of the cache, as Python's library lays it out.
+    /// Folder of the cache, in the layout of Python's `huggingface_hub`.
     pub cache: PathBuf,
-    /// Token for models that are not open to everyone. `{:?}` does not show it.
+    /// Token for gated and private models, which `{:?}` does not show.
     pub token: Option<SecretString>,
-    /// Longest silence before a request or download fails; 60 seconds by default.
+    /// Maximum time without data before a request or download fails; 60 seconds by default.
     pub timeout: Duration,
 }
 
@@ -63,21 +65,21 @@ impl HubOptions {
     ///
     /// | variable | meaning |
     /// |---|---|
-    /// | `HF_HUB_OFFLINE` | `1`, `true`, `yes` or `on` forbid the network |
+    /// | `HF_HUB_OFFLINE` | `1`, `true`, `yes` or `on` disable the network |
     /// | `HF_ENDPOINT` | the Hub's address |
     /// | `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE` | the cache; by default `hub` in `HF_HOME` |
-    /// | `HF_HOME` | by default `huggingface` in `XDG_CACHE_HOME`, which is by default `~/.cache` |
+    /// | `HF_HOME` | by default `huggingface` in `XDG_CACHE_HOME`, which defaults to `~/.cache` |
     /// | `HF_TOKEN` | the token |
-    /// | `HF_TOKEN_PATH` | a file with the token; by default `token` in `HF_HOME`, where `hf auth login` writes it |
+    /// | `HF_TOKEN_PATH` | token file; by default `token` in `HF_HOME`, which `hf auth login` writes |
     /// | `HF_HUB_DOWNLOAD_TIMEOUT` | [`timeout`](Self::timeout) in seconds |
     ///
-    /// Paths may begin with `~` and contain `$NAME` and `${NAME}`.
+    /// Paths can start with `~` and contain `$NAME` and `${NAME}`.
     #[cfg(feature = "hub")]
     pub fn from_environment() -> Self {
         Self::from_variables(&|name| std::env::var_os(name), std::env::home_dir())
     }
 
-    /// Returns the default: without the feature `hub` there is no Hub to configure.
+    /// Returns the default, because there is no Hub to configure without the feature `hub`.
     #[cfg(not(feature = "hub"))]
     pub fn from_environment() -> Self {
         Self::default()
@@ -114,7 +116,9 @@ impl HubOptions {
     }
 }
 
-/// Expands `~`, `$NAME` and `${NAME}` as Python's `expanduser` and `expandvars` do; unknown names stay.
+/// Expands `~`, `$NAME` and `${NAME}` like Python's `expanduser` and `expandvars`.
+///
+/// Unknown names remain unchanged.
 #[cfg(feature = "hub")]
 fn expanded(
     path: &str,
@@ -145,9 +149,9 @@ fn expanded(
 mod tests {
     use super::*;
 
-    /// The cache by these variables, as huggingface_hub 2.4 has it in `constants.HF_HUB_CACHE`.
+    /// Expected paths are the values of `constants.HF_HUB_CACHE` in huggingface_hub 2.4.
     #[test]
-    fn the_cache_is_where_python_has_it() {
+    fn cache_location_matches_huggingface_hub() {
         let cases: [(&[(&str, &str)], &str); 11] = [
             (&[], "/home/u/.cache/huggingface/hub"),
             (&[("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_and_timeouts_come_from_the_environment() {
+    fn token_and_timeout_come_from_the_environment() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join(".cache/huggingface");
         std::fs::create_dir_all(&folder).unwrap();

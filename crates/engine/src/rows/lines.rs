@@ -1,4 +1,4 @@
-//! The rows of a file, line by line. The file is held in memory once; tokens are made of a line when it is asked for.
+//! Rows of an input file, which stays in memory and is tokenized line by line on request.
 
 use std::fmt::{self, Formatter};
 use std::ops::Range;
@@ -12,36 +12,36 @@ use serde_json::{Map, Value};
 
 use crate::{EngineError, Question, Vocabulary};
 
-/// A file of prompts in memory: a prompt a line, or a JSON object a line if its name ends in `.jsonl`.
+/// A file of prompts in memory: one prompt per line, or one JSON object per line of a `.jsonl` file.
 ///
 /// ```
 /// use candle_gpt2_engine::RowFile;
 ///
 /// let file = RowFile::new("prompts.jsonl".as_ref(), b"{\"ids\": [5, 6]}\n\n{\"prompt\": 5}\n".to_vec());
-/// assert_eq!(file.len(), 2, "an empty line of JSONL is nothing");
+/// assert_eq!(file.len(), 2, "empty lines of JSONL are skipped");
 /// let (line, row) = file.row(1);
-/// assert_eq!((line, row.unwrap_err().to_string()), (3, "`prompt`: expected a text".into()));
+/// assert_eq!((line, row.unwrap_err().to_string()), (3, "`prompt`: expected a string".into()));
 /// ```
 #[derive(Debug, Clone)]
 pub struct RowFile {
     bytes: Vec<u8>,
-    /// The number of each line, from 1, and where it is.
+    /// Number of each line, from 1, and its byte range.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
 }
 
 impl RowFile {
-    /// The file `path`, which holds these bytes.
+    /// Splits the contents of the file `path` into lines.
     pub fn new(path: &Path, bytes: Vec<u8>) -> Self {
         let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
-        // The mark that some editors put in front of UTF-8.
+        // Byte order mark that some editors write before UTF-8.
         let start = if bytes.starts_with("\u{FEFF}".as_bytes()) { "\u{FEFF}".len() } else { 0 };
         let content = bytes[start..].strip_suffix(b"\n").unwrap_or(&bytes[start..]);
         let is_empty = content.is_empty();
         let mut lines = Vec::new();
         let mut end = start;
         for (number, line) in (1..).zip(content.split(|byte| *byte == b'\n')) {
-            // An empty line is an empty prompt, and in JSONL nothing.
+            // An empty line is an empty prompt, but is skipped in JSONL.
             if !(is_empty || is_json && line.trim_ascii().is_empty()) {
                 lines.push((number, end..end + line.len()));
             }
@@ -50,22 +50,25 @@ impl RowFile {
         Self { bytes, lines, is_json }
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.lines.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// The bytes of the file, as they were given.
+    /// Contents of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The number of the line of this row, counted from 1, and the row, whose index is below [`RowFile::len`], or why the line is none.
+    /// Parses a row; returns its line number, counted from 1, and the row or an error.
+    ///
+    /// # Panics
+    /// If `index` is not below [`RowFile::len`].
     pub fn row(&self, index: usize) -> (usize, Result<Row, EngineError>) {
         let (number, range) = &self.lines[index];
         let bytes = &self.bytes[range.clone()];
@@ -81,7 +84,10 @@ impl RowFile {
         (*number, row)
     }
 
-    /// Whether the line of this row, whose index is below [`RowFile::len`], is white space alone.
+    /// Whether the line of a row contains only white space.
+    ///
+    /// # Panics
+    /// If `index` is not below [`RowFile::len`].
     ///
     /// ```
     /// use candle_gpt2_engine::RowFile;
@@ -93,17 +99,21 @@ impl RowFile {
         self.bytes[self.lines[index].1.clone()].trim_ascii().is_empty()
     }
 
-    /// The tokens of this row, whose index is below [`RowFile::len`], cut into sequences that the model's context holds, each with the token
-    /// `bos` in front if there is one.
+    /// Tokenizes a row and splits it into sequences that fit the context.
+    ///
+    /// Each sequence begins with `bos`, if there is one.
+    ///
+    /// # Panics
+    /// If `index` is not below [`RowFile::len`].
     ///
     /// ```
     /// use candle_gpt2_engine::{ModelOptions, RowFile, Silent};
     ///
     /// let opened = ModelOptions::default().open(&Silent)?;
-    /// let file = RowFile::new("rows.jsonl".as_ref(), b"{\"ids\": [5, 6]}\n{\"ids\": [5, 2048]}".to_vec());
+    /// let file = RowFile::new("rows.jsonl".as_ref(), b"{\"ids\": [5, 6]}\n{\"ids\": [5, 4096]}".to_vec());
     /// assert_eq!(file.sequences(0, opened.vocabulary(), Some(0)).sequences?, [[0, 5, 6]]);
-    /// let error = file.sequences(1, opened.vocabulary(), None).sequences.err().ok_or("there is no such token")?;
-    /// assert_eq!(error.to_string(), "token 2048 is outside the vocabulary of 2048");
+    /// let error = file.sequences(1, opened.vocabulary(), None).sequences.err().ok_or("expected an error")?;
+    /// assert_eq!(error.to_string(), "token 4096 is outside the vocabulary of 4096");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sequences(&self, index: usize, vocabulary: &Vocabulary, bos: Option<u32>) -> RowSequences {
@@ -123,40 +133,42 @@ impl RowFile {
     }
 }
 
-/// A row as a model reads it: what no context holds is cut.
+/// A row as token sequences that fit the context.
 ///
-/// Given by [`RowFile::sequences`].
+/// Returned by [`RowFile::sequences`].
 #[derive(Debug)]
 pub struct RowSequences {
-    /// The number of its line, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// Its tokens: one sequence, none of an empty prompt, several of one that is longer than the context; or why the line is none.
+    /// Token sequences, or the reason why the line is invalid.
+    ///
+    /// An empty prompt has no sequence, and a prompt longer than the context has several.
     pub sequences: Result<Vec<Vec<u32>>, EngineError>,
 }
 
-/// The rows of a file with their tokens.
+/// Rows of a file, and the function that tokenizes them.
 pub(super) struct Lines<'a, T> {
     file: RowFile,
     tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
-    told: &'a dyn Fn(EngineError) -> String,
+    format_error: &'a dyn Fn(EngineError) -> String,
 }
 
 /// A line of the file.
 pub(super) struct Line<T> {
-    /// From 1.
+    /// Line number, from 1.
     pub(super) number: usize,
-    /// What it gives; nothing if it cannot be read.
+    /// Parsed row; empty if the line is invalid.
     pub(super) row: Row,
-    /// Its tokens, or why there are none.
+    /// Tokens of the row, or an error message.
     pub(super) tokens: Result<T, String>,
 }
 
-/// The row of a line: a prompt or token ids, and other keys.
+/// Row of an input file: a prompt or token ids, and other keys.
 ///
-/// Given by a [`RowFile`], and shown to the function that [`RowsJob::run`](crate::RowsJob::run) makes tokens with.
+/// Returned by a [`RowFile`], and passed to the tokenizing function of [`RowsJob::run`](crate::RowsJob::run).
 #[derive(Debug, Default, Serialize)]
 pub struct Row {
-    /// A text.
+    /// Text of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt: Option<String>,
     /// All other keys.
@@ -164,7 +176,7 @@ pub struct Row {
     other: Map<String, Value>,
 }
 
-/// An object without duplicate keys, of which the last would win.
+/// JSON object without duplicate keys, of which only the last value would remain.
 struct UniqueKeys(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for UniqueKeys {
@@ -195,21 +207,21 @@ impl<'de> Deserialize<'de> for UniqueKeys {
 }
 
 impl<'a, T> Lines<'a, T> {
-    /// The rows of a file; `tokens` makes tokens of a row, and `told` a text of what is wrong with it.
+    /// Creates the rows of a file; `tokens` tokenizes a row, and `format_error` formats an error.
     pub(super) fn new(
         file: RowFile,
         tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
-        told: &'a dyn Fn(EngineError) -> String,
+        format_error: &'a dyn Fn(EngineError) -> String,
     ) -> Self {
-        Self { file, tokens, told }
+        Self { file, tokens, format_error }
     }
 
-    /// How many there are.
+    /// Number of lines.
     pub(super) fn len(&self) -> usize {
         self.file.len()
     }
 
-    /// The line of this index, from 0.
+    /// Reads and tokenizes the line at an index, from 0.
     pub(super) fn line(&self, index: usize) -> Line<T> {
         let (number, read) = self.file.row(index);
         let (row, tokens) = match read {
@@ -219,59 +231,62 @@ impl<'a, T> Lines<'a, T> {
             }
             Err(error) => (Row::default(), Err(error)),
         };
-        Line { number, row, tokens: tokens.map_err(self.told) }
+        Line { number, row, tokens: tokens.map_err(self.format_error) }
     }
 }
 
 impl Row {
-    /// Reads a line of a JSONL file.
+    /// Parses a line of a JSONL file.
     fn of_json(text: &str) -> Result<Self, EngineError> {
-        let UniqueKeys(mut other) = serde_json::from_str(text)
-            .map_err(|error| wrong(format!("not {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}")))?;
+        let UniqueKeys(mut other) = serde_json::from_str(text).map_err(|error| {
+            wrong(format!("expected {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}"))
+        })?;
         let has_ids = other.contains_key("ids");
         let prompt = match other.remove("prompt") {
-            // As rows of labelled texts have it.
+            // Key of the prompt in datasets of labeled texts.
             None if !has_ids => other.remove("text"),
             prompt => prompt,
         };
         match prompt {
             Some(Value::String(prompt)) if !has_ids => Ok(Self { prompt: Some(prompt), other }),
             None if has_ids => Ok(Self { prompt: None, other }),
-            Some(_) if !has_ids => Err(wrong("`prompt`: expected a text".into())),
-            _ => Err(wrong("expected one of the keys `prompt` and `ids`".into())),
+            Some(_) if !has_ids => Err(wrong("`prompt`: expected a string".into())),
+            _ => Err(wrong("expected either `prompt` or `ids`".into())),
         }
     }
 
-    /// Its tokens.
+    /// Returns the token ids of the row, or tokenizes its prompt.
     ///
     /// # Errors
-    /// When it gives no ids and there is no tokenizer, or the tokenizer cannot encode its prompt.
+    /// If `ids` is invalid, there is neither `ids` nor a tokenizer, or the tokenizer cannot encode the
+    /// prompt.
     pub fn tokens(&self, vocabulary: &Vocabulary) -> Result<Vec<u32>, EngineError> {
         match self.key("ids", "a list of token ids")? {
             Some(ids) => Ok(ids),
             None if vocabulary.tokenizer().is_none() => {
-                let what = "there is no tokenizer; give ids, or a tokenizer with `tokenizer`".into();
+                let what =
+                    "this model has no tokenizer; use `ids`, or specify a tokenizer with `tokenizer`".into();
                 Err(EngineError::Options { what })
             }
             None => vocabulary.encode(self.text()),
         }
     }
 
-    /// The first characters of its text.
+    /// First characters of the prompt.
     pub fn beginning(&self) -> String {
         const SHOWN: usize = 40;
         self.text().chars().take(SHOWN).collect()
     }
 
-    /// The note on the first character of its text that the tokenizer leaves out, see [`Vocabulary::lost_note`].
+    /// Note on the first character of the prompt that the tokenizer drops; see [`Vocabulary::lost_note`].
     pub fn lost_note(&self, vocabulary: &Vocabulary) -> Option<String> {
         vocabulary.lost_note(self.text())
     }
 
-    /// The prompt that a model gets for it.
+    /// Prompt that a model receives for this row.
     ///
     /// # Errors
-    /// Those of [`Row::tokens`] and of [`Vocabulary::prompt`].
+    /// If [`Row::tokens`] or [`Vocabulary::prompt`] fails.
     pub fn prompt(
         &self,
         vocabulary: &Vocabulary,
@@ -280,10 +295,12 @@ impl Row {
         vocabulary.prompt(self.tokens(vocabulary)?, config)
     }
 
-    /// The question that it is to a classifier. A model that chooses among texts gets those of the row, or `choices` if it has none.
+    /// Creates the classifier's question for this row.
+    ///
+    /// A model that ranks choices receives the row's own choices, or `choices` if the row has none.
     ///
     /// # Errors
-    /// When a key is not what is expected, and those of [`Question`].
+    /// If a key has an unexpected value, or [`Question`] rejects the row.
     pub fn question(
         &self,
         vocabulary: &Vocabulary,
@@ -300,7 +317,7 @@ impl Row {
         if let Some(ids) = self.key("ids", "a list of token ids for each choice")? {
             return Question::of_choice_ids(vocabulary, ids, keep_last);
         }
-        let own: Option<Vec<String>> = self.key("choices", "a list of texts")?;
+        let own: Option<Vec<String>> = self.key("choices", "a list of strings")?;
         Question::of_choices(vocabulary, self.text(), own.as_deref().unwrap_or(choices), keep_last)
     }
 

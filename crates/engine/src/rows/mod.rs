@@ -1,8 +1,9 @@
-//! A bulk job: every row of a file of prompts becomes one line of JSON, in the order of the file.
+//! Bulk jobs: each row of an input file becomes one line of JSON, in input order.
 //!
-//! [`RowsJob::run`] reads the rows (`lines.rs`), hands them to what computes them (`work.rs`) in any number at once, and writes each answer
-//! when those of all rows before it are written. A row that cannot be read or computed becomes a line with its `error`, and
-//! changes no other. An output file is locked, and survives an interruption: `partial.rs` says how a job resumes.
+//! [`RowsJob::run`] reads the rows (`lines.rs`) and passes them to the work (`work.rs`), which computes any
+//! number at a time. It writes each result after the results of all earlier rows. A row that cannot be read
+//! or computed becomes a line with its `error`, and does not affect other rows. An output file is locked and
+//! survives an interruption; `partial.rs` describes how a job resumes.
 
 mod lines;
 mod partial;
@@ -21,10 +22,10 @@ use serde_json::{Value, json};
 use self::lines::{Line, Lines};
 pub use self::lines::{Row, RowFile, RowSequences};
 use self::partial::Partial;
-pub use self::work::{PromptTexts, ScoredText, TokenLogprob};
+pub use self::work::{PromptCompletions, ScoredText, TokenLogprob};
 use crate::{EngineError, Progress, Reporter, Unit};
 
-/// A file of rows, and where their answers go.
+/// A file of rows, and the destination of the results.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, RowsJob, RowsOutput, Silent};
@@ -39,7 +40,7 @@ use crate::{EngineError, Progress, Reporter, Unit};
 ///     output: RowsOutput::File { path: &output, resume: false },
 ///     settings: &serde_json::json!({"model": "built-in"}),
 ///     what: "scoring",
-///     told: &|error| error.to_string(),
+///     format_error: &|error| error.to_string(),
 ///     reporter: &Silent,
 /// };
 /// let vocabulary = model.vocabulary();
@@ -51,65 +52,70 @@ use crate::{EngineError, Progress, Reporter, Unit};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct RowsJob<'a> {
-    /// Name of the file: JSONL if it ends in `.jsonl`, otherwise a prompt on each line.
+    /// Name of the input file: JSONL if it ends in `.jsonl`, otherwise one prompt per line.
     pub input: &'a Path,
-    /// What it holds.
+    /// Contents of the input file.
     pub content: Vec<u8>,
-    /// Where the lines go.
+    /// Destination of the output lines.
     pub output: RowsOutput<'a>,
-    /// What must be the same when an interrupted job resumes: an object of options, of which `config` may hold more.
+    /// Settings that must be the same when an interrupted job resumes.
+    ///
+    /// This is an object of options, and its key `config` may contain further options.
     pub settings: &'a Value,
-    /// What the job does, for a reader: `generating`.
+    /// Name of the job for the progress display, such as `generating`.
     pub what: &'a str,
-    /// The text that is written for a row's error.
-    pub told: &'a dyn Fn(EngineError) -> String,
+    /// Formats the error of a row for the output.
+    pub format_error: &'a dyn Fn(EngineError) -> String,
     /// Receives the number of rows written.
     pub reporter: &'a dyn Reporter,
 }
 
-/// Where the lines of a [`RowsJob`] go.
+/// Destination of the lines of a [`RowsJob`].
 pub enum RowsOutput<'a> {
-    /// Each, without its line break, to a function.
+    /// Passes each line, without its line break, to a function.
     Lines(WriteLine<'a>),
-    /// To a file, which appears when all of them are there.
+    /// Writes to a file, which appears when all lines are complete.
     File {
-        /// The file.
+        /// Path of the file.
         path: &'a Path,
-        /// Whether to continue after the lines that an interrupted job wrote.
+        /// Whether to continue after the lines of an interrupted job.
         resume: bool,
     },
 }
 
-/// Writes a line.
+/// Function that writes a line.
 ///
-/// Lent to a [`RowsJob`].
+/// Passed to a [`RowsJob`].
 pub type WriteLine<'a> = Box<dyn FnMut(&str) -> Result<(), Box<dyn Error + Send + Sync>> + 'a>;
 
-/// A row that has no answer.
+/// A row that failed.
 ///
-/// Given by [`RowsJob::run`].
+/// Returned by [`RowsJob::run`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedRow {
-    /// The number of its line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// Why.
+    /// Error message.
     pub error: String,
 }
 
 impl RowsJob<'_> {
-    /// Reads every row with `tokens`, computes those that are not written with `work`, and gives back the rows that failed, those
-    /// of an interrupted job too. The model is loaded in `work`, so that a job that cannot resume is refused before.
+    /// Tokenizes every row with `tokens`, and computes the rows that are not yet written with `work`.
+    ///
+    /// Returns the failed rows, including those of an interrupted job. Load the model inside `work`, so that
+    /// a job that cannot resume is rejected before.
     ///
     /// # Errors
-    /// Those of `work`; when the output exists, another process writes it, or it is of an interrupted job and cannot be resumed: then
-    /// nothing is changed. A job that fails before its first line leaves no file.
+    /// If `work` fails, the output exists, another process is writing it, or an interrupted job cannot be
+    /// resumed. In the last three cases nothing is changed. A job that fails before its first line leaves no
+    /// file.
     pub fn run<T: Serialize + Clone, E: From<EngineError>>(
         self,
         tokens: impl Fn(&Row) -> Result<T, EngineError>,
         work: impl FnOnce(&mut Rows<'_, T>) -> Result<(), E>,
     ) -> Result<Vec<FailedRow>, E> {
-        let Self { input, content, output, settings, what, told, reporter } = self;
-        let lines = Lines::new(RowFile::new(input, content), &tokens, told);
+        let Self { input, content, output, settings, what, format_error, reporter } = self;
+        let lines = Lines::new(RowFile::new(input, content), &tokens, format_error);
         let (mut failed, mut written) = (Vec::new(), 0);
         let output = match output {
             RowsOutput::Lines(write) => Output::Lines(write),
@@ -125,9 +131,17 @@ impl RowsJob<'_> {
         };
         let bar = reporter.start(what, lines.len() as u64, Unit::Items("prompts"));
         bar.advance(written as u64);
-        let mut rows =
-            Rows { lines, told, written, next: written, pending: BTreeMap::new(), output, failed, bar };
-        // Rows that cannot be read, after the last one that can, are written here alone.
+        let mut rows = Rows {
+            lines,
+            format_error,
+            written,
+            next: written,
+            pending: BTreeMap::new(),
+            output,
+            failed,
+            bar,
+        };
+        // Writes invalid rows after the last valid one.
         let done = work(&mut rows).and_then(|()| Ok(rows.write_ready()?));
         let Rows { lines, written, output, failed, bar, .. } = rows;
         drop(bar);
@@ -145,17 +159,18 @@ impl RowsJob<'_> {
     }
 }
 
-/// The rows of a job that are to be computed. Each is handed out once; its line is written when the lines before it are.
+/// Rows of a job that remain to be computed.
 ///
-/// Lent by [`RowsJob::run`].
+/// Each row is returned once, and its line is written after all earlier lines. Passed to `work` by
+/// [`RowsJob::run`].
 pub struct Rows<'a, T> {
     lines: Lines<'a, T>,
-    told: &'a dyn Fn(EngineError) -> String,
-    /// Lines that are written.
+    format_error: &'a dyn Fn(EngineError) -> String,
+    /// Number of lines written.
     written: usize,
     /// Index of the next line to read.
     next: usize,
-    /// Lines that were read and are not written, by their index.
+    /// Lines that were read but not written, by index.
     pending: BTreeMap<usize, Pending<T>>,
     output: Output<'a>,
     failed: Vec<FailedRow>,
@@ -167,35 +182,35 @@ enum Output<'a> {
     File(Partial),
 }
 
-/// A line that is not written.
+/// A line that is not written yet.
 enum Pending<T> {
     Open(Line<T>),
-    /// As it is to be written.
+    /// Finished line, ready to be written.
     Answered {
         json: String,
         failed: Option<FailedRow>,
     },
 }
 
-/// What is written of a row.
+/// Output line of a row.
 #[derive(Serialize)]
 struct Report<'a, T, A> {
-    /// Number of the line, from 1.
+    /// Line number, from 1.
     line: usize,
     #[serde(flatten)]
     row: &'a Row,
-    /// Absent if the line holds no row.
+    /// Absent if the line is not a valid row.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_ids: Option<&'a T>,
     #[serde(flatten)]
     answer: Option<A>,
-    /// Why there is no answer.
+    /// Reason why there is no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
 }
 
 impl<T: Serialize + Clone> Rows<'_, T> {
-    /// The next row that can be read, and its index.
+    /// Reads up to the next valid row, and returns it with its index.
     fn next_row(&mut self) -> Result<Option<(usize, T)>, EngineError> {
         while self.next < self.lines.len() {
             if let Some(row) = self.read_line()? {
@@ -205,19 +220,21 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         Ok(None)
     }
 
-    /// Those of the next `count` lines that can be read.
+    /// Reads the next `count` lines, and returns the valid rows.
     fn next_rows(&mut self, count: usize) -> Result<Vec<(usize, T)>, EngineError> {
         let end = self.lines.len().min(self.next.saturating_add(count));
         (self.next..end).filter_map(|_| self.read_line().transpose()).collect()
     }
 
-    /// Reads whole batches from here on: a job that resumes computes the rows together that it would have computed together without
-    /// an interruption, so that their numbers are the same to the last bit. Rows that are written are not written again.
+    /// Moves back to the beginning of a batch, so that a resumed job computes the same batches.
+    ///
+    /// The results are then bit-identical to those of an uninterrupted job. Rows that were already written
+    /// are not written again.
     fn begin_at_whole_batch(&mut self, size: usize) {
         self.next -= self.next % size;
     }
 
-    /// The row of the next line; one that cannot be read is answered with its error.
+    /// Reads the row of the next line; an invalid line is answered with its error.
     fn read_line(&mut self) -> Result<Option<(usize, T)>, EngineError> {
         let index = self.next;
         self.next += 1;
@@ -226,7 +243,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         if index >= self.written {
             let pending = match &line.tokens {
                 Ok(_) => Pending::Open(line),
-                // It is written with the answers of others: a job that is refused writes nothing.
+                // Written together with later answers, because a rejected job must not write anything.
                 Err(_) => answered(&line, None::<()>, None)?,
             };
             self.pending.insert(index, pending);
@@ -234,7 +251,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         Ok(row.ok().map(|row| (index, row)))
     }
 
-    /// Takes what was computed of a row, and writes every line whose turn it is.
+    /// Stores the answer of a row, and writes all lines that are ready.
     fn answer(
         &mut self,
         index: usize,
@@ -245,7 +262,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
         {
             *pending = match answer {
                 Ok(answer) => answered(line, Some(answer), None)?,
-                Err(error) => answered(line, None::<()>, Some((self.told)(error)))?,
+                Err(error) => answered(line, None::<()>, Some((self.format_error)(error)))?,
             };
         }
         self.write_ready()
@@ -269,7 +286,7 @@ impl<T: Serialize + Clone> Rows<'_, T> {
     }
 }
 
-/// A line with its answer, or with the error of its computation or its reading.
+/// Serializes a line with its answer or its error.
 fn answered<T: Serialize>(
     line: &Line<T>,
     answer: Option<impl Serialize>,
@@ -283,17 +300,17 @@ fn answered<T: Serialize>(
     Ok(Pending::Answered { json, failed: error.map(|error| FailedRow { line: line.number, error }) })
 }
 
-/// Whether a written line is of this line of the input.
+/// Whether an output line belongs to this line of the input.
 fn is_of<T: Serialize>(written: &Value, line: &Line<T>) -> bool {
     let same_outcome = match &line.tokens {
         Ok(tokens) => written["prompt_ids"] == json!(tokens),
         Err(error) => written["error"] == json!(error),
     };
-    // The choices of a line are in its tokens.
+    // The tokens of a line include its choices.
     same_outcome && written["line"] == line.number && written["prompt"] == json!(line.row.prompt)
 }
 
-/// What a written line says of why it has no answer.
+/// Returns the error that an output line records, if any.
 fn failure_of(written: &Value, line: usize) -> Option<FailedRow> {
     Some(FailedRow { line, error: written["error"].as_str()?.to_owned() })
 }

@@ -1,6 +1,8 @@
-//! How a bulk job resumes. Its lines are collected in `FILE.partial`, whose first line holds the settings, and `FILE` appears when
-//! all are there. A line counts once its line break is written, so that a job that resumes loses and repeats none. The file is
-//! locked while a job writes it.
+//! Resumable output of a bulk job.
+//!
+//! Lines are collected in `FILE.partial`, whose first line holds the settings, and `FILE` appears when all
+//! lines are complete. A line counts once its line break is written, so a resumed job neither loses nor
+//! repeats lines. The partial file is locked while a job writes it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,10 +15,10 @@ use serde_json::Value;
 
 use crate::{EngineError, LineFile};
 
-/// Whether a line, by its number from 0, is what it ought to be.
+/// Predicate that checks a line by its index, from 0.
 type IsOf<'a> = &'a mut dyn FnMut(usize, &Value) -> bool;
 
-/// The lines that are there, as long as others are missing.
+/// Lines of an unfinished job.
 pub(super) struct Partial {
     file: LineFile,
     path: PathBuf,
@@ -24,7 +26,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Lines that become the file `output`; with `resume` after those of an interrupted job.
+    /// Opens the partial file of `output`, after the lines of an interrupted job if `resume` is set.
     pub(super) fn open(
         output: &Path,
         resume: bool,
@@ -40,7 +42,7 @@ impl Partial {
         let file = expect_own_file(&path).and_then(|()| LineFile::open(&path));
         let file = file.map_err(|error| failed(&path, &error))?;
         let mut partial = Self { file, path, output: output.to_owned() };
-        // Looked at under the lock: another job may just have finished.
+        // Checked under the lock, because another job may have finished in the meantime.
         if let Err(error) = expect_free(output) {
             if partial.file.as_file().metadata().is_ok_and(|metadata| metadata.len() == 0) {
                 partial.remove();
@@ -51,7 +53,7 @@ impl Partial {
         Ok(partial)
     }
 
-    /// Checks what an interrupted job left, and drops what it had not finished.
+    /// Checks the lines of an interrupted job, and removes an incomplete last line.
     fn check(&mut self, settings: &Value, is_of: IsOf<'_>) -> io::Result<()> {
         let mut count = 0;
         let half = self.file.for_each_line(|line| {
@@ -62,7 +64,7 @@ impl Partial {
                 check_settings(&value, settings)?;
             } else if !is_of(count - 1, &value) {
                 return Err(io::Error::other(format!(
-                    "line {} is of another prompt; remove the file, or give the prompts it began with",
+                    "line {} belongs to a different prompt; remove the file, or use the original prompts",
                     count + 1
                 )));
             }
@@ -80,12 +82,12 @@ impl Partial {
         self.file.append_line(json).map_err(|error| failed(&self.path, &error))
     }
 
-    /// Removes the file of a job that made nothing.
+    /// Removes the file of a job that wrote no lines.
     pub(super) fn remove(&self) {
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Gives the lines without the settings their name.
+    /// Copies the lines without the settings to the output file, and removes the partial file.
     pub(super) fn finish(self) -> Result<(), EngineError> {
         create_file(&self.output, |complete| {
             let mut reader = BufReader::new(self.file.as_file());
@@ -102,7 +104,7 @@ fn failed(path: &Path, error: &io::Error) -> EngineError {
     EngineError::PartialFile { path: path.to_owned(), what: error.to_string() }
 }
 
-/// Names the first option that is another than in the interrupted job.
+/// Rejects settings that differ, and names the first differing option.
 fn check_settings(before: &Value, now: &Value) -> io::Result<()> {
     let options = |settings: &Value| -> BTreeMap<String, Value> {
         let outer = settings.as_object().into_iter().flatten().filter(|(name, _)| *name != "config");
@@ -114,7 +116,7 @@ fn check_settings(before: &Value, now: &Value) -> io::Result<()> {
         let before = before.get(name).unwrap_or(&Value::Null);
         if before != now {
             return Err(io::Error::other(format!(
-                "the interrupted run had `{name}` {before}, this one {now}; give the same options, or remove the file"
+                "the interrupted run had `{name}` {before}, this one {now}; use the same options, or remove the file"
             )));
         }
     }

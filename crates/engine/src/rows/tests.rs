@@ -1,4 +1,4 @@
-//! Jobs without a model: a row's tokens are the bytes of its prompt, and its answer is how many there are.
+//! Bulk jobs without a model: tokens are the bytes of the prompt, and the answer is their count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use tempfile::TempDir;
 use super::*;
 use crate::Silent;
 
-/// Which of these rows a job computes, and in which order.
+/// Selects and orders the rows that a job computes.
 type Order = fn(Vec<usize>) -> Vec<usize>;
 
 struct Fixture {
     folder: TempDir,
     settings: Value,
     is_resumed: bool,
-    /// The indices of the rows that were computed.
+    /// Indices of the computed rows.
     computed: Vec<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Fixture {
     }
 
     #[track_caller]
-    fn assert_refused(&mut self, content: &[u8], expected: &str) {
+    fn assert_rejected(&mut self, content: &[u8], expected: &str) {
         let error = self.resume(content).unwrap_err().to_string();
         assert!(error.contains(expected), "`{expected}` is not in: {error}");
         assert_eq!(self.computed, [] as [usize; 0]);
@@ -68,7 +68,7 @@ fn run_to(
         output,
         settings,
         what: "counting",
-        told: &|error| error.to_string(),
+        format_error: &|error| error.to_string(),
         reporter: &Silent,
     };
     job.run(tokens, |rows| {
@@ -91,7 +91,7 @@ fn tokens(row: &Row) -> Result<Vec<u8>, EngineError> {
     Ok(row.key("ids", "a list of token ids")?.unwrap_or_else(|| row.text().as_bytes().to_vec()))
 }
 
-/// The lines that a job prints, and the rows that failed.
+/// Returns the lines that a job prints, and its failed rows.
 fn printed(input: &str, content: &[u8], order: Order) -> (Vec<String>, Vec<(usize, String)>) {
     let mut lines = Vec::new();
     let output = RowsOutput::Lines(Box::new(|line| {
@@ -103,7 +103,7 @@ fn printed(input: &str, content: &[u8], order: Order) -> (Vec<String>, Vec<(usiz
 }
 
 #[test]
-fn a_text_file_has_a_row_on_each_line() {
+fn text_file_has_one_row_per_line() {
     let (lines, failed) = printed("rows.txt", b"\xef\xbb\xbfThe dog\n\n\xe9\nThe\r\n\n", |rows| rows);
     let error = "not valid UTF-8 at byte 0 of the line; convert the text to UTF-8";
     assert_eq!(
@@ -121,7 +121,7 @@ fn a_text_file_has_a_row_on_each_line() {
 }
 
 #[test]
-fn a_jsonl_file_has_an_object_on_each_line() {
+fn jsonl_file_has_one_object_per_line() {
     let content = b"\xef\xbb\xbf{\"prompt\": \"a\", \"more\": 1}\r\n\r\n{\"ids\": [5, 6]}\n{\"text\": \"b\"}\nnonsense\n{}\n\
         {\"prompt\": 5}\n{\"prompt\": \"a\", \"ids\": [1]}\n{\"ids\": 5}\n{\"prompt\": \"\xe9\"}\n[\"a\"]\n\
         {\"prompt\": \"a\", \"prompt\": \"b\"}\n\n";
@@ -129,26 +129,26 @@ fn a_jsonl_file_has_an_object_on_each_line() {
     assert_eq!(lines[1], r#"{"line":3,"prompt_ids":[5,6],"count":2}"#);
     assert_eq!(lines[2], r#"{"line":4,"prompt":"b","prompt_ids":[98],"count":1}"#);
     assert_eq!(lines.len(), 11);
-    let no_object = "not {\"prompt\": TEXT} or {\"ids\": [ID, …]}: ";
-    let no_key = "expected one of the keys `prompt` and `ids`";
+    let not_an_object = "expected {\"prompt\": TEXT} or {\"ids\": [ID, …]}: ";
+    let no_key = "expected either `prompt` or `ids`";
     let expected = [
-        (5, no_object),
+        (5, not_an_object),
         (6, no_key),
-        (7, "`prompt`: expected a text"),
+        (7, "`prompt`: expected a string"),
         (8, no_key),
         (9, "`ids`: expected a list of token ids: "),
         (10, "not valid UTF-8 at byte 12 of the line"),
-        (11, no_object),
-        (12, "not {\"prompt\": TEXT} or {\"ids\": [ID, …]}: duplicate field `prompt`"),
+        (11, not_an_object),
+        (12, "expected {\"prompt\": TEXT} or {\"ids\": [ID, …]}: duplicate field `prompt`"),
     ];
     assert_eq!(failed.len(), expected.len());
-    for ((found, error), (number, told)) in failed.into_iter().zip(expected) {
-        assert!(found == number && error.starts_with(told), "{found}: {error}");
+    for ((found_line, error), (line, prefix)) in failed.into_iter().zip(expected) {
+        assert!(found_line == line && error.starts_with(prefix), "{found_line}: {error}");
     }
 }
 
 #[test]
-fn lines_are_in_the_order_of_the_rows_whatever_is_computed_first() {
+fn output_order_does_not_depend_on_computation_order() {
     let content = b"a\nfails\n\xe9\nbb\nccc\n\xe9\n";
     let (expected, failed) = printed("rows.txt", content, |rows| rows);
     assert_eq!(failed.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3, 6]);
@@ -158,15 +158,15 @@ fn lines_are_in_the_order_of_the_rows_whatever_is_computed_first() {
 
 const CONTENT: &[u8] = b"a\n\xe9\nfails\nbb\n";
 
-/// Wherever the file was cut, what is missing is computed and nothing else.
+/// A job that was cut at any byte resumes and computes only the missing rows.
 #[test]
-fn a_job_resumes_wherever_it_was_cut() {
+fn job_resumes_after_a_cut_at_any_byte() {
     let mut job = Fixture::new();
     let failed = job.run("rows.txt", CONTENT, |rows| rows).unwrap();
     let expected = fs::read_to_string(job.output()).unwrap();
     assert!(!job.partial().exists());
     let whole = format!("{}\n{expected}", job.settings);
-    // Before and behind each line break, and here and there between.
+    // Before and after each line break, and at multiples of 11.
     let is_tried = |cut: &usize| {
         cut.is_multiple_of(11) || whole[*cut..].starts_with('\n') || whole[..*cut].ends_with('\n')
     };
@@ -180,10 +180,10 @@ fn a_job_resumes_wherever_it_was_cut() {
         let missing: Vec<usize> = [0, 2, 3].into_iter().filter(|index| *index >= lines).collect();
         assert_eq!(job.computed, missing, "cut at {cut}");
     }
-    // Without `resume` neither what is made nor what is half made is touched.
+    // Without `resume`, neither finished nor partial output is touched.
     job.is_resumed = false;
     let error = job.run("rows.txt", CONTENT, |rows| rows).unwrap_err();
-    assert!(error.to_string().contains("it exists already"), "{error}");
+    assert!(error.to_string().contains("already exists"), "{error}");
     assert!(!job.partial().exists());
     fs::write(job.partial(), "").unwrap();
     let error = job.run("rows.txt", CONTENT, |rows| rows).unwrap_err();
@@ -191,51 +191,54 @@ fn a_job_resumes_wherever_it_was_cut() {
 }
 
 #[test]
-fn lines_of_something_else_are_refused_and_left_alone() {
+fn foreign_partial_files_are_rejected_and_unchanged() {
     let mut job = Fixture::new();
     job.run("rows.txt", CONTENT, |rows| rows).unwrap();
-    let made = fs::read_to_string(job.output()).unwrap();
+    let output = fs::read_to_string(job.output()).unwrap();
     fs::remove_file(job.output()).unwrap();
     let settings = job.settings.clone();
-    let [first, ..] = made.lines().collect::<Vec<_>>()[..] else { panic!("four lines") };
-    for (content, told) in [
+    let [first, ..] = output.lines().collect::<Vec<_>>()[..] else { panic!("four lines") };
+    for (content, expected) in [
         ("my notes\n".to_owned(), "made.partial: line 1: unknown content"),
         ("notes without an end".into(), "line 1: unknown content"),
         (format!("{settings}\nnotes\n"), "line 2: unknown content"),
-        (format!("{settings}\n{}", made.replace("\"a\"", "\"c\"")), "line 2 is of another prompt"),
-        (format!("{settings}\n{}", made.replace("[97]", "[98]")), "line 2 is of another prompt"),
-        (format!("{settings}\n{}", made.replace("not valid", "valid")), "line 3 is of another prompt"),
-        (format!("{settings}\n{made}{first}\n"), "line 6 is of another prompt"),
+        (format!("{settings}\n{}", output.replace("\"a\"", "\"c\"")), "line 2 belongs to a different prompt"),
+        (format!("{settings}\n{}", output.replace("[97]", "[98]")), "line 2 belongs to a different prompt"),
+        (
+            format!("{settings}\n{}", output.replace("not valid", "valid")),
+            "line 3 belongs to a different prompt",
+        ),
+        (format!("{settings}\n{output}{first}\n"), "line 6 belongs to a different prompt"),
     ] {
         fs::write(job.partial(), &content).unwrap();
-        job.assert_refused(CONTENT, told);
+        job.assert_rejected(CONTENT, expected);
         assert_eq!(fs::read_to_string(job.partial()).unwrap(), content);
     }
 }
 
 #[test]
-fn the_setting_that_differs_is_named() {
+fn error_names_the_differing_setting() {
     let mut job = Fixture::new();
     fs::write(job.partial(), format!("{}\n", job.settings)).unwrap();
     job.settings["dtype"] = "q8".into();
-    job.assert_refused(
+    job.assert_rejected(
         CONTENT,
-        "the interrupted run had `dtype` null, this one \"q8\"; give the same options",
+        "the interrupted run had `dtype` null, this one \"q8\"; use the same options",
     );
     job.settings["dtype"] = Value::Null;
     job.settings["config"]["temperature"] = 0.5.into();
-    job.assert_refused(CONTENT, "the interrupted run had `temperature` 1.0, this one 0.5");
+    job.assert_rejected(CONTENT, "the interrupted run had `temperature` 1.0, this one 0.5");
     job.settings["config"]["temperature"] = 1.0.into();
     job.settings["later"] = true.into();
-    job.assert_refused(CONTENT, "the interrupted run had `later` null, this one true");
+    job.assert_rejected(CONTENT, "the interrupted run had `later` null, this one true");
 }
 
 #[test]
-fn a_job_has_its_output_to_itself() {
+fn output_is_locked_against_other_processes() {
     let mut job = Fixture::new();
     let other = fs::File::create(job.partial()).unwrap();
     other.lock().unwrap();
-    job.assert_refused(CONTENT, "made.partial: another run is writing it");
+    job.assert_rejected(CONTENT, "made.partial: another process is writing to it");
     drop(other);
     fs::write(job.folder.path().join("made.complete"), "mine").unwrap();
     job.resume(CONTENT).unwrap();
@@ -248,23 +251,23 @@ fn a_job_has_its_output_to_itself() {
 /// A link in a downloaded folder must not create or change a file elsewhere.
 #[cfg(unix)]
 #[test]
-fn links_in_place_of_partial_files_are_not_followed() {
+fn symlinked_partial_files_are_rejected() {
     let mut job = Fixture::new();
     let target = job.folder.path().join("elsewhere");
     std::os::unix::fs::symlink(&target, job.partial()).unwrap();
     job.is_resumed = false;
-    job.assert_refused(CONTENT, "made.partial: a symbolic link; remove it");
+    job.assert_rejected(CONTENT, "made.partial: a symbolic link; remove it");
     assert!(!target.exists());
     fs::write(&target, "mine").unwrap();
     job.is_resumed = true;
-    job.assert_refused(CONTENT, "made.partial: a symbolic link; remove it");
+    job.assert_rejected(CONTENT, "made.partial: a symbolic link; remove it");
     assert_eq!(fs::read_to_string(&target).unwrap(), "mine");
 }
 
 #[test]
-fn a_job_that_fails_keeps_the_lines_that_it_wrote() {
+fn failed_job_keeps_its_written_lines() {
     let mut job = Fixture::new();
-    // A line that cannot be read is not written before a row is computed.
+    // An invalid line is written only after a row has been computed.
     assert!(job.run("rows.txt", b"\xe9\nstops\n", |rows| rows).is_err());
     assert!(!job.partial().exists() && !job.output().exists());
     let error = job.run("rows.txt", b"a\nb\n", |rows| rows[..1].to_vec()).unwrap_err();

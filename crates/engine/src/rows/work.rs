@@ -1,4 +1,4 @@
-//! The work on rows: texts that continue them, their labels, their scores.
+//! Work on rows: generation, scoring and classification.
 
 use std::slice;
 
@@ -8,13 +8,13 @@ use candle_gpt2_generation::{
 use serde::Serialize;
 
 use super::Rows;
-use crate::{CLASSIFIED_AT_ONCE, Classifier, EngineError, Job, LoadedModel, Question, Reporter, Text};
+use crate::{CLASSIFIED_AT_ONCE, Classifier, Completion, EngineError, Job, LoadedModel, Question, Reporter};
 
 impl Rows<'_, Vec<u32>> {
-    /// Continues every row, `batch_size` texts at a time.
+    /// Generates completions for every row, `batch_size` sequences at a time.
     ///
     /// # Errors
-    /// When there is no room for the texts, the device fails, or a line cannot be written.
+    /// If the KV cache does not fit in the free memory, the device fails, or a line cannot be written.
     pub fn generate(
         &mut self,
         model: &LoadedModel,
@@ -27,10 +27,10 @@ impl Rows<'_, Vec<u32>> {
         model.generate(&mut continued, batch_size, config, reporter)
     }
 
-    /// Scores every row; for `stride` and `top` see [`ScoredText::of`].
+    /// Scores every row; [`ScoredText::of`] explains `stride` and `top`.
     ///
     /// # Errors
-    /// When the device fails, or a line cannot be written.
+    /// If the device fails, or a line cannot be written.
     pub fn score(
         &mut self,
         model: &LoadedModel,
@@ -46,10 +46,10 @@ impl Rows<'_, Vec<u32>> {
 }
 
 impl Rows<'_, Question> {
-    /// Classifies every row, `batch_size` at a time or [`CLASSIFIED_AT_ONCE`].
+    /// Classifies every row, in batches of `batch_size` or [`CLASSIFIED_AT_ONCE`].
     ///
     /// # Errors
-    /// When the device fails, or a line cannot be written.
+    /// If the device fails, or a line cannot be written.
     pub fn classify(
         &mut self,
         classifier: &Classifier,
@@ -64,7 +64,7 @@ impl Rows<'_, Question> {
                     let mut answers = indices.into_iter().zip(classified);
                     answers.try_for_each(|(index, answer)| self.answer(index, Ok(answer)))?;
                 }
-                // Which of them is at fault is seen when each is alone.
+                // Classifies the rows one by one to find the ones at fault.
                 Err(_) => {
                     for (index, question) in indices.into_iter().zip(&questions) {
                         let classified = of_row(classifier.classify(slice::from_ref(question)))?;
@@ -77,7 +77,7 @@ impl Rows<'_, Question> {
     }
 }
 
-/// Whether an error is a row's: a device that fails would fail for every other one too.
+/// Separates the error of a row from a device failure, which would affect every other row too.
 fn of_row<A>(computed: Result<A, EngineError>) -> Result<Result<A, EngineError>, EngineError> {
     match computed {
         Err(error @ EngineError::Generation(GenerationError::Candle(_))) => Err(error),
@@ -85,10 +85,10 @@ fn of_row<A>(computed: Result<A, EngineError>) -> Result<Result<A, EngineError>,
     }
 }
 
-/// Rows that become texts.
+/// Job that generates completions for rows.
 struct Continued<'a, 'r> {
     rows: &'a mut Rows<'r, Vec<u32>>,
-    /// The index of the row of each prompt that was given.
+    /// Index of the row of each prompt.
     indices: Vec<usize>,
     processors: &'a [LogitsProcessor],
 }
@@ -106,14 +106,14 @@ impl Job for Continued<'_, '_> {
     fn on_texts(
         &mut self,
         prompt: usize,
-        texts: Result<Vec<Text>, GenerationError>,
+        texts: Result<Vec<Completion>, GenerationError>,
     ) -> Result<(), EngineError> {
-        // What an interruption left of a text is no answer: a resumed job makes it anew.
-        let is_whole = |text: &Text| text.stop_reason != StopReason::Interrupted;
+        // A partial completion is not an answer; a resumed job generates it again.
+        let is_whole = |text: &Completion| text.stop_reason != StopReason::Interrupted;
         if texts.as_ref().is_ok_and(|texts| !texts.iter().all(is_whole)) {
             return Err(EngineError::Interrupted);
         }
-        self.rows.answer(self.indices[prompt], texts.map(PromptTexts::from).map_err(EngineError::from))
+        self.rows.answer(self.indices[prompt], texts.map(PromptCompletions::from).map_err(EngineError::from))
     }
 
     fn processors(&self) -> Vec<LogitsProcessor> {
@@ -121,23 +121,23 @@ impl Job for Continued<'_, '_> {
     }
 }
 
-/// The texts of a prompt as JSON: the fields of one, or a list `sequences` of several.
+/// Completions of a prompt as JSON: the fields of one, or a list `sequences` of several.
 ///
-/// Written of each row by [`Rows::generate`], in a [`RowsJob`](crate::RowsJob).
+/// [`Rows::generate`] writes them for each row of a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum PromptTexts {
-    /// One.
-    One(Text),
-    /// Several, or none.
+pub enum PromptCompletions {
+    /// A single completion.
+    One(Completion),
+    /// Several completions, or none.
     Several {
-        /// In their order.
-        sequences: Vec<Text>,
+        /// Completions in order.
+        sequences: Vec<Completion>,
     },
 }
 
-impl From<Vec<Text>> for PromptTexts {
-    fn from(mut texts: Vec<Text>) -> Self {
+impl From<Vec<Completion>> for PromptCompletions {
+    fn from(mut texts: Vec<Completion>) -> Self {
         match (texts.len(), texts.pop()) {
             (1, Some(text)) => Self::One(text),
             (_, last) => {
@@ -148,18 +148,18 @@ impl From<Vec<Text>> for PromptTexts {
     }
 }
 
-/// How probable a text is. Logarithms are natural.
+/// Log-probabilities and loss of a text, with natural logarithms.
 ///
-/// Written of each row by [`Rows::score`], in a [`RowsJob`](crate::RowsJob).
+/// [`Rows::score`] writes them for each row of a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredText {
-    /// Of each token; the first one has none.
+    /// Log-probability of each token; absent for the first one.
     pub logprobs: Vec<Option<f64>>,
-    /// Their mean with its sign turned, in nats.
+    /// Mean negative log-probability, in nats.
     pub loss: f64,
-    /// `e` to the loss.
+    /// Exponential of the loss.
     pub perplexity: f64,
-    /// The most probable tokens at each place, if they were asked for.
+    /// Most probable tokens at each position, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alternatives: Vec<Vec<TokenLogprob>>,
 }
@@ -169,20 +169,23 @@ pub struct ScoredText {
 /// Part of a [`ScoredText`] that a [`RowsJob`](crate::RowsJob) writes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenLogprob {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Its text; absent without a tokenizer.
+    /// Text of the token; absent without a tokenizer.
     pub token: Option<String>,
-    /// Logarithm of its probability.
+    /// Log-probability of the token.
     pub logprob: f64,
 }
 
 impl ScoredText {
-    /// The score of a text, with the `top` most probable tokens at each place. A text that is longer than the context is scored in
-    /// windows that begin every `stride` tokens, by default every half of it. `on_tokens` is called with the number of tokens scored.
+    /// Scores a text, with the `top` most probable tokens at each position.
+    ///
+    /// A text longer than the context is scored in windows that begin every `stride` tokens, by default every
+    /// half context. `on_tokens` is called with the number of scored tokens.
     ///
     /// # Errors
-    /// When the text has too few tokens, or one outside the vocabulary, `stride` is out of range, or the logits are not numbers.
+    /// If the text has too few tokens or an id outside the vocabulary, `stride` is out of range, or a logit
+    /// is not finite.
     pub fn of(
         model: &LoadedModel,
         ids: &[u32],

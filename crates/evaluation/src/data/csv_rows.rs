@@ -5,8 +5,10 @@ use serde_json::{Map, Value};
 
 use super::record::Row;
 
-/// The rows with the line that each begins in. The first names the fields, unless it has none of the names `columns`: then it is
-/// an entry and they are the names.
+/// Iterates over the rows, each with the line that it begins on.
+///
+/// The first row names the fields, unless it contains none of `columns`. In that case the row is an
+/// entry, and `columns` name the fields.
 pub(super) fn rows<'a>(
     bytes: &'a [u8],
     columns: &'static [&'static str],
@@ -32,7 +34,9 @@ pub(super) fn rows<'a>(
     }))
 }
 
-/// Counts lines up to places further and further back; the reader's own count is one behind if lines end in two bytes.
+/// Line counter for ascending byte positions.
+///
+/// The reader's own count is one too low if lines end in two bytes.
 struct Lines<'a> {
     bytes: &'a [u8],
     counted: usize,
@@ -40,7 +44,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// The line of the first byte from a place on that ends no line.
+    /// Returns the line of the first byte at or after a position that is not part of a line ending.
     fn line_at(&mut self, position: Option<&Position>) -> usize {
         let place =
             position.and_then(|position| usize::try_from(position.byte()).ok()).unwrap_or(self.counted);
@@ -69,7 +73,7 @@ fn damaged(lines: &mut Lines<'_>, error: &Error) -> Row {
             format!("expected {expected_len} columns, found {len}")
         }
         ErrorKind::Utf8 { err, .. } => {
-            format!("column {}: expected UTF-8, found something else", err.field() + 1)
+            format!("column {}: expected UTF-8, found an invalid byte", err.field() + 1)
         }
         _ => error.to_string(),
     };

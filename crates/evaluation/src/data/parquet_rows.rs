@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 
 use super::record::Row;
 
-/// The rows, numbered from 1.
+/// Iterates over the rows, numbered from 1.
 pub(super) fn rows(bytes: &[u8]) -> Box<dyn Iterator<Item = Row> + '_> {
-    // The reader keeps its own handle of the bytes.
+    // The reader needs to own its bytes.
     let bytes = Bytes::copy_from_slice(bytes);
     let opened = without_panic(|| {
         let reader = SerializedFileReader::new(bytes)?;
@@ -33,10 +33,9 @@ fn fields(row: Value) -> Result<Map<String, Value>, ParquetError> {
     }
 }
 
-/// The reader panics on some damaged files that it should refuse.
+/// Converts a panic into an error, because the reader panics on some damaged files.
 fn without_panic<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
-    let damaged =
-        |_| Err("the file is damaged in a way that the reader of Parquet does not expect".to_owned());
+    let damaged = |_| Err("the file is damaged in a way that the Parquet reader cannot handle".to_owned());
     catch_unwind(AssertUnwindSafe(work))
         .map_or_else(damaged, |result| result.map_err(|error| error.to_string()))
 }

@@ -1,4 +1,4 @@
-//! An entry of the data: its fields, and precise words for what is wrong with one.
+//! An entry of the data: its fields, with precise errors for invalid ones.
 
 use std::path::PathBuf;
 
@@ -6,45 +6,45 @@ use serde_json::{Map, Value};
 
 use crate::DataError;
 
-/// Characters of a wrong value that a message shows.
+/// Maximum characters of an invalid value in an error message.
 const SHOWN_CHARACTERS: usize = 60;
-/// Names of fields that a message shows.
+/// Maximum number of field names in an error message.
 const SHOWN_NAMES: usize = 12;
-/// Fields that name an entry, the first that it has.
+/// Fields that identify an entry; the first one present is used.
 const ID_FIELDS: [&str; 5] = ["id", "ind", "qID", "pairID", "index"];
 
-/// The fields of an entry, or what is wrong with it, at its line.
+/// Line number of an entry, with its fields or the reason that it is invalid.
 pub(super) type Row = (usize, Result<Map<String, Value>, String>);
 
-/// An entry of the data: the fields of a JSON object, of a row of CSV, or of a row of Parquet.
+/// An entry of the data: the fields of a JSON object, of a CSV row or of a Parquet row.
 ///
-/// Given by [`Data::records`](crate::Data::records).
+/// Returned by [`Data::records`](crate::Data::records).
 #[derive(Debug, Clone)]
 pub struct Record {
     file: PathBuf,
     line: usize,
-    /// Where in the entry these fields are, as `question.`; empty for the entry itself.
+    /// Path of these fields within the entry, such as `question.`; empty for the entry itself.
     within: String,
     fields: Map<String, Value>,
 }
 
 impl Record {
-    /// The fields of the entry that begins at a line.
+    /// Creates an entry that begins at a line.
     pub(crate) fn new(file: PathBuf, line: usize, fields: Map<String, Value>) -> Self {
         Self { file, line, within: String::new(), fields }
     }
 
-    /// The line of its file, from 1; of Parquet the row.
+    /// Returns the line number in the file, from 1; for Parquet, the row number.
     pub fn line(&self) -> usize {
         self.line
     }
 
-    /// The name of its file without its ending.
+    /// Returns the file name without its extension.
     pub fn file_stem(&self) -> String {
         self.file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Its name, if it has one: a text or a number.
+    /// Returns the entry's id, if it has one: a string or a number.
     pub fn id(&self) -> Option<String> {
         ID_FIELDS.iter().find_map(|field| match self.fields.get(*field)? {
             Value::String(text) => Some(text.clone()),
@@ -53,81 +53,77 @@ impl Record {
         })
     }
 
-    /// Whether it has the field.
+    /// Whether the entry has the field.
     pub fn has(&self, field: &str) -> bool {
         self.fields.contains_key(field)
     }
 
-    /// Whether it is the same entry by its fields.
+    /// Whether both entries have equal fields.
     pub(crate) fn has_the_fields_of(&self, other: &Self) -> bool {
         self.fields == other.fields
     }
 
-    /// Its fields.
+    /// Returns all fields.
     pub(crate) fn map(&self) -> &Map<String, Value> {
         &self.fields
     }
 
-    /// The value of a field.
+    /// Returns the value of a field.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.fields.get(field)
     }
 
-    /// Whether it has the field, and that is an object.
+    /// Whether the field exists and is an object.
     pub fn has_fields(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(Value::is_object)
     }
 
-    /// A text.
+    /// Returns a string field.
     ///
     /// # Errors
-    /// When the field is missing or something else.
+    /// Fails if the field is missing or has another type.
     pub fn text(&self, field: &str) -> Result<&str, DataError> {
         let value = self.value(field)?;
-        value.as_str().ok_or_else(|| self.unexpected(field, "a text", value))
+        value.as_str().ok_or_else(|| self.unexpected(field, "a string", value))
     }
 
-    /// A text that is not empty.
+    /// Returns a string field that is not empty.
     ///
     /// # Errors
-    /// When the field is missing, something else, or empty.
+    /// Fails if the field is missing, has another type or is empty.
     pub fn filled(&self, field: &str) -> Result<&str, DataError> {
         let text = self.text(field)?;
-        if text.is_empty() {
-            Err(self.field_error(field, "expected a text, found an empty one"))
-        } else {
-            Ok(text)
-        }
+        if text.is_empty() { Err(self.field_error(field, "expected a non-empty string")) } else { Ok(text) }
     }
 
-    /// A list of texts, none of them empty.
+    /// Returns a list of non-empty strings.
     ///
     /// # Errors
-    /// When the field is missing or something else.
+    /// Fails if the field is missing, has another type or contains an empty string.
     pub fn texts(&self, field: &str) -> Result<Vec<&str>, DataError> {
         let value = self.value(field)?;
-        let list = value.as_array().ok_or_else(|| self.unexpected(field, "a list of texts", value))?;
+        let list = value.as_array().ok_or_else(|| self.unexpected(field, "a list of strings", value))?;
         let texts = list.iter().enumerate().map(|(index, value)| match value.as_str() {
-            Some("") => Err(self.field_error(&place(field, index), "expected a text, found an empty one")),
+            Some("") => Err(self.field_error(&place(field, index), "expected a non-empty string")),
             Some(text) => Ok(text),
-            None => Err(self.unexpected(&place(field, index), "a text", value)),
+            None => Err(self.unexpected(&place(field, index), "a string", value)),
         });
         texts.collect()
     }
 
-    /// What an answer is called: a text, or a number, whose digits it is then.
+    /// Returns an answer label: a string, or the digits of a number.
     ///
     /// # Errors
-    /// When the field is missing, something else, or empty.
+    /// Fails if the field is missing, has another type or is empty.
     pub fn label(&self, field: &str) -> Result<String, DataError> {
         let value = self.value(field)?;
         self.as_label(field, value)
     }
 
-    /// A list of [labels](Self::label).
+    /// Returns a list of [labels](Self::label).
     ///
     /// # Errors
-    /// When the field is missing or something else.
+    /// Fails if the field is missing, has another type or contains an empty label.
     pub fn labels(&self, field: &str) -> Result<Vec<String>, DataError> {
         let value = self.value(field)?;
         let list = value.as_array().ok_or_else(|| self.unexpected(field, "a list of labels", value))?;
@@ -138,26 +134,26 @@ impl Record {
     fn as_label(&self, field: &str, value: &Value) -> Result<String, DataError> {
         match value {
             Value::String(label) if label.is_empty() => {
-                Err(self.field_error(field, "expected a label, found an empty text"))
+                Err(self.field_error(field, "expected a non-empty label"))
             }
             Value::String(label) => Ok(label.clone()),
             Value::Number(number) if number.is_u64() => Ok(number.to_string()),
-            other => Err(self.unexpected(field, "a label, a text or a number", other)),
+            other => Err(self.unexpected(field, "a label, a string or a number", other)),
         }
     }
 
-    /// The fields of an object in this one.
+    /// Returns the fields of a nested object.
     ///
     /// # Errors
-    /// When the field is missing or something else.
+    /// Fails if the field is missing or has another type.
     pub fn fields(&self, field: &str) -> Result<Self, DataError> {
         self.inner(field, self.value(field)?)
     }
 
-    /// The fields of each object of a list.
+    /// Returns the fields of each object in a list.
     ///
     /// # Errors
-    /// When the field is missing or something else.
+    /// Fails if the field is missing or has another type.
     pub fn list(&self, field: &str) -> Result<Vec<Self>, DataError> {
         let value = self.value(field)?;
         let list = value.as_array().ok_or_else(|| self.unexpected(field, "a list of objects", value))?;
@@ -174,15 +170,17 @@ impl Record {
         })
     }
 
-    /// A number below `count`, as a number or as a text of its digits; `first` is what the first is called, 0 or 1.
+    /// Returns an index below `count`, from a number or a string of digits.
+    ///
+    /// `first` is the number of the first index in the data, 0 or 1.
     ///
     /// # Errors
-    /// When the field is missing, something else, or out of range.
+    /// Fails if the field is missing, has another type or is out of range.
     pub fn index(&self, field: &str, first: usize, count: usize) -> Result<usize, DataError> {
         let value = self.value(field)?;
         let number = match value {
             Value::Number(number) => number.as_u64(),
-            // Digits alone: Rust would take a sign too.
+            // Digits only: Rust's parser also accepts a sign.
             Value::String(text) => {
                 let digits = text.trim();
                 digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
@@ -201,12 +199,12 @@ impl Record {
         })
     }
 
-    /// An error about this entry.
+    /// Creates an error about this entry.
     pub fn error(&self, what: impl Into<String>) -> DataError {
         DataError { file: self.file.display().to_string(), line: self.line, what: what.into() }
     }
 
-    /// An error about a field of this entry.
+    /// Creates an error about a field of this entry.
     pub fn field_error(&self, field: &str, what: &str) -> DataError {
         self.error(format!("field `{}{field}`: {what}", self.within))
     }
@@ -221,18 +219,18 @@ impl Record {
                 self.fields.keys().map(|name| format!("`{}`", shortened(name))).collect();
             names.sort();
             names.truncate(SHOWN_NAMES);
-            let has = if names.is_empty() { "no fields".to_owned() } else { names.join(", ") };
-            self.field_error(field, &format!("missing; there are {has}"))
+            let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            self.field_error(field, &format!("missing; available fields: {has}"))
         })
     }
 }
 
-/// The place of an element of a list.
+/// Path of a list element.
 fn place(field: &str, index: usize) -> String {
     format!("{field}[{index}]")
 }
 
-/// A value as JSON, so long as a message can be.
+/// A value as JSON, shortened for an error message.
 pub(super) fn shown(value: &Value) -> String {
     shortened(&value.to_string())
 }

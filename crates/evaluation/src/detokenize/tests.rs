@@ -1,4 +1,4 @@
-//! Each table was written by the Python that the functions follow, run on the texts of its left column.
+//! Tests against the original Python functions, which produced the right column of each table.
 
 use super::{capitalized, count_words, hellaswag, strip, wikitext};
 
@@ -10,7 +10,7 @@ fn assert_table(function: impl Fn(&str) -> String, table: &[(&str, &str)]) {
 }
 
 #[test]
-fn pages_lose_their_tokenization() {
+fn wikitext_pages_are_detokenized() {
     assert_table(
         wikitext,
         &[
@@ -52,7 +52,7 @@ fn pages_lose_their_tokenization() {
 }
 
 #[test]
-fn marks_of_wikihow_are_removed() {
+fn wikihow_markup_is_removed() {
     assert_table(
         hellaswag,
         &[
@@ -71,7 +71,7 @@ fn marks_of_wikihow_are_removed() {
 }
 
 #[test]
-fn words_begin_as_pythons_capitalize_has_them() {
+fn capitalization_matches_python() {
     assert_table(
         capitalized,
         &[
@@ -102,7 +102,7 @@ fn words_begin_as_pythons_capitalize_has_them() {
 }
 
 #[test]
-fn words_are_parts_of_a_split_with_its_empty_edges() {
+fn word_count_includes_empty_parts_at_the_edges() {
     let table = [
         ("", 1),
         ("one", 1),
@@ -118,6 +118,6 @@ fn words_are_parts_of_a_split_with_its_empty_edges() {
 }
 
 #[test]
-fn what_python_strips_is_stripped() {
+fn strip_matches_python() {
     assert_eq!(strip("\u{1f}\u{a0} x y\u{200b} \u{2028}"), "x y\u{200b}");
 }

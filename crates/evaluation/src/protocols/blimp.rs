@@ -1,36 +1,37 @@
-//! BLiMP: which of two sentences that differ in one point is English, for 67 points of grammar.
+//! BLiMP: choosing the grammatical sentence of a minimal pair, in 67 paradigms.
 //!
 //! # Source
-//! lm-evaluation-harness 0.4.13, `tasks/blimp/_template_yaml` and `_blimp.yaml`, whose mean counts every paradigm alike.
+//! lm-evaluation-harness 0.4.13, `tasks/blimp/_template_yaml` and `_blimp.yaml`, whose mean weights all
+//! paradigms equally.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lm_eval::{Question, is_right, question_item};
-use super::shared::{PLAIN, prepare_records};
+use super::shared::{DEFAULTS, prepare_records};
 use crate::protocol::Dataset;
 use crate::{
     Data, DataError, EvaluationError, ItemResult, Metric, Prepared, Protocol, Record, Setting, StderrKind,
     Totals,
 };
 
-/// How many points of grammar it has.
+/// Number of paradigms, each for one point of grammar.
 const PARADIGMS: usize = 67;
 
-/// The mean over paradigms: those of the field `UID`, or of the files' names.
+/// Mean over paradigms, which come from the field `UID` or the file names.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "blimp:lm-eval",
-    about: "which of two sentences is English, in 67 points of grammar; the mean over these",
+    about: "which of two sentences is grammatical, for 67 points of grammar; the mean over these",
     source: "lm-evaluation-harness 0.4.13, group blimp",
     dataset: Dataset {
         name: "BLiMP: a folder of its 67 files, github.com/alexwarstadt/blimp, data",
         hub: None,
         sha256: &[],
-        licence: "CC BY 4.0",
+        license: "CC BY 4.0",
     },
-    // Each paradigm is a task of its own there, with examples of its own.
+    // In the harness, each paradigm is a task with its own examples, so `few_shot` is `None`.
     prepare,
     measure,
-    ..PLAIN
+    ..DEFAULTS
 };
 
 fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
@@ -41,7 +42,7 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
     })?;
     let measured: BTreeSet<_> = prepared.items.iter().map(|item| &item.group).collect();
     if measured.len() != PARADIGMS {
-        prepared.notes.push(format!("the mean is over {} paradigms, of BLiMP's {PARADIGMS}", measured.len()));
+        prepared.notes.push(format!("the mean covers {} of BLiMP's {PARADIGMS} paradigms", measured.len()));
     }
     Ok(prepared)
 }
@@ -57,7 +58,7 @@ fn paradigm(record: &Record) -> String {
     record.text("UID").map_or_else(|_| record.file_stem(), str::to_owned)
 }
 
-/// The mean of the paradigms' shares; its error from theirs, which are independent.
+/// Mean accuracy of the paradigms; its error follows from their independent errors.
 fn measure(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let mut paradigms: BTreeMap<Option<&str>, Vec<bool>> = BTreeMap::new();
     for result in results {

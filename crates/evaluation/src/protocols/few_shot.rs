@@ -1,35 +1,36 @@
-//! Examples before a question, drawn and joined as lm-evaluation-harness does.
+//! Few-shot examples, sampled and joined as in lm-evaluation-harness.
 //!
 //! # Source
-//! lm-evaluation-harness 0.4.13, `api/samplers.py` and `api/task.py` (`fewshot_context`); CPython, `Lib/random.py` (`sample`,
-//! `_randbelow_with_getrandbits`) and `Modules/_randommodule.c` (`random_seed`).
+//! lm-evaluation-harness 0.4.13, `api/samplers.py` and `api/task.py` (`fewshot_context`); CPython,
+//! `Lib/random.py` (`sample`, `_randbelow_with_getrandbits`) and `Modules/_randommodule.c`
+//! (`random_seed`).
 
 use rand_mt::Mt;
 
 use crate::{Data, EvaluationError, ExampleSource, Record, Setting, Shots};
 
-/// The pool up to which Python draws from a list, for few examples; for more of them the list may be longer.
+/// Largest pool that Python samples from a list for few examples; more examples raise the limit.
 const SMALLEST_POOL: usize = 21;
 
-/// How examples are chosen.
+/// Method of choosing examples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Sampler {
-    /// At random, other ones for each question.
+    /// Random examples, different ones for each question.
     #[default]
     Random,
-    /// The first ones.
+    /// The first examples of the pool.
     FirstN,
 }
 
-/// What examples are drawn from, and how.
+/// Pool of examples, and the method of choosing from it.
 pub(super) struct Pool {
     pub(super) records: Vec<Record>,
     pub(super) sampler: Sampler,
-    /// Whether the question itself is left out.
+    /// Whether the question itself is excluded.
     pub(super) excludes: bool,
 }
 
-/// The examples of a run, question by question: each draw continues the random numbers of the one before.
+/// Examples of a run, question by question; all samples come from one random sequence.
 pub(super) struct Examples {
     pool: Pool,
     count: usize,
@@ -37,7 +38,7 @@ pub(super) struct Examples {
 }
 
 impl Examples {
-    /// Of a protocol; `None` if the run has no examples.
+    /// Creates the examples of a protocol; `None` if the run has no examples.
     pub(super) fn of_protocol(data: &Data, setting: &Setting<'_>) -> Result<Option<Self>, EvaluationError> {
         let Some(shots) = setting.shots else { return Ok(None) };
         let excludes = match shots.source {
@@ -53,7 +54,7 @@ impl Examples {
         Self { pool, count: shots.count, random: PythonRandom::new(shots.seed) }
     }
 
-    /// The examples before this question, joined: what `text` makes of each.
+    /// Returns the examples before this question, rendered by `text` and joined.
     pub(super) fn before<E: From<EvaluationError>>(
         &mut self,
         question: &Record,
@@ -84,7 +85,7 @@ impl Examples {
         drawn.retain(is_other);
         drawn.truncate(self.count);
         if drawn.len() < self.count {
-            // The question is in the pool several times.
+            // The pool contains the question several times.
             let others = others();
             if others.len() < self.count {
                 return Err(too_few(others.len()));
@@ -100,14 +101,14 @@ struct PythonRandom(Mt);
 
 impl PythonRandom {
     fn new(seed: u64) -> Self {
-        // The seed's words, the lowest first, without zeros above them.
+        // Words of the seed, lowest first, without leading zero words.
         let [a, b, c, d, e, f, g, h] = seed.to_le_bytes();
         let words = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])];
         let used = if words[1] == 0 { 1 } else { 2 };
         Self(Mt::new_with_key(words[..used].iter().copied()))
     }
 
-    /// A number below `bound`, which is at least 1.
+    /// Returns a number below `bound`, which is at least 1.
     fn below(&mut self, bound: usize) -> usize {
         let bits = usize::BITS - bound.leading_zeros();
         loop {
@@ -119,7 +120,7 @@ impl PythonRandom {
         }
     }
 
-    /// `count` different numbers below `len`, in the order of `random.sample(range(len), count)`.
+    /// Returns `count` distinct numbers below `len`, in the order of `random.sample(range(len), count)`.
     fn sample(&mut self, len: usize, count: usize) -> Vec<usize> {
         let mut set_size = SMALLEST_POOL;
         if count > 5 {
@@ -155,15 +156,17 @@ impl PythonRandom {
 mod tests {
     use super::*;
 
-    /// Made by CPython 3.13: `r = random.Random(seed); [r.sample(range(n), k) for n, k in calls]`.
+    /// Expected values come from CPython 3.13.
+    ///
+    /// The code was `r = random.Random(seed); [r.sample(range(n), k) for n, k in calls]`.
     #[test]
-    fn samples_are_those_of_python() {
+    fn samples_match_python() {
         let mut random = PythonRandom::new(1234);
-        let drawn: Vec<Vec<usize>> = [(10, 3), (100, 5), (1000, 6), (30, 8), (21, 21)]
+        let sampled: Vec<Vec<usize>> = [(10, 3), (100, 5), (1000, 6), (30, 8), (21, 21)]
             .map(|(len, count)| random.sample(len, count))
             .into();
         let expected: [&[usize]; 5] = PYTHON_1234;
-        assert_eq!(drawn, expected);
+        assert_eq!(sampled, expected);
         assert_eq!(PythonRandom::new(0).sample(10_042, 10), PYTHON_0);
         assert_eq!(PythonRandom::new((1 << 40) + 7).sample(5000, 4), PYTHON_WIDE);
     }

@@ -1,10 +1,10 @@
-//! HellaSwag: which of four endings continues a text.
+//! HellaSwag: choosing the ending that continues a text, out of four.
 
 use serde_json::{Map, Value};
 
 use super::llama_cpp::encode_plain;
-use super::lm_eval::{self, Question, at_least_two, places, share_of};
-use super::shared::{GPT_NEO, Made, PLAIN, prepare_records, published, scored, whole};
+use super::lm_eval::{self, Question, at_least_two, element_paths, share_of};
+use super::shared::{DEFAULTS, GPT_NEO, PreparedItem, prepare_records, published, scored, unsplit_sequence};
 use crate::detokenize::{capitalized, hellaswag};
 use crate::protocol::Dataset;
 use crate::{
@@ -15,17 +15,17 @@ const DATASET: Dataset = Dataset {
     name: "HellaSwag, validation",
     hub: Some("Rowan/hellaswag@refs/convert/parquet/default/validation/0000.parquet"),
     sha256: &[],
-    licence: "MIT",
+    license: "MIT",
 };
 const STORED_LOG: &str = "a stored log of lm-evaluation-harness";
 const LLM_C_SCRIPT: &str = "karpathy/llm.c, dev/data/hellaswag.py, in TF32";
-/// Endings of an item.
+/// Number of endings per item.
 const ENDINGS: usize = 4;
 
-/// Cleaned texts; by sum, and by characters.
+/// Cleaned texts, scored by sum and per character.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "hellaswag:lm-eval",
-    about: "which ending continues a cleaned text; by sum and by characters",
+    about: "which ending continues a cleaned text; scored by sum and per character",
     source: "lm-evaluation-harness 0.4.13, task hellaswag",
     dataset: DATASET,
     published: &[
@@ -40,10 +40,10 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     measure: lm_eval::measure,
 };
 
-/// Texts as they are; by sum, and by tokens.
+/// Original texts, scored by sum and per token.
 pub(super) const LLM_C: Protocol = Protocol {
     name: "hellaswag:llm.c",
-    about: "which ending continues the text as it is; by sum and by tokens",
+    about: "which ending continues the original text; scored by sum and per token",
     source: "karpathy/llm.c, dev/data/hellaswag.py",
     dataset: DATASET,
     published: &[
@@ -61,13 +61,13 @@ pub(super) const LLM_C: Protocol = Protocol {
         let by_tokens = share_of("acc_norm", results, |predicted| predicted.per_token);
         lm_eval::acc(results).into_iter().chain(by_tokens).collect()
     },
-    ..PLAIN
+    ..DEFAULTS
 };
 
-/// Texts cleaned as lm-evaluation-harness does; the mean of the tokens behind those that all four begin with.
+/// Texts cleaned as in lm-evaluation-harness, scored by the mean per token after the common prefix.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "hellaswag:llama.cpp",
-    about: "which ending continues a cleaned text; by tokens, from the first in which the endings differ",
+    about: "which ending continues a cleaned text; scored per token after the common prefix",
     source: "llama.cpp, tools/perplexity/perplexity.cpp, hellaswag_score; all items in their order",
     dataset: DATASET,
     prepare: |data, setting| {
@@ -77,16 +77,18 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     measure: |_, results| {
         share_of("acc_norm", results, |predicted| predicted.per_token).into_iter().collect::<Vec<Metric>>()
     },
-    ..PLAIN
+    ..DEFAULTS
 };
 
-/// The question of a published entry, cleaned; or of one that is cleaned already, with `query` and `choices`.
+/// Reads a question from a published entry and cleans it.
+///
+/// An entry with `query` and `choices` is already clean.
 fn question(record: &Record) -> Result<Question, DataError> {
     if record.has("query") {
         let choices: Vec<String> = record.texts("choices")?.into_iter().map(str::to_owned).collect();
         at_least_two(record, &choices)?;
         let gold = record.index(if record.has("gold") { "gold" } else { "label" }, 0, choices.len())?;
-        let fields = places("choices", choices.len());
+        let fields = element_paths("choices", choices.len());
         return Ok(Question { context: record.filled("query")?.to_owned(), choices, fields, gold });
     }
     let Endings { endings, gold } = endings(record)?;
@@ -94,7 +96,7 @@ fn question(record: &Record) -> Result<Question, DataError> {
         [record.text("activity_label")?, record.text("ctx_a")?, record.text("ctx_b")?];
     let context = hellaswag(&format!("{label}: {ctx_a} {}", capitalized(ctx_b)));
     let choices = endings.into_iter().map(hellaswag).collect();
-    Ok(Question { context, choices, fields: places("endings", ENDINGS), gold })
+    Ok(Question { context, choices, fields: element_paths("endings", ENDINGS), gold })
 }
 
 struct Endings<'a> {
@@ -111,22 +113,26 @@ fn endings(record: &Record) -> Result<Endings<'_>, DataError> {
     Ok(Endings { gold: record.index("label", 0, ENDINGS)?, endings })
 }
 
-fn as_it_is(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Made, EvaluationError> {
+fn as_it_is(setting: &Setting<'_>, index: usize, record: &Record) -> Result<PreparedItem, EvaluationError> {
     let Endings { endings, gold } = endings(record)?;
     let context = setting.vocabulary.encode(record.filled("ctx")?)?;
     let choice = |(ending, field): (&str, &String)| {
         let ids = [context.as_slice(), &setting.vocabulary.encode(&format!(" {ending}"))?].concat();
-        Ok(Choice::of(whole(setting.vocabulary, record, field, ids, context.len())?, ending))
+        Ok(Choice::of(unsplit_sequence(setting.vocabulary, record, field, ids, context.len())?, ending))
     };
     let choices = endings
         .into_iter()
-        .zip(&places("endings", ENDINGS))
+        .zip(&element_paths("endings", ENDINGS))
         .map(choice)
         .collect::<Result<_, EvaluationError>>()?;
     Ok(scored(index, record, choices, Some(gold)).into())
 }
 
-fn from_difference(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Made, EvaluationError> {
+fn from_difference(
+    setting: &Setting<'_>,
+    index: usize,
+    record: &Record,
+) -> Result<PreparedItem, EvaluationError> {
     let Question { context, choices, fields, gold } = question(record)?;
     let encode = |choice: &String| encode_plain(setting.vocabulary, &format!("{context} {choice}"));
     let encoded = choices.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
@@ -134,18 +140,17 @@ fn from_difference(setting: &Setting<'_>, index: usize, record: &Record) -> Resu
     let common = encoded.first().map_or(0, |ids| ids.iter().enumerate().take_while(in_all).count());
     let choice = |(field, (ids, choice)): (&String, (Vec<u32>, &String))| {
         if ids.len() == common {
-            let what =
-                "expected a token that not all others have there too, found none, so that nothing is scored";
+            let what = "expected a token in which the endings differ, found none to score";
             return Err(record.field_error(field, what).into());
         }
-        Ok(Choice::of(whole(setting.vocabulary, record, field, ids, common)?, choice))
+        Ok(Choice::of(unsplit_sequence(setting.vocabulary, record, field, ids, common)?, choice))
     };
     let encoded = fields.iter().zip(encoded.into_iter().zip(&choices));
     let choices = encoded.map(choice).collect::<Result<_, EvaluationError>>()?;
     Ok(scored(index, record, choices, Some(gold)).into())
 }
 
-/// llama.cpp's own text: for each item its context, the right ending's number, and four endings, a line each.
+/// llama.cpp's text format: context, number of the correct ending, and four endings, one per line.
 fn six_lines(data: &Data) -> Result<Records<'_>, EvaluationError> {
     const LINES: usize = 2 + ENDINGS;
     let mut lines = data.text()?.lines();

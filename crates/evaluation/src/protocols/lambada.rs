@@ -1,4 +1,4 @@
-//! LAMBADA: the last word of a passage.
+//! LAMBADA: predicting the last word of a passage.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,9 @@ use candle_gpt2_engine::Vocabulary;
 
 use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
-use super::shared::{GPT_NEO, Made, PLAIN, paper, prepare_records, published, scored, whole};
+use super::shared::{
+    DEFAULTS, GPT_NEO, PreparedItem, paper, prepare_records, published, scored, unsplit_sequence,
+};
 use crate::detokenize::strip;
 use crate::metric::{Ratio, texts};
 use crate::protocol::Dataset;
@@ -18,17 +20,17 @@ use crate::{
 const DATASET: Dataset = Dataset {
     name: "LAMBADA, test, OpenAI's variant",
     hub: Some("EleutherAI/lambada_openai/data/lambada_test.jsonl"),
-    // The Hub's file, and llm-foundry's with the same passages in two fields.
+    // The Hub's file, and the file of llm-foundry, which has the same passages in two fields.
     sha256: &[
         "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
         "411bfbe5b9054346b6a19299c0242670adbefb9162efd958593cbc0290b8c9dc",
     ],
-    licence: "MIT",
+    license: "MIT",
 };
 
 const ISSUE_2159: &str = "EleutherAI/lm-evaluation-harness#2159";
 
-/// All tokens of the last word, and the word's perplexity.
+/// All tokens of the last word, and the perplexity per word.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "lambada:lm-eval",
     about: "the last word: whether each of its tokens is the most probable, and the perplexity per word",
@@ -54,10 +56,10 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     measure: |_, results| measure_words(results),
 };
 
-/// The last token, which is often the end of a word only.
+/// The last token, which is often only the end of a word.
 pub(super) const LAST_TOKEN: Protocol = Protocol {
     name: "lambada:last-token",
-    about: "the last token, which may be the end of a word only: whether it is the most probable",
+    about: "the last token, which may be only the end of a word: whether it is the most probable",
     source: "cybertronai/bflm, eval_lambada.py",
     dataset: DATASET,
     published: &[
@@ -75,25 +77,25 @@ pub(super) const LAST_TOKEN: Protocol = Protocol {
     ],
     prepare: |data, setting| prepare_with(data, setting, last_token),
     measure: |_, results| all_greedy(results).into_iter().collect(),
-    ..PLAIN
+    ..DEFAULTS
 };
 
-/// The last word as white space cuts it, encoded by itself behind a context without white space at its ends.
+/// The last word, delimited by whitespace and encoded separately from the stripped context.
 pub(super) const MEGATRON_STRICT: Protocol = Protocol {
     name: "lambada:megatron-strict",
-    about: "the last word as white space cuts it, after a stripped context: whether each of its tokens is the most probable",
+    about: "the last word as delimited by whitespace, after a stripped context: whether each of its tokens is the most probable",
     source: "NVIDIA/Megatron-LM core_r0.9.0, tasks/zeroshot_gpt, --strict-lambada",
     dataset: DATASET,
     published: &ACC,
     prepare: |data, setting| prepare_with(data, setting, white_space_word),
     measure: |_, results| all_greedy(results).into_iter().collect(),
-    ..PLAIN
+    ..DEFAULTS
 };
 
-/// A word that the model writes while stop words are forbidden, as the paper describes its own.
+/// Greedily generated word without stop words, following the paper's description.
 pub(super) const STOP_WORDS: Protocol = Protocol {
     name: "lambada:stop-words",
-    about: "the last word, written greedily in up to 6 tokens none of which is a stop word",
+    about: "the last word, generated greedily in up to 6 tokens, none of which is a stop word",
     source: "cybertronai/bflm, eval_lambada_slow.py",
     dataset: DATASET,
     published: &[
@@ -105,17 +107,17 @@ pub(super) const STOP_WORDS: Protocol = Protocol {
     ],
     prepare: |data, setting| {
         let prepared = prepare_with(data, setting, written_word)?;
-        Ok(Prepared { left_out: stop_tokens(setting.vocabulary), ..prepared })
+        Ok(Prepared { suppressed_tokens: stop_tokens(setting.vocabulary), ..prepared })
     },
     measure: |_, results| {
         let is_right =
             |result: &ItemResult| result.words.as_ref().is_some_and(|[right, written]| right == written);
         Metric::share("acc", results.iter().map(is_right)).into_iter().collect()
     },
-    ..PLAIN
+    ..DEFAULTS
 };
 
-/// The paper's accuracies, which are with a filter of stop words that was not published.
+/// Accuracies from the paper, with a stop-word filter that was not published.
 const ACC: [Published; 4] = [
     paper(Size::Small, "acc", 0.4599),
     paper(Size::Medium, "acc", 0.5548),
@@ -123,8 +125,8 @@ const ACC: [Published; 4] = [
     paper(Size::Xl, "acc", 0.6324),
 ];
 
-/// What is made of a passage.
-type Make = fn(&Vocabulary, usize, &Record, &str) -> Result<Made, EvaluationError>;
+/// Function that builds an item from a passage.
+type Make = fn(&Vocabulary, usize, &Record, &str) -> Result<PreparedItem, EvaluationError>;
 
 fn prepare_with(data: &Data, setting: &Setting<'_>, make: Make) -> Result<Prepared, EvaluationError> {
     prepare_records(data, setting, data.records(), |index, record| {
@@ -132,7 +134,7 @@ fn prepare_with(data: &Data, setting: &Setting<'_>, make: Make) -> Result<Prepar
     })
 }
 
-/// The passage: `text`, or `context` and `continuation` with a space between them.
+/// Returns the passage: `text`, or `context` and `continuation` joined by a space.
 fn passage(record: &Record) -> Result<String, DataError> {
     match last_field(record) {
         "text" => record.filled("text").map(str::to_owned),
@@ -140,19 +142,19 @@ fn passage(record: &Record) -> Result<String, DataError> {
     }
 }
 
-/// The field that contains the last word.
+/// Returns the field that contains the last word.
 fn last_field(record: &Record) -> &'static str {
     if record.has("continuation") && !record.has("text") { "continuation" } else { "text" }
 }
 
-/// The text before the last word, and the word.
+/// Splits a text into the part before the last word, and the word.
 fn parts(text: &str) -> (&str, &str) {
     text.rsplit_once(' ').unwrap_or(("", text))
 }
 
 fn prepare_last_words(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
     let mut examples = Examples::of_protocol(data, setting)?;
-    // The harness puts its delimiter, a space, before the word's own.
+    // The harness adds its delimiter, a space, to the space before the word.
     let example = |record: &Record| {
         let text = passage(record)?;
         let (context, word) = parts(&text);
@@ -163,7 +165,7 @@ fn prepare_last_words(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Ev
         let (context, word) = parts(&text);
         let before = examples.as_mut().map(|examples| examples.before(record, example)).transpose()?;
         let context = format!("{}{context}", before.unwrap_or_default());
-        // After a space at the end there is no word, and the space itself is scored.
+        // If the text ends in a space, the word is empty and the space itself is scored.
         let continuation = format!(" {word}");
         let field = last_field(record);
         let pair = Pair { field, context: &context, continuation: &continuation, measured: word };
@@ -171,7 +173,7 @@ fn prepare_last_words(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Ev
     })
 }
 
-/// `perplexity` of what is scored, by items, and `acc`.
+/// Computes `acc`, and the `perplexity` per item of the scored tokens.
 pub(super) fn measure_words(results: &[ItemResult]) -> Vec<Metric> {
     let perplexity = Ratio::of(texts(results).map(|word| (-word.logprob, 1)));
     let perplexity = perplexity.map(|nats| Metric::perplexity("perplexity", &nats));
@@ -183,11 +185,11 @@ fn last_token(
     index: usize,
     record: &Record,
     text: &str,
-) -> Result<Made, EvaluationError> {
+) -> Result<PreparedItem, EvaluationError> {
     let ids = vocabulary.encode(strip(text))?;
     let last = ids.last().map(|id| vocabulary.token_bytes(*id)).unwrap_or_default();
     let first = ids.len().saturating_sub(1);
-    let sequence = whole(vocabulary, record, last_field(record), ids, first)?;
+    let sequence = unsplit_sequence(vocabulary, record, last_field(record), ids, first)?;
     let choice = Choice::of(sequence, &String::from_utf8_lossy(&last));
     Ok(scored(index, record, vec![choice], Some(0)).into())
 }
@@ -197,7 +199,7 @@ fn white_space_word(
     index: usize,
     record: &Record,
     text: &str,
-) -> Result<Made, EvaluationError> {
+) -> Result<PreparedItem, EvaluationError> {
     let word = text.split(detokenize::is_space).rfind(|word| !word.is_empty()).unwrap_or_default();
     if word.is_empty() {
         return Err(record.field_error(last_field(record), "expected a word, found none").into());
@@ -206,20 +208,22 @@ fn white_space_word(
     let mut ids = vocabulary.encode(strip(before))?;
     let first = ids.len();
     ids.extend(vocabulary.encode(&format!(" {word}"))?);
-    let sequence = whole(vocabulary, record, last_field(record), ids, first)?;
+    let sequence = unsplit_sequence(vocabulary, record, last_field(record), ids, first)?;
     Ok(scored(index, record, vec![Choice::of(sequence, word)], Some(0)).into())
 }
 
-/// Tokens that are written for a word.
+/// Number of tokens generated for a word.
 const WORD_TOKENS: usize = 6;
 
-/// The word is that of [`basic_tokenizer`], and so is its length, which is cut from the passage's end.
+/// Builds an item whose expected word is the last word of [`basic_tokenizer`].
+///
+/// The prompt is the passage without its last characters, up to the length of that word.
 fn written_word(
     vocabulary: &Vocabulary,
     index: usize,
     record: &Record,
     text: &str,
-) -> Result<Made, EvaluationError> {
+) -> Result<PreparedItem, EvaluationError> {
     let text = strip(text);
     let Some(word) = basic_tokenizer::words(text).pop() else {
         return Err(record.field_error(last_field(record), "expected a word, found none").into());
@@ -229,7 +233,7 @@ fn written_word(
     let n_positions = vocabulary.config().n_positions;
     if prompt.is_empty() || prompt.len() + WORD_TOKENS > n_positions {
         let what = format!(
-            "expected 1 to {} tokens before the last word, with {WORD_TOKENS} more the model's context, found {}",
+            "expected 1 to {} tokens before the last word (the model's context minus {WORD_TOKENS}), found {}",
             n_positions.saturating_sub(WORD_TOKENS),
             prompt.len()
         );
@@ -240,12 +244,12 @@ fn written_word(
     Ok(Item { index, id: record.id(), group: None, context_tokens, work }.into())
 }
 
-/// Whether all scored tokens are the most probable ones.
+/// Accuracy: the fraction of texts whose scored tokens are all the most probable ones.
 fn all_greedy(results: &[ItemResult]) -> Option<Metric> {
     Metric::share("acc", texts(results).map(|word| word.is_greedy))
 }
 
-/// The tokens that are a stop word by themselves, in small letters.
+/// Tokens that are a stop word on their own, in lower case.
 fn stop_tokens(vocabulary: &Vocabulary) -> Vec<u32> {
     let stop_words: HashSet<&str> = STOP_WORDS_OF_NLTK.split_whitespace().collect();
     let is_stop_word = |id: &u32| {
@@ -254,7 +258,7 @@ fn stop_tokens(vocabulary: &Vocabulary) -> Vec<u32> {
     (0..).take_while(|id| vocabulary.config().has_token(*id)).filter(is_stop_word).collect()
 }
 
-/// The 127 English stop words that NLTK had for long.
+/// The 127 English stop words of older NLTK versions.
 const STOP_WORDS_OF_NLTK: &str = "\
     i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its \
     itself they them their theirs themselves what which who whom this that these those am is are was were be been being have \
@@ -268,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_127_stop_words() {
+    fn stop_word_list_has_127_unique_words() {
         let words: HashSet<&str> = STOP_WORDS_OF_NLTK.split_whitespace().collect();
         assert_eq!((words.len(), STOP_WORDS_OF_NLTK.split_whitespace().count()), (127, 127));
     }

@@ -1,4 +1,4 @@
-//! What llama.cpp's `llama-perplexity` does with every text.
+//! Conventions of llama.cpp's `llama-perplexity`: windows, scored tokens and encoding.
 
 use candle_gpt2_engine::{EngineError, Vocabulary};
 
@@ -6,12 +6,12 @@ use super::shared::wrong_setting;
 use crate::long_text::encode_long;
 use crate::{EvaluationError, Setting};
 
-/// Default length of the windows.
+/// Default window length.
 const DEFAULT_WINDOW: usize = 512;
-/// Fewest tokens of which the second half has one that is scored.
+/// Smallest window with a scored token in its second half.
 pub(crate) const SHORTEST_WINDOW: usize = 3;
 
-/// The length of the windows, with a note if it can be neither the caller's nor the tool's.
+/// Returns the window length, with a note if the context is shorter than llama.cpp's default.
 pub(crate) fn window_length(setting: &Setting<'_>) -> Result<(usize, Option<String>), EvaluationError> {
     let n_positions = setting.vocabulary.config().n_positions;
     let length = setting.context.unwrap_or(DEFAULT_WINDOW.min(n_positions));
@@ -20,23 +20,24 @@ pub(crate) fn window_length(setting: &Setting<'_>) -> Result<(usize, Option<Stri
         return Err(wrong_setting("`context`", expected, length.to_string()));
     }
     let note = || {
-        format!("windows have {length} tokens, the model's context, and not {DEFAULT_WINDOW} as llama.cpp's")
+        format!("windows have {length} tokens, the model's context, instead of llama.cpp's {DEFAULT_WINDOW}")
     };
     Ok((length, (setting.context.is_none() && length < DEFAULT_WINDOW).then(note)))
 }
 
-/// Index of the first token of a window that is scored: the logits after the token in the middle are the first that the tool looks
-/// at.
+/// Index of the first scored token of a window.
+///
+/// The logits after the middle token are the first that the tool evaluates.
 pub(crate) fn first_scored(window_length: usize) -> usize {
     window_length / 2 + 1
 }
 
-/// The tokens of a file, without one line break at its end.
+/// Encodes a file, without a single trailing line break.
 pub(crate) fn encode_file(setting: &Setting<'_>, text: &str) -> Result<Vec<u32>, EvaluationError> {
     encode_long(setting, text.strip_suffix('\n').unwrap_or(text), encode_plain)
 }
 
-/// The tokens of a text in which the names of special tokens, such as `<|endoftext|>`, are text like any other.
+/// Encodes a text; names of special tokens, such as `<|endoftext|>`, are plain text.
 pub(crate) fn encode_plain(vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, EvaluationError> {
     let tokenizer = vocabulary.required_tokenizer()?;
     let is_named = |name: &str| !name.is_empty() && text.contains(name);

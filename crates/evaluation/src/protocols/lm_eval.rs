@@ -1,43 +1,44 @@
-//! What lm-evaluation-harness does with every task: how it cuts texts into tokens, what it cuts off, and how it counts.
+//! Conventions of lm-evaluation-harness for all tasks: encoding, truncation and metrics.
 //!
 //! # Source
-//! lm-evaluation-harness 0.4.13: `api/model.py` (`_encode_pair`, `loglikelihood`), `models/huggingface.py`
-//! (`_loglikelihood_tokens`), `api/task.py` (`process_results`), for a causal model.
+//! lm-evaluation-harness 0.4.13: `api/model.py` (`_encode_pair`, `loglikelihood`),
+//! `models/huggingface.py` (`_loglikelihood_tokens`), `api/task.py` (`process_results`), for a causal
+//! model.
 
 use candle_gpt2::excerpt;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
 use super::few_shot::Examples;
-use super::shared::{Made, prepare_records, scored, wrong_setting};
+use super::shared::{PreparedItem, prepare_records, scored, wrong_setting};
 use crate::detokenize::is_space;
 use crate::{
     Choice, Data, DataError, EvaluationError, ItemResult, Metric, Predicted, Prepared, Record, Setting,
     Totals,
 };
 
-/// A question with its choices, one of them right.
+/// A question with choices, one of them correct.
 pub(super) struct Question {
-    /// The text before the choice.
+    /// Text before the choice.
     pub(super) context: String,
-    /// What may follow it, without the space between them.
+    /// Choices, without the space before them.
     pub(super) choices: Vec<String>,
-    /// The field of the data that holds each of them.
+    /// Data field of each choice.
     pub(super) fields: Vec<String>,
-    /// Index of the right one.
+    /// Index of the correct choice.
     pub(super) gold: usize,
 }
 
-/// A text before, one behind whose tokens are scored, and the text whose length the score is divided by.
+/// A context, a continuation to score, and the text whose length normalizes the score.
 pub(super) struct Pair<'a> {
-    /// The field of the data that holds it.
+    /// Data field of the text.
     pub(super) field: &'a str,
     pub(super) context: &'a str,
     pub(super) continuation: &'a str,
     pub(super) measured: &'a str,
 }
 
-/// Items of questions, one for each entry of the data.
+/// Builds an item from the question in each entry of the data.
 pub(super) fn prepare_questions(
     data: &Data,
     setting: &Setting<'_>,
@@ -57,12 +58,12 @@ pub(super) fn prepare_questions(
     })
 }
 
-/// The paths of a list's entries.
-pub(super) fn places(list: &str, count: usize) -> Vec<String> {
+/// Paths of the elements of a list.
+pub(super) fn element_paths(list: &str, count: usize) -> Vec<String> {
     (0..count).map(|index| format!("{list}[{index}]")).collect()
 }
 
-/// Checks that a list of choices leaves one to choose.
+/// Checks that a list has at least two choices.
 pub(super) fn at_least_two(record: &Record, choices: &[String]) -> Result<(), DataError> {
     match choices.len() {
         found @ (0 | 1) => {
@@ -72,13 +73,13 @@ pub(super) fn at_least_two(record: &Record, choices: &[String]) -> Result<(), Da
     }
 }
 
-/// The item of a question: each choice behind the context and a space.
+/// Builds the item of a question: each choice follows the context and a space.
 pub(super) fn question_item(
     vocabulary: &Vocabulary,
     index: usize,
     record: &Record,
     question: &Question,
-) -> Result<Made, EvaluationError> {
+) -> Result<PreparedItem, EvaluationError> {
     let Question { context, choices, fields, gold } = question;
     let continuations: Vec<String> = choices.iter().map(|choice| format!(" {choice}")).collect();
     let pairs = continuations.iter().zip(choices).zip(fields);
@@ -88,20 +89,20 @@ pub(super) fn question_item(
     item(vocabulary, index, record, &pairs, Some(*gold))
 }
 
-/// The item of some pairs.
+/// Builds an item from pairs of context and continuation.
 pub(super) fn item(
     vocabulary: &Vocabulary,
     index: usize,
     record: &Record,
     pairs: &[Pair<'_>],
     gold: Option<usize>,
-) -> Result<Made, EvaluationError> {
+) -> Result<PreparedItem, EvaluationError> {
     let n_positions = vocabulary.config().n_positions;
     let mut is_cut = false;
     let mut choices = Vec::with_capacity(pairs.len());
     let mut encoded: Option<(&str, Vec<u32>)> = None;
     for Pair { field, context, continuation, measured } in pairs {
-        // The choices of a question have the same context.
+        // All choices of a question usually have the same context.
         let (_, before) = match encoded.take().filter(|(text, _)| text == context) {
             Some(known) => encoded.insert(known),
             None => encoded.insert((context, encode_context(vocabulary, context)?)),
@@ -109,12 +110,12 @@ pub(super) fn item(
         let scored = encode_continuation(vocabulary, context, before.len(), continuation)?;
         if before.is_empty() {
             return Err(record
-                .field_error(field, "expected a token before what is scored, found none")
+                .field_error(field, "expected a token before the scored text, found none")
                 .into());
         }
         if scored.is_empty() {
             let what = format!(
-                "the answer `{}` after it has no token of its own; begin it with a space, or end the text before it with one",
+                "the answer `{}` has no token of its own; begin it with a space, or end the preceding text with one",
                 excerpt(continuation)
             );
             return Err(record.field_error(field, &what).into());
@@ -124,17 +125,18 @@ pub(super) fn item(
                 format!("expected at most {n_positions} tokens, the model's context, found {}", scored.len());
             return Err(record.field_error(field, &what).into());
         }
-        // The last token is scored and not read.
+        // The last token is scored, but not read.
         let over = (before.len() + scored.len()).saturating_sub(n_positions + 1);
         is_cut |= over > 0;
         let ids = [&before[over..], &scored].concat();
         choices.push(Choice::of(Sequence { ids, first: before.len() - over }, measured));
     }
-    Ok(Made { item: scored(index, record, choices, gold), is_cut })
+    Ok(PreparedItem { item: scored(index, record, choices, gold), is_cut })
 }
 
-/// The tokens of a context: without white space at its end, which belongs to what follows; of an empty one the token that begins
-/// texts.
+/// Encodes a context without its trailing whitespace, which belongs to the continuation.
+///
+/// An empty context becomes the BOS token.
 fn encode_context(vocabulary: &Vocabulary, context: &str) -> Result<Vec<u32>, EvaluationError> {
     match context.trim_end_matches(is_space) {
         "" if context.is_empty() => Ok(vec![prefix_token(vocabulary)?]),
@@ -143,7 +145,7 @@ fn encode_context(vocabulary: &Vocabulary, context: &str) -> Result<Vec<u32>, Ev
     }
 }
 
-/// The tokens of what follows a context: those of the whole after the number that the context has by itself.
+/// Encodes a continuation: the tokens of the whole text after the number of context tokens.
 fn encode_continuation(
     vocabulary: &Vocabulary,
     context: &str,
@@ -151,33 +153,34 @@ fn encode_continuation(
     continuation: &str,
 ) -> Result<Vec<u32>, EvaluationError> {
     let mut whole = vocabulary.encode(&format!("{context}{continuation}"))?;
-    // Nothing of the token that begins texts is in the whole; no continuation begins with that token, but with white space.
+    // The encoded text does not include the BOS token of an empty context. Continuations begin with
+    // whitespace, and never with the BOS token itself.
     let known = if context.is_empty() { 0 } else { context_tokens.min(whole.len()) };
     Ok(whole.split_off(known))
 }
 
-/// The token that is put before texts that have no context.
+/// Returns the token that precedes texts without context: BOS, or EOS if there is no BOS token.
 pub(super) fn prefix_token(vocabulary: &Vocabulary) -> Result<u32, EvaluationError> {
     let config = vocabulary.config();
     let token = config.start_token().or_else(|| config.end_tokens().first().copied());
     token.ok_or_else(|| {
-        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to put before texts";
+        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to precede texts";
         wrong_setting("the model's configuration", expected, "neither")
     })
 }
 
-/// `acc`: the most probable choice is right.
+/// `acc`: the most probable choice is correct.
 pub(super) fn acc(results: &[ItemResult]) -> Option<Metric> {
     share_of("acc", results, |predicted| predicted.sum)
 }
 
-/// `acc` and `acc_norm`: the most probable choice is right, and the most probable one by its characters.
+/// `acc` and `acc_norm`: the most probable choice is correct, in total or per character.
 pub(super) fn measure(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let acc_norm = share_of("acc_norm", results, |predicted| predicted.per_character);
     acc(results).into_iter().chain(acc_norm).collect()
 }
 
-/// The share of items whose best choice by a measure is the right one.
+/// Fraction of items whose best choice by a measure is correct.
 pub(super) fn share_of(
     name: &'static str,
     results: &[ItemResult],
@@ -186,7 +189,7 @@ pub(super) fn share_of(
     Metric::share(name, results.iter().map(|result| is_right(result, best)))
 }
 
-/// Whether an item's best choice by a measure is the right one.
+/// Whether an item's best choice by a measure is correct.
 pub(super) fn is_right(result: &ItemResult, best: fn(&Predicted) -> usize) -> bool {
     result.gold.is_some() && result.predicted.as_ref().map(best) == result.gold
 }

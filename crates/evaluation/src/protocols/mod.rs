@@ -1,4 +1,6 @@
-//! One file for each task, or for several of one kind: its protocols, what makes items of its data, and its published figures.
+//! Built-in protocols, with one file per task or group of similar tasks.
+//!
+//! A file contains its protocols, the functions that build items, and the published results.
 
 mod blimp;
 pub(crate) mod few_shot;
@@ -14,9 +16,9 @@ mod wikitext;
 mod winogrande;
 
 use crate::{Dataset, Kl, Protocol};
-use shared::PLAIN;
+use shared::DEFAULTS;
 
-/// All of them, in the order in which they are listed.
+/// All protocols, in the order of the list.
 pub(crate) const ALL: &[&Protocol] = &[
     &wikitext::LM_EVAL,
     &wikitext::HF,
@@ -39,11 +41,11 @@ pub(crate) const ALL: &[&Protocol] = &[
     &text::BITS,
 ];
 
-/// What is known of two models side by side.
-pub(crate) const KL: Protocol = Protocol { name: Kl::NAME, about: Kl::ABOUT, source: Kl::SOURCE, ..PLAIN };
-/// What is known of a task of a YAML file, whose data are those of the file.
+/// Description of `kl`, the comparison of two models.
+pub(crate) const KL: Protocol = Protocol { name: Kl::NAME, about: Kl::ABOUT, source: Kl::SOURCE, ..DEFAULTS };
+/// Description of a task from a YAML file, which names its own data.
 pub(crate) const TASK: Protocol = Protocol {
-    source: "lm-evaluation-harness 0.4.13, a task of a YAML file",
-    dataset: Dataset { name: "those of the task file", ..PLAIN.dataset },
-    ..PLAIN
+    source: "lm-evaluation-harness 0.4.13, a task from a YAML file",
+    dataset: Dataset { name: "the data of the task file", ..DEFAULTS.dataset },
+    ..DEFAULTS
 };

@@ -1,24 +1,24 @@
-//! Tasks of lm-evaluation-harness that are a question and its answers: PIQA, ARC, OpenBookQA, SciQ.
+//! Question answering tasks of lm-evaluation-harness: PIQA, ARC, OpenBookQA, SciQ.
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13, `tasks/{piqa,arc,openbookqa,sciq}/*.yaml`.
 
-use super::lm_eval::{self, Question, at_least_two, places, prepare_questions};
-use super::shared::{GPT_NEO, GPT2_CARD, PLAIN, published};
+use super::lm_eval::{self, Question, at_least_two, element_paths, prepare_questions};
+use super::shared::{DEFAULTS, GPT_NEO, GPT2_CARD, published};
 use crate::detokenize::is_space;
 use crate::protocol::Dataset;
 use crate::{DataError, ExampleSource, Protocol, Record, Size};
 
-/// Physical common sense: which of two solutions reaches a goal.
+/// Physical common sense: choosing the solution that achieves a goal, out of two.
 pub(super) const PIQA: Protocol = Protocol {
     name: "piqa:lm-eval",
-    about: "which of two ways reaches a goal; by sum and by characters",
+    about: "which of two ways reaches a goal; scored by sum and per character",
     source: "lm-evaluation-harness 0.4.13, task piqa",
     dataset: Dataset {
         name: "PIQA, validation",
         hub: Some("baber/piqa/piqa_validation.parquet"),
         sha256: &[],
-        licence: "AFL-3.0",
+        license: "AFL-3.0",
     },
     published: &[
         published(Size::Small, "acc", 0.6289, "piqa:lm-eval", GPT2_CARD),
@@ -30,31 +30,31 @@ pub(super) const PIQA: Protocol = Protocol {
     ..QUESTIONS
 };
 
-/// Questions of science at school, the easy ones.
+/// Easy science questions at school level.
 pub(super) const ARC_EASY: Protocol = Protocol {
     name: "arc-easy:lm-eval",
-    about: "easy questions of science at school; by sum and by characters",
+    about: "easy school science questions; scored by sum and per character",
     source: "lm-evaluation-harness 0.4.13, task arc_easy",
     dataset: Dataset {
         name: "ARC-Easy, test",
         hub: Some("allenai/ai2_arc@refs/convert/parquet/ARC-Easy/test/0000.parquet"),
         sha256: &[],
-        licence: "CC BY-SA 4.0",
+        license: "CC BY-SA 4.0",
     },
     prepare: |data, setting| prepare_questions(data, setting, arc),
     ..QUESTIONS
 };
 
-/// Questions of science at school, the hard ones.
+/// Hard science questions at school level.
 pub(super) const ARC_CHALLENGE: Protocol = Protocol {
     name: "arc-challenge:lm-eval",
-    about: "hard questions of science at school; by sum and by characters",
+    about: "hard school science questions; scored by sum and per character",
     source: "lm-evaluation-harness 0.4.13, task arc_challenge",
     dataset: Dataset {
         name: "ARC-Challenge, test",
         hub: Some("allenai/ai2_arc@refs/convert/parquet/ARC-Challenge/test/0000.parquet"),
         sha256: &[],
-        licence: "CC BY-SA 4.0",
+        license: "CC BY-SA 4.0",
     },
     published: &[
         published(Size::Small, "acc", 0.1903, "arc-challenge:lm-eval", GPT2_CARD),
@@ -70,39 +70,39 @@ pub(super) const ARC_CHALLENGE: Protocol = Protocol {
     ..QUESTIONS
 };
 
-/// Questions of science that a book answers, without the book.
+/// Science questions from an open-book exam, without the book.
 pub(super) const OPENBOOKQA: Protocol = Protocol {
     name: "openbookqa:lm-eval",
-    about: "questions of science without the book; by sum and by characters",
+    about: "science questions without the book; scored by sum and per character",
     source: "lm-evaluation-harness 0.4.13, task openbookqa",
     dataset: Dataset {
         name: "OpenBookQA, test",
         hub: Some("allenai/openbookqa@refs/convert/parquet/main/test/0000.parquet"),
         sha256: &[],
-        licence: "not said",
+        license: "not stated",
     },
     prepare: |data, setting| prepare_questions(data, setting, openbookqa),
     ..QUESTIONS
 };
 
-/// Questions of science behind the text that answers them.
+/// Science questions after a supporting text.
 pub(super) const SCIQ: Protocol = Protocol {
     name: "sciq:lm-eval",
-    about: "questions of science after a text that answers them; by sum and by characters",
+    about: "science questions after a text with the answer; scored by sum and per character",
     source: "lm-evaluation-harness 0.4.13, task sciq",
     dataset: Dataset {
         name: "SciQ, test",
         hub: Some("allenai/sciq@refs/convert/parquet/default/test/0000.parquet"),
         sha256: &[],
-        licence: "CC BY-NC 3.0",
+        license: "CC BY-NC 3.0",
     },
     prepare: |data, setting| prepare_questions(data, setting, sciq),
     ..QUESTIONS
 };
 
-/// What they have in common.
+/// Common fields of the protocols.
 const QUESTIONS: Protocol =
-    Protocol { few_shot: Some(ExampleSource::Training), measure: lm_eval::measure, ..PLAIN };
+    Protocol { few_shot: Some(ExampleSource::Training), measure: lm_eval::measure, ..DEFAULTS };
 
 fn piqa(record: &Record) -> Result<Question, DataError> {
     let (choices, fields) = named(record, &["sol1", "sol2"])?;
@@ -110,7 +110,7 @@ fn piqa(record: &Record) -> Result<Question, DataError> {
     Ok(Question { context: format!("Question: {}\nAnswer:", record.text("goal")?), choices, fields, gold })
 }
 
-/// The Hub's fields, or those of the published files, whose `question` holds the choices too.
+/// Reads the Hub's fields, or those of the published files, where `question` also holds the choices.
 fn arc(record: &Record) -> Result<Question, DataError> {
     let upstream = record.has_fields("question").then(|| record.fields("question")).transpose()?;
     let question = match &upstream {
@@ -129,13 +129,15 @@ fn openbookqa(record: &Record) -> Result<Question, DataError> {
     answers(record, upstream.as_ref().unwrap_or(record), context.to_owned())
 }
 
-/// The texts of some fields, and the fields.
+/// Returns the texts of the fields, and the field names.
 fn named(record: &Record, fields: &[&str]) -> Result<(Vec<String>, Vec<String>), DataError> {
     let texts = fields.iter().map(|field| record.filled(field).map(str::to_owned));
     Ok((texts.collect::<Result<_, _>>()?, fields.iter().map(|field| (*field).to_owned()).collect()))
 }
 
-/// The answers of `choices`, a list of each one's `text` and `label` or two lists of them; `answerKey` is the right one's label.
+/// Reads the answers of `choices`, and the correct one by its label in `answerKey`.
+///
+/// `choices` is a list of objects with `text` and `label`, or an object with two lists of these names.
 fn answers(record: &Record, holder: &Record, context: String) -> Result<Question, DataError> {
     let (choices, labels): (Vec<String>, Vec<String>) = if holder.has_fields("choices") {
         let lists = holder.fields("choices")?;
@@ -162,7 +164,7 @@ fn answers(record: &Record, holder: &Record, context: String) -> Result<Question
     let gold = labels.iter().position(|label| label == key).ok_or_else(|| {
         record.field_error("answerKey", &format!("expected one of {}, found {key:?}", labels.join(", ")))
     })?;
-    Ok(Question { context, fields: places("choices", choices.len()), choices, gold })
+    Ok(Question { context, fields: element_paths("choices", choices.len()), choices, gold })
 }
 
 fn sciq(record: &Record) -> Result<Question, DataError> {

@@ -1,4 +1,4 @@
-//! What protocols share: the fields that a row may leave out, items of records, published figures, errors.
+//! Shared parts of protocols: default fields, items from records, published results, errors.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
@@ -8,12 +8,12 @@ use crate::{
     Size, Work,
 };
 
-/// What rows may leave out.
-pub(super) const PLAIN: Protocol = Protocol {
+/// Default values of a protocol's fields.
+pub(super) const DEFAULTS: Protocol = Protocol {
     name: "",
     about: "",
     source: "",
-    dataset: Dataset { name: "any text in UTF-8", hub: None, sha256: &[], licence: "the text's" },
+    dataset: Dataset { name: "any UTF-8 text", hub: None, sha256: &[], license: "the text's" },
     published: &[],
     parameter: None,
     few_shot: None,
@@ -21,15 +21,15 @@ pub(super) const PLAIN: Protocol = Protocol {
     measure: |_, _| Vec::new(),
 };
 
-/// Sources of figures of several tasks.
+/// Sources of results for several tasks.
 pub(super) const GPT_NEO: &str = "EleutherAI/gpt-neo, README";
 pub(super) const GPT2_CARD: &str = "crumb/gpt2023, model card";
-/// What the paper says, of which it is not known by what protocol.
+/// Source of the paper's results.
 const PAPER: &str = "Radford et al. 2019, table 3";
-/// The protocol of the paper's figures.
+/// Protocol of the paper's results.
 const NOT_PUBLISHED: &str = "not published";
 
-/// A published figure of the protocol that lists it.
+/// Creates a published result of the protocol that lists it.
 pub(super) const fn published(
     model: Size,
     metric: &'static str,
@@ -40,29 +40,29 @@ pub(super) const fn published(
     Published { model, metric, value, source, protocol, exact: true }
 }
 
-/// A figure of the paper's.
+/// Creates a published result of the paper.
 pub(super) const fn paper(model: Size, metric: &'static str, value: f64) -> Published {
     Published { model, metric, value, source: PAPER, protocol: NOT_PUBLISHED, exact: false }
 }
 
 /// An item of the data, and whether it lost its beginning.
-pub(super) struct Made {
+pub(super) struct PreparedItem {
     pub(super) item: Item,
     pub(super) is_cut: bool,
 }
 
-impl From<Item> for Made {
+impl From<Item> for PreparedItem {
     fn from(item: Item) -> Self {
         Self { item, is_cut: false }
     }
 }
 
-/// Makes an item of each record, up to the first that is damaged; no record after the limit is looked at.
+/// Builds an item from each record, up to the first damaged one; records after the limit are not read.
 pub(super) fn prepare_records(
     data: &Data,
     setting: &Setting<'_>,
     records: impl Iterator<Item = Result<Record, DataError>>,
-    mut make: impl FnMut(usize, &Record) -> Result<Made, EvaluationError>,
+    mut make: impl FnMut(usize, &Record) -> Result<PreparedItem, EvaluationError>,
 ) -> Result<Prepared, EvaluationError> {
     let mut prepared = Prepared::default();
     for (index, record) in records.take(limit(setting)?).enumerate() {
@@ -70,9 +70,9 @@ pub(super) fn prepare_records(
             return Err(EvaluationError::Interrupted);
         }
         match record.map_err(EvaluationError::from).and_then(|record| make(index, &record)) {
-            Ok(Made { item, is_cut }) => {
+            Ok(PreparedItem { item, is_cut }) => {
                 prepared.items.push(item);
-                prepared.cut += usize::from(is_cut);
+                prepared.truncated_count += usize::from(is_cut);
             }
             Err(EvaluationError::Data(error)) => {
                 prepared.damaged = Some(error);
@@ -87,7 +87,7 @@ pub(super) fn prepare_records(
     Ok(prepared)
 }
 
-/// The number of items that are wanted.
+/// Maximum number of items.
 pub(crate) fn limit(setting: &Setting<'_>) -> Result<usize, EvaluationError> {
     match setting.limit {
         Some(0) => Err(wrong_setting("`limit`", "at least 1 item", "0")),
@@ -95,16 +95,18 @@ pub(crate) fn limit(setting: &Setting<'_>) -> Result<usize, EvaluationError> {
     }
 }
 
-/// A record's item with one choice, or several of which `gold` is the right one.
+/// Builds a record's item with one choice, or with several choices whose correct one is `gold`.
 pub(super) fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: Option<usize>) -> Item {
     let context_tokens =
         choices.first().and_then(|choice| choice.sequences.first()).map_or(0, |sequence| sequence.first);
     Item { index, id: record.id(), group: None, context_tokens, work: Work::Score { choices, gold } }
 }
 
-/// Tokens of which those from `first` on are scored, for protocols that read an item whole and stop at one that is too long; `field`
-/// of the data holds the scored ones.
-pub(super) fn whole(
+/// Creates a sequence whose tokens from `first` on are scored.
+///
+/// It serves protocols that read an item whole and fail if it exceeds the context. `field` is the data
+/// field of the scored tokens.
+pub(super) fn unsplit_sequence(
     vocabulary: &Vocabulary,
     record: &Record,
     field: &str,
@@ -114,20 +116,20 @@ pub(super) fn whole(
     let n_positions = vocabulary.config().n_positions;
     if ids.len() > n_positions {
         let what = format!(
-            "expected at most {n_positions} tokens with what precedes it, the model's context, found {}; this protocol \
-             reads an item whole",
+            "expected at most {n_positions} tokens with the preceding text, the model's context, found {}; this protocol \
+             does not truncate items",
             ids.len()
         );
         return Err(record.field_error(field, &what).into());
     }
     if first == 0 || first >= ids.len() {
-        let missing = if first == 0 { "before what is scored" } else { "to score" };
+        let missing = if first == 0 { "before the scored text" } else { "to score" };
         return Err(record.field_error(field, &format!("expected a token {missing}, found none")).into());
     }
     Ok(Sequence { ids, first })
 }
 
-/// An error about the data as a whole.
+/// Error about the data as a whole.
 pub(crate) fn unusable(data: &Data, what: impl Into<String>) -> EvaluationError {
     EvaluationError::Unusable { file: data.path().display().to_string(), what: what.into() }
 }

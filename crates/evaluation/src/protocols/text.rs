@@ -1,10 +1,10 @@
-//! Any text in windows: how many bits its bytes, characters and tokens take.
+//! Bits per byte, character and token of any text, in windows.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
 use super::lm_eval;
-use super::shared::{PLAIN, limit, unusable, wrong_setting};
+use super::shared::{DEFAULTS, limit, unusable, wrong_setting};
 use crate::detokenize::count_words;
 use crate::long_text::encode_text;
 use crate::metric::Ratio;
@@ -14,18 +14,19 @@ use crate::{
     Totals, Work,
 };
 
-/// Every token of the text counts, the first too.
+/// Scores every token of the text, including the first one.
 pub(super) const BITS: Protocol = Protocol {
     name: "text:bits",
     about: "any text: bits per byte, character and token, perplexities per byte, token and word",
-    source: "this program: every window begins with the token that begins texts, and every token is scored once; texts of JSONL one by one",
+    source: "this program: every window begins with the start token, and every token is scored once; \
+             each text of a JSONL file is scored separately",
     parameter: Some(Parameter {
         default: None,
-        about: "tokens from the beginning of a window to that of the next; by default half the model's context",
+        about: "distance in tokens between the starts of windows; by default half the model's context",
     }),
     prepare,
     measure,
-    ..PLAIN
+    ..DEFAULTS
 };
 
 fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
@@ -41,7 +42,7 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
         ids.extend(encode_text(setting, &text)?);
         bytes += text.len();
         let of_text = &ids[before..];
-        // Each window is the token that begins texts and `n_positions` others, the last of which is scored and not read.
+        // A window is the BOS token and `n_positions` others, the last of which is scored but not read.
         let window = |index: usize| {
             let begin = index * stride;
             let scored = if index == 0 { 0 } else { begin + n_positions - stride };
@@ -64,7 +65,8 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
     let mut notes = Vec::new();
     if tokens == ids.len() && counted != bytes {
         notes.push(format!(
-            "the tokenizer does not keep the text: its tokens have {counted} bytes, the text {bytes}; figures are by the tokens'"
+            "the tokenizer changes the text: its tokens have {counted} bytes, and the text has {bytes}; metrics use the \
+             bytes of the tokens"
         ));
     }
     let covered =
@@ -91,13 +93,15 @@ fn measure(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     figures.into_iter().flatten().collect()
 }
 
-/// A window of a text, and the places of the text's tokens that are scored in it.
+/// A window of a text, with the range of the text's tokens that it scores.
 pub(super) struct Window {
     pub(super) sequence: Sequence,
     pub(super) scored: std::ops::Range<usize>,
 }
 
-/// An item for each window; its bytes and characters are those of the scored tokens, and a character counts where it begins.
+/// Builds an item for each window, with the bytes and characters of its scored tokens.
+///
+/// A character belongs to the window in which it begins.
 pub(super) fn windows_as_items(vocabulary: &Vocabulary, ids: &[u32], windows: Vec<Window>) -> Vec<Item> {
     let item = |(index, Window { sequence, scored }): (usize, Window)| {
         let bytes: Vec<u8> = ids[scored].iter().flat_map(|id| vocabulary.token_bytes(*id)).collect();
@@ -110,7 +114,7 @@ pub(super) fn windows_as_items(vocabulary: &Vocabulary, ids: &[u32], windows: Ve
     windows.into_iter().enumerate().map(item).collect()
 }
 
-/// The number of a protocol's name, as the distance of windows: one that leaves no token between them.
+/// Returns the number in a protocol's name as a stride; it must leave no gap between windows.
 pub(super) fn stride(given: usize, n_positions: usize) -> Result<usize, EvaluationError> {
     if given == 0 || given > n_positions {
         let expected = format!("1 to {n_positions}, the model's context");

@@ -1,7 +1,10 @@
-//! WikiText-2, the test articles: one text, four ways to cut it into windows, and four units that its perplexity is per. The
-//! paper's figures are per word of the original text, so that they compare with such figures only.
+//! WikiText-2, the test articles: one text with four ways of splitting and normalizing it.
 //!
-//! The text is `wiki.test.raw`, or the Hub's rows, which are its lines; a row of white space is empty on the Hub.
+//! The paper's results are per word of the original text, and comparable only with other results per
+//! word.
+//!
+//! The data is `wiki.test.raw`, or the Hub's rows, which are its lines. A whitespace-only line is an
+//! empty row on the Hub.
 
 use std::borrow::Cow;
 
@@ -10,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::llama_cpp::{encode_file, first_scored, window_length};
 use super::lm_eval;
-use super::shared::{Made, PLAIN, limit, paper, prepare_records, published, scored, unusable};
+use super::shared::{DEFAULTS, PreparedItem, limit, paper, prepare_records, published, scored, unusable};
 use super::text::{Window, stride, windows_as_items};
 use crate::detokenize::{self, count_words, strip};
 use crate::long_text::encode_text;
@@ -23,24 +26,24 @@ use crate::{
 
 /// SHA-256 of `wiki.test.raw`.
 const RAW: &[&str] = &["173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"];
-const LICENCE: &str = "CC BY-SA 3.0 and GFDL";
+const LICENSE: &str = "CC BY-SA 3.0 and GFDL";
 const ROWS: Dataset = Dataset {
     name: "WikiText-2 raw, test",
     hub: Some("Salesforce/wikitext/wikitext-2-raw-v1/test-00000-of-00001.parquet"),
     sha256: RAW,
-    licence: LICENCE,
+    license: LICENSE,
 };
 
-/// Pages by themselves, de-tokenised; per word and byte of what they were before.
+/// Detokenized pages, each on its own; normalized by the words and bytes of the original pages.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "wikitext:lm-eval",
-    about: "pages by themselves, de-tokenised: perplexity per word and byte of the pages before that, bits per byte",
+    about: "separate pages, detokenized: perplexity per word and byte of the original pages, bits per byte",
     source: "lm-evaluation-harness 0.4.13, task wikitext",
     dataset: Dataset {
         name: "WikiText-2 raw, test, by pages",
         hub: Some("EleutherAI/wikitext_document_level/wikitext-2-raw-v1/wikitext-2-raw-v1-test.parquet"),
         sha256: RAW,
-        licence: LICENCE,
+        license: LICENSE,
     },
     published: &[
         published(Size::Small, "word_perplexity", 37.3698, "wikitext:lm-eval", ML_BY_HAND),
@@ -53,7 +56,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     ],
     prepare: prepare_pages,
     measure: measure_pages,
-    ..PLAIN
+    ..DEFAULTS
 };
 
 /// The whole text in windows of the model's context, `N` tokens apart; per token.
@@ -85,19 +88,16 @@ pub(super) const HF: Protocol = Protocol {
             "transformers, perplexity.md, N 512",
         ),
     ],
-    parameter: Some(Parameter {
-        default: None,
-        about: "tokens from the beginning of a window to that of the next",
-    }),
+    parameter: Some(Parameter { default: None, about: "distance in tokens between the starts of windows" }),
     few_shot: None,
     prepare: prepare_hf,
     measure: measure_hf,
 };
 
-/// The whole text de-tokenised, in windows; per token, and adjusted to the words of the text before that.
+/// The detokenized text in windows; per token, and adjusted to the words of the original text.
 pub(super) const MEGATRON: Protocol = Protocol {
     name: "wikitext:megatron",
-    about: "the whole text, de-tokenised, in windows N tokens apart: perplexity adjusted to words",
+    about: "the whole text, detokenized, in windows N tokens apart: perplexity adjusted to words",
     source: "NVIDIA/Megatron-LM core_r0.9.0, tasks/zeroshot_gpt, --overlapping-eval N",
     dataset: ROWS,
     published: &[
@@ -108,14 +108,14 @@ pub(super) const MEGATRON: Protocol = Protocol {
     ],
     parameter: Some(Parameter {
         default: Some(32),
-        about: "tokens from the beginning of a window to that of the next",
+        about: "distance in tokens between the starts of windows",
     }),
     few_shot: None,
     prepare: prepare_megatron,
     measure: measure_megatron,
 };
 
-/// The text in windows side by side, of which the second half is scored; per token.
+/// The text in adjacent windows, whose second half is scored; per token.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "wikitext:llama.cpp",
     about: "adjacent windows of --context tokens (512), whose second half is scored: perplexity per token",
@@ -125,7 +125,7 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     measure: |_, results| {
         Ratio::of_tokens(results).map(|nats| Metric::perplexity("perplexity", &nats)).into_iter().collect()
     },
-    ..PLAIN
+    ..DEFAULTS
 };
 
 const ML_BY_HAND: &str = "workofart/ml-by-hand; huggingface/transformers#13761";
@@ -137,7 +137,7 @@ fn prepare_pages(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluat
     prepare_records(data, setting, records, |index, record| page(setting, index, record))
 }
 
-/// The pages of the text, each with the line that it begins in: a line that is a heading of the first order begins one.
+/// Splits the text into pages, each with its first line number; a first-level heading begins a page.
 ///
 /// # Source
 /// `wikitext_document_level.py` on the Hub, EleutherAI/wikitext_document_level.
@@ -160,27 +160,28 @@ fn pages(data: &Data) -> Result<Records<'static>, EvaluationError> {
     })))
 }
 
-/// Whether a line is a heading of the first order.
+/// Whether a line is a first-level heading.
 fn is_title(line: &str) -> bool {
     let line = line.replace("= = =", "===").replace("= =", "==");
     let line = strip(&line);
     line.starts_with("= ") && line.ends_with(" =")
 }
 
-fn page(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Made, EvaluationError> {
+fn page(setting: &Setting<'_>, index: usize, record: &Record) -> Result<PreparedItem, EvaluationError> {
     let page = record.filled("page")?;
     rolling(setting, index, record, (&detokenize::wikitext(page), page), "page")
 }
 
-/// The item of a whole text in windows, all of whose tokens are scored; `measured` is the text whose units the score is divided by,
-/// and `field` is where it comes from.
+/// Builds the item of a whole text in windows that score all of its tokens.
+///
+/// `measured` is the text whose length normalizes the score, and `field` is its data field.
 pub(super) fn rolling(
     setting: &Setting<'_>,
     index: usize,
     record: &Record,
     (text, measured): (&str, &str),
     field: &str,
-) -> Result<Made, EvaluationError> {
+) -> Result<PreparedItem, EvaluationError> {
     let ids = setting.vocabulary.encode(text)?;
     if ids.is_empty() {
         return Err(record.field_error(field, "expected a text, found one without tokens").into());
@@ -192,8 +193,9 @@ pub(super) fn rolling(
     Ok(scored(index, record, vec![choice], None).into())
 }
 
-/// Windows of which each scores as many tokens as the context has positions, behind one that is known; the last one is as long,
-/// and scores what is left.
+/// Splits tokens into windows that each score `n_positions` tokens, after one token of context.
+///
+/// The last window has the same length and scores the remaining tokens.
 fn rolling_windows(ids: &[u32], prefix: u32, n_positions: usize) -> Vec<Sequence> {
     let window = |begin: usize| {
         let end = ids.len().min(begin + n_positions);
@@ -226,7 +228,7 @@ fn prepare_hf(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluation
         let begin = index * stride;
         let end = end_of(index);
         let new = index.checked_sub(1).map_or(0, end_of);
-        // A window's first token has no context, so that it is not scored even if it is a new one.
+        // The first token of a window has no context, so it is not scored even if it is new.
         let scored = new.max(begin + 1)..end;
         let sequence = || Sequence { ids: ids[begin..end].to_vec(), first: scored.start - begin };
         (new < end)
@@ -237,11 +239,14 @@ fn prepare_hf(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluation
     some_windows(data, setting, &ids, windows, Totals { tokens, words: 0 })
 }
 
-/// The script's `perplexity` weights each window by one token fewer than it has labels, though the first token is no label of
-/// windows that overlap; `token_perplexity` is the mean over all scored tokens.
+/// Computes the script's `perplexity`, and `token_perplexity`, the mean over all scored tokens.
+///
+/// The script weights each window by one token less than its number of labels. In overlapping windows,
+/// the first token is not a label, so this weight is one too low.
 fn measure_hf(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let scored: usize = texts(results).map(|window| window.tokens).sum();
-    // Side by side each window has a first token that is a label and not scored; else the text's first is the only one.
+    // In adjacent windows, the first token of each window is an unscored label. Otherwise, only the
+    // text's first token is.
     let is_side_by_side = totals.tokens > scored + 1;
     let weighted = texts(results).enumerate().map(|(index, window)| {
         let weight = window.tokens - usize::from(index > 0 && !is_side_by_side && window.tokens > 0);
@@ -268,12 +273,12 @@ fn prepare_megatron(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Eval
         (scored < end).then(|| Window { sequence: sequence(), scored: scored..end })
     };
     let windows: Vec<Window> = (0..).map_while(window).take(limit(setting)?).collect();
-    // Python's `text.strip().split(" ")`: every space cuts, and nothing else does.
+    // Python's `text.strip().split(" ")`: only a space separates words, and every space does.
     let words = strip(&text).split(' ').count();
     some_windows(data, setting, &ids, windows, Totals { tokens: ids.len(), words })
 }
 
-/// Megatron-LM stops growing at `exp(20)`.
+/// Megatron-LM caps perplexities at `exp(20)`.
 const LARGEST_EXPONENT: f64 = 20.0;
 
 fn measure_megatron(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
@@ -287,7 +292,7 @@ fn measure_megatron(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         false => Metric::perplexity(name, &nats),
     };
     let perplexity = capped("perplexity", nats);
-    // Both lack the first, which has no context.
+    // Both counts exclude the first one, which has no context.
     let [tokens, words] = [totals.tokens, totals.words].map(|count| count.saturating_sub(1) as f64);
     if words == 0.0 {
         return vec![perplexity];
@@ -309,7 +314,7 @@ fn prepare_llama_cpp(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Eva
         );
         return Err(unusable(data, what));
     }
-    // The last token is scored and not read.
+    // The last token is scored, but not read.
     let first = first_scored(context);
     let window = |(index, ids): (usize, &[u32])| {
         let begin = index * context;
@@ -335,7 +340,7 @@ fn some_windows(
     Ok(Prepared { items, totals, ..Prepared::default() })
 }
 
-/// The text of the file, or of the rows that the Hub has of it.
+/// Returns the text of the file, or the text that the Hub's rows form.
 fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     if !data.has_records() {
         return Ok(Cow::Borrowed(data.text()?));
@@ -345,7 +350,7 @@ fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     Ok(Cow::Owned(lines.concat()))
 }
 
-/// The Hub's rows: lines with their ends, and nothing for a line of white space.
+/// Returns the Hub's rows: lines with their line breaks; whitespace-only lines are empty.
 fn rows(data: &Data) -> Result<Vec<String>, EvaluationError> {
     if data.has_records() {
         return rows_of_records(data);

@@ -1,19 +1,19 @@
-//! Winogrande: which of two names fills the gap of a sentence, by the probability of what follows the gap.
+//! Winogrande: choosing the name that fills a gap, by the probability of the text after the gap.
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13, `tasks/winogrande/preprocess_winogrande.py`.
 
 use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
-use super::shared::{GPT_NEO, GPT2_CARD, Made, prepare_records, published};
+use super::shared::{GPT_NEO, GPT2_CARD, PreparedItem, prepare_records, published};
 use crate::detokenize::strip;
 use crate::protocol::Dataset;
 use crate::{DataError, EvaluationError, ExampleSource, Protocol, Record, Setting, Size};
 
-/// The columns of files without a row of names, as llama.cpp reads them.
+/// Columns of files without a header row, as in llama.cpp's format.
 const COLUMNS: &[&str] = &["index", "sentence", "option1", "option2", "answer"];
 
-/// Both names, the same continuation.
+/// Two contexts, one for each name, with the same continuation.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "winogrande:lm-eval",
     about: "which of two names fills a gap, by what follows it",
@@ -22,7 +22,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         name: "Winogrande, validation",
         hub: Some("allenai/winogrande@refs/convert/parquet/winogrande_xl/validation/0000.parquet"),
         sha256: &[],
-        licence: "CC BY",
+        license: "CC BY",
     },
     published: &[
         published(Size::Small, "acc", 0.5162, "winogrande:lm-eval", GPT2_CARD),
@@ -41,10 +41,10 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     measure: |_, results| lm_eval::acc(results).into_iter().collect(),
 };
 
-/// A sentence with the right name in its gap, cut behind the name.
+/// A sentence with each name in its gap, split after the name.
 struct Sentence {
     contexts: [String; 2],
-    /// What follows the gap.
+    /// Text after the gap.
     rest: String,
     gold: usize,
 }
@@ -66,11 +66,16 @@ fn example(record: &Record) -> Result<String, EvaluationError> {
     Ok(format!("{} {rest}\n\n", contexts[gold]))
 }
 
-fn make(setting: &Setting<'_>, index: usize, record: &Record, before: &str) -> Result<Made, EvaluationError> {
+fn make(
+    setting: &Setting<'_>,
+    index: usize,
+    record: &Record,
+    before: &str,
+) -> Result<PreparedItem, EvaluationError> {
     let Sentence { contexts, rest, gold } = sentence(record)?;
     let continuation = format!(" {rest}");
     let whole = contexts.each_ref().map(|context| format!("{before}{context}"));
-    // What the harness would divide by are its choices, which are the contexts.
+    // The harness normalizes by its choices, which are the contexts.
     let pair =
         |(context, measured)| Pair { field: "sentence", context, continuation: &continuation, measured };
     let pairs: Vec<_> =

@@ -1,7 +1,7 @@
-//! What can be counted on the published texts without any model: tokens, pages, words, bytes, windows.
+//! Counts on the published texts that need no model: tokens, pages, words, bytes, windows.
 //!
-//! They stand beside the third-party checkpoints: in the folders `texts` and `tokenizer` next to the one that `GPT2_CHECKPOINTS`
-//! names. The counts were made with other programs.
+//! The texts are next to the third-party checkpoints, in the folders `texts` and `tokenizer` next to the
+//! folder of `GPT2_CHECKPOINTS`. Other programs produced the expected counts.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -12,13 +12,13 @@ use candle_gpt2_testing::{CheckpointFolder, checkpoints, skipped};
 use candle_gpt2_weights::{Checkpoint, load_tokenizer};
 use serde_json::json;
 
-/// The vocabulary and the context of the published models.
+/// Published texts, with the vocabulary and context of the published models.
 struct Texts {
     folder: PathBuf,
     vocabulary: Vocabulary,
 }
 
-/// The folder of texts and GPT-2's tokens, where both are there.
+/// Opens the folder of texts with GPT-2's tokenizer, if both exist.
 fn texts() -> Option<&'static Texts> {
     static TEXTS: OnceLock<Option<Texts>> = OnceLock::new();
     TEXTS.get_or_init(open).as_ref()
@@ -26,16 +26,16 @@ fn texts() -> Option<&'static Texts> {
 
 fn open() -> Option<Texts> {
     let checkpoints = checkpoints()?;
-    let beside = |name: &str| checkpoints.parent().unwrap_or(Path::new("..")).join(name);
-    let [folder, tokenizer] = ["texts", "tokenizer"].map(beside);
+    let sibling = |name: &str| checkpoints.parent().unwrap_or(Path::new("..")).join(name);
+    let [folder, tokenizer] = ["texts", "tokenizer"].map(sibling);
     if let Some(missing) = [&folder, &tokenizer].into_iter().find(|folder| !folder.is_dir()) {
         skipped(&format!(
-            "the published texts and GPT-2's tokenizer, because there is no folder {}",
+            "the published texts and GPT-2's tokenizer, because the folder {} is missing",
             missing.display()
         ));
         return None;
     }
-    // Its weights, which do not fit, are not read.
+    // The weights do not fit this configuration, but are never read.
     let shape = json!({ "vocab_size": 50257, "n_positions": 1024, "n_ctx": 1024, "bos_token_id": 50256, "eos_token_id": 50256 });
     let checkpoint = CheckpointFolder::tiny().with_config(shape);
     let opened = Checkpoint::open(checkpoint.path()).unwrap();
@@ -55,7 +55,7 @@ impl Texts {
         let number = number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0);
         let setting = Setting { parameter: number, ..Setting::new(&self.vocabulary, &Silent) };
         let prepared = (protocol.prepare)(&data, &setting).unwrap();
-        assert_eq!((prepared.cut, prepared.damaged.as_ref()), (0, None));
+        assert_eq!((prepared.truncated_count, prepared.damaged.as_ref()), (0, None));
         prepared
     }
 
@@ -75,7 +75,7 @@ fn choices(item: &Item) -> &[Choice] {
     }
 }
 
-/// The only choice of each item.
+/// Returns the only choice of each item.
 fn only(prepared: &Prepared) -> impl Iterator<Item = &Choice> {
     prepared.items.iter().map(|item| {
         let [choice] = choices(item) else { panic!("item {} has several choices", item.index) };
@@ -87,14 +87,14 @@ fn scored(choice: &Choice) -> usize {
     choice.sequences.iter().map(|sequence| sequence.ids.len() - sequence.first).sum()
 }
 
-/// Tokens that are scored, and those that the model is given with the ones that are only scored.
-fn scored_and_given(prepared: &Prepared) -> [usize; 2] {
-    let given = |choice: &Choice| choice.sequences.iter().map(|sequence| sequence.ids.len()).sum::<usize>();
-    [only(prepared).map(scored).sum(), only(prepared).map(given).sum()]
+/// Number of scored tokens, and number of all tokens in the sequences.
+fn scored_and_total(prepared: &Prepared) -> [usize; 2] {
+    let total = |choice: &Choice| choice.sequences.iter().map(|sequence| sequence.ids.len()).sum::<usize>();
+    [only(prepared).map(scored).sum(), only(prepared).map(total).sum()]
 }
 
 #[test]
-fn wikitext_has_its_tokens() {
+fn wikitext_token_count_matches() {
     let Some(texts) = texts() else { return };
     let text = std::fs::read_to_string(texts.path(WIKITEXT)).unwrap();
     assert_eq!((text.len(), text.lines().count(), texts.ids(&text).len()), (1_290_590, 4_358, 286_221));
@@ -114,22 +114,23 @@ fn wikitext_has_62_pages() {
 }
 
 #[test]
-fn wikitexts_windows_are_those_of_the_script() {
+fn wikitext_hf_windows_match_the_script() {
     let Some(texts) = texts() else { return };
     let windows = |protocol: &str| {
         let prepared = texts.prepared(protocol, WIKITEXT);
-        (prepared.items.len(), scored_and_given(&prepared))
+        (prepared.items.len(), scored_and_total(&prepared))
     };
-    // Side by side no window's first token is scored, and else only the text's is not.
+    // In adjacent windows, the first token of each window is unscored. In overlapping windows, only the
+    // text's first token is.
     assert_eq!(windows("wikitext:hf-1024"), (281, [287_644 - 281, 287_644]));
     assert_eq!(windows("wikitext:hf-512"), (561, [287_643, 574_364]));
-    let (count, [scored, given]) = windows("wikitext:hf-32");
+    let (count, [scored, total]) = windows("wikitext:hf-32");
     assert_eq!((count, scored), (8_958, 287_643));
-    assert_eq!(given / 10_000, 917);
+    assert_eq!(total / 10_000, 917);
 }
 
 #[test]
-fn megatrons_ratio_is_known() {
+fn megatron_tokens_per_word_match() {
     let Some(texts) = texts() else { return };
     let prepared = texts.prepared("wikitext:megatron", WIKITEXT);
     let totals = prepared.totals;
@@ -151,7 +152,7 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
 }
 
 #[test]
-fn every_token_of_a_text_takes_bits() {
+fn text_bits_scores_every_token() {
     let Some(texts) = texts() else { return };
     let data = Data::read(&texts.path(WIKITEXT)).unwrap();
     let setting = Setting::new(&texts.vocabulary, &Silent);
@@ -164,20 +165,22 @@ fn every_token_of_a_text_takes_bits() {
 }
 
 #[test]
-fn lambadas_last_words_have_their_tokens() {
+fn lambada_last_word_token_counts_match() {
     let Some(texts) = texts() else { return };
     let prepared = texts.prepared("lambada:lm-eval", LAMBADA);
     assert_eq!(prepared.items.len(), 5_153);
     let with = |tokens: usize| only(&prepared).filter(|word| scored(word) == tokens).count();
     assert_eq!([1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(with), [4_010, 913, 205, 17, 4, 0, 0, 3, 0, 1]);
-    let [_, given] = scored_and_given(&prepared);
+    let [_, total] = scored_and_total(&prepared);
     let longest = only(&prepared).map(|word| word.sequences[0].ids.len()).max();
-    assert_eq!((given, longest), (430_230, Some(224)));
+    assert_eq!((total, longest), (430_230, Some(224)));
 }
 
-/// Encoding the word by itself changes nothing: contexts end in no white space, and words begin with it.
+/// Encoding the word separately changes nothing.
+///
+/// Contexts do not end in whitespace, and words begin with it.
 #[test]
-fn lambadas_words_are_encoded_alike_apart_and_in_the_passage() {
+fn lambada_words_encode_the_same_alone_and_in_context() {
     let Some(texts) = texts() else { return };
     let lm_eval = texts.prepared("lambada:lm-eval", LAMBADA);
     let strict = texts.prepared("lambada:megatron-strict", LAMBADA);
@@ -191,19 +194,19 @@ fn lambadas_words_are_encoded_alike_apart_and_in_the_passage() {
 }
 
 #[test]
-fn stop_words_are_left_out_of_what_is_written() {
+fn stop_words_are_suppressed_in_generated_words() {
     let Some(texts) = texts() else { return };
     let prepared = texts.prepared("lambada:stop-words", LAMBADA);
-    let left_out: Vec<String> = prepared
-        .left_out
+    let suppressed: Vec<String> = prepared
+        .suppressed_tokens
         .iter()
         .map(|id| String::from_utf8(texts.vocabulary.token_bytes(*id)).unwrap())
         .collect();
     for token in [" the", "the", " himself", "s", " don"] {
-        assert!(left_out.iter().any(|known| known == token), "{token:?}");
+        assert!(suppressed.iter().any(|known| known == token), "{token:?}");
     }
     for token in [" The", " word", "The"] {
-        assert!(!left_out.iter().any(|known| known == token), "{token:?}");
+        assert!(!suppressed.iter().any(|known| known == token), "{token:?}");
     }
     assert!(
         prepared
@@ -214,13 +217,13 @@ fn stop_words_are_left_out_of_what_is_written() {
 }
 
 #[test]
-fn hellaswags_contexts_and_endings_do_not_share_tokens() {
+fn hellaswag_contexts_and_endings_share_no_tokens() {
     let Some(texts) = texts() else { return };
     let prepared = texts.prepared("hellaswag:lm-eval", HELLASWAG);
     assert_eq!(prepared.items.len(), 1_000);
     let sequences = || prepared.items.iter().flat_map(choices).map(|choice| &choice.sequences[0]);
     assert_eq!(sequences().map(|sequence| sequence.ids.len()).max(), Some(135));
-    // Each choice with its context, and the context once.
+    // Each choice with its context, and then the context counted once.
     assert_eq!(sequences().map(|sequence| sequence.ids.len()).sum::<usize>(), 323_111);
     let contexts: usize = prepared.items.iter().map(|item| item.context_tokens).sum();
     let endings: usize = sequences().map(|sequence| sequence.ids.len() - sequence.first).sum();
@@ -228,5 +231,5 @@ fn hellaswags_contexts_and_endings_do_not_share_tokens() {
     let llama_cpp = texts.prepared("hellaswag:llama.cpp", HELLASWAG);
     let later = |(a, b): &(&Item, &Item)| a.context_tokens > b.context_tokens;
     let later = llama_cpp.items.iter().zip(&prepared.items).filter(later).count();
-    assert!(later > 0, "some endings begin alike");
+    assert!(later > 0, "some endings share their first tokens");
 }

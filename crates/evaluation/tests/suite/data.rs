@@ -1,4 +1,4 @@
-//! Data of every format, whole and damaged: errors name the file, the line and the field.
+//! Valid and damaged data in every format; errors name the file, the line and the field.
 
 use std::path::Path;
 
@@ -8,28 +8,28 @@ fn data(name: &str, bytes: impl AsRef<[u8]>) -> Data {
     Data::from_bytes(Path::new(name), bytes.as_ref().to_vec()).unwrap()
 }
 
-/// The line and the field `text` of each entry, up to the error that ends them.
+/// Line number and field `text` of each entry, up to the first error.
 fn texts(data: &Data) -> Vec<String> {
-    let told = |record: &Record| format!("{} {}", record.line(), record.text("text").unwrap());
+    let line = |record: &Record| format!("{} {}", record.line(), record.text("text").unwrap());
     data.records()
-        .map(|record| record.map_or_else(|error| error.to_string(), |record| told(&record)))
+        .map(|record| record.map_or_else(|error| error.to_string(), |record| line(&record)))
         .collect()
 }
 
-/// The only entry of a line of JSON.
+/// Parses a line of JSON as a single entry.
 fn record(line: &str) -> Record {
     data("items.jsonl", line).records().next().unwrap().unwrap()
 }
 
 #[test]
-fn lines_of_json_are_numbered_as_in_the_file() {
+fn json_lines_keep_their_file_line_numbers() {
     let bytes = "\u{feff}{\"text\": \"a\"}\r\n\r\n  \t\n{\"text\": \"b\\u2028\u{2028}\"}\n{\"text\": \"c\"}";
     assert_eq!(texts(&data("items.jsonl", bytes)), ["1 a", "4 b\u{2028}\u{2028}", "5 c"]);
     assert!(texts(&data("items.jsonl", "\n\n")).is_empty());
 }
 
 #[test]
-fn what_is_no_object_is_named_and_ends_the_entries() {
+fn non_object_row_is_reported_and_ends_the_stream() {
     let cases: [(&[u8], &str); 6] = [
         (
             b"{\"text\": 1",
@@ -43,7 +43,7 @@ fn what_is_no_object_is_named_and_ends_the_entries() {
         ),
         (
             b"{\"text\": \"\xff\"}",
-            "items.jsonl: line 2: expected UTF-8, found something else after 10 bytes of the line",
+            "items.jsonl: line 2: expected UTF-8, found an invalid byte after 10 bytes of the line",
         ),
         (
             b"{\"text\": \"\\ud800\"}",
@@ -60,21 +60,21 @@ fn what_is_no_object_is_named_and_ends_the_entries() {
 }
 
 #[test]
-fn a_wrong_field_is_named_with_what_was_found() {
+fn field_errors_name_the_field_and_the_value() {
     let record = record(
         r#"{"text": 7, "list": ["a", 2], "empty": ["a", ""], "label": 4, "word": "three", "half": 1.5, "none": "", "inner": {"x": []}}"#,
     );
     let line = "items.jsonl: line 1: ";
     let cases = [
-        (record.text("text").unwrap_err(), "field `text`: expected a text, found 7"),
+        (record.text("text").unwrap_err(), "field `text`: expected a string, found 7"),
         (
             record.text("body").unwrap_err(),
-            "field `body`: missing; there are `empty`, `half`, `inner`, `label`, `list`, `none`, `text`, `word`",
+            "field `body`: missing; available fields: `empty`, `half`, `inner`, `label`, `list`, `none`, `text`, `word`",
         ),
-        (record.filled("none").unwrap_err(), "field `none`: expected a text, found an empty one"),
-        (record.texts("list").unwrap_err(), "field `list[1]`: expected a text, found 2"),
-        (record.texts("empty").unwrap_err(), "field `empty[1]`: expected a text, found an empty one"),
-        (record.texts("text").unwrap_err(), "field `text`: expected a list of texts, found 7"),
+        (record.filled("none").unwrap_err(), "field `none`: expected a non-empty string"),
+        (record.texts("list").unwrap_err(), "field `list[1]`: expected a string, found 2"),
+        (record.texts("empty").unwrap_err(), "field `empty[1]`: expected a non-empty string"),
+        (record.texts("text").unwrap_err(), "field `text`: expected a list of strings, found 7"),
         (record.index("label", 0, 4).unwrap_err(), "field `label`: expected a number from 0 to 3, found 4"),
         (
             record.index("word", 1, 2).unwrap_err(),
@@ -87,7 +87,10 @@ fn a_wrong_field_is_named_with_what_was_found() {
         ),
         (record.fields("label").unwrap_err(), "field `label`: expected an object, found 4"),
         (record.list("list").unwrap_err(), "field `list[0]`: expected an object, found \"a\""),
-        (record.fields("inner").unwrap().text("y").unwrap_err(), "field `inner.y`: missing; there are `x`"),
+        (
+            record.fields("inner").unwrap().text("y").unwrap_err(),
+            "field `inner.y`: missing; available fields: `x`",
+        ),
     ];
     for (error, expected) in cases {
         assert_eq!(error.to_string(), format!("{line}{expected}"));
@@ -95,7 +98,7 @@ fn a_wrong_field_is_named_with_what_was_found() {
 }
 
 #[test]
-fn numbers_may_be_texts_and_begin_at_one() {
+fn index_may_be_a_string_and_one_based() {
     let record = record(r#"{"zero": 0, "text": " 3 ", "one": "1", "two": 2}"#);
     let index = |field, first| record.index(field, first, 4).ok();
     assert_eq!(
@@ -106,7 +109,7 @@ fn numbers_may_be_texts_and_begin_at_one() {
 }
 
 #[test]
-fn a_long_value_is_shown_in_part() {
+fn long_value_is_truncated_in_the_error() {
     let found =
         record(&format!(r#"{{"label": "{}"}}"#, "é".repeat(10_000))).index("label", 0, 4).unwrap_err();
     assert_eq!(
@@ -119,7 +122,7 @@ fn a_long_value_is_shown_in_part() {
 }
 
 #[test]
-fn entries_have_names() {
+fn record_id_is_read_from_known_fields() {
     let name = |line| record(line).id();
     assert_eq!(name(r#"{"id": "Mercury_7", "ind": 4}"#).as_deref(), Some("Mercury_7"));
     assert_eq!(name(r#"{"ind": 24}"#).as_deref(), Some("24"));
@@ -128,37 +131,37 @@ fn entries_have_names() {
 }
 
 #[test]
-fn rows_of_csv_have_the_names_of_the_first() {
+fn csv_header_names_the_columns() {
     let bytes = "\u{feff}text,label\r\n\"one, and\r\n \"\"two\"\"\",1\r\nthree,2\r\n";
     let csv = data("items.CSV", bytes);
     let records: Vec<Record> = csv.records().map(Result::unwrap).collect();
-    let told = |record: &Record| {
+    let fields = |record: &Record| {
         (record.line(), record.text("text").unwrap().to_owned(), record.index("label", 1, 2).unwrap())
     };
     assert_eq!(
-        records.iter().map(told).collect::<Vec<_>>(),
+        records.iter().map(fields).collect::<Vec<_>>(),
         [(2, "one, and\r\n \"two\"".to_owned(), 0), (4, "three".to_owned(), 1)]
     );
 }
 
 #[test]
-fn rows_of_csv_without_names_get_those_of_the_columns() {
+fn csv_without_header_uses_default_column_names() {
     const COLUMNS: &[&str] = &["index", "text"];
-    let told = |bytes: &str| -> Vec<_> {
+    let rows = |bytes: &str| -> Vec<_> {
         let csv = data("items.csv", bytes);
         let records = csv.records_with_columns(COLUMNS).map(Result::unwrap);
         records.map(|record| (record.line(), record.text("text").unwrap().to_owned())).collect()
     };
     let expected = |lines: [usize; 2]| [(lines[0], "a".to_owned()), (lines[1], "b".to_owned())];
-    assert_eq!(told("7,a\n8,b\n"), expected([1, 2]));
-    assert_eq!(told("text,index\na,7\nb,8\n"), expected([2, 3]));
+    assert_eq!(rows("7,a\n8,b\n"), expected([1, 2]));
+    assert_eq!(rows("text,index\na,7\nb,8\n"), expected([2, 3]));
 }
 
 #[test]
-fn a_damaged_row_of_csv_is_named() {
+fn damaged_csv_row_is_reported_with_its_line() {
     let cases: [(&[u8], &str); 3] = [
         (b"text,label\na,1\nb\nc,2\n", "items.csv: line 3: expected 2 columns, found 1"),
-        (b"text,label\na,1\n\xff,2\n", "items.csv: line 3: column 1: expected UTF-8, found something else"),
+        (b"text,label\na,1\n\xff,2\n", "items.csv: line 3: column 1: expected UTF-8, found an invalid byte"),
         (b"text,label\na,1\nb,2,3\n", "items.csv: line 3: expected 2 columns, found 3"),
     ];
     for (bytes, expected) in cases {
@@ -171,19 +174,19 @@ fn a_damaged_row_of_csv_is_named() {
 }
 
 #[test]
-fn a_text_is_one_file_of_utf_8() {
+fn text_is_returned_verbatim_and_must_be_utf_8() {
     assert_eq!(data("a.txt", "é\r\n\u{feff}").text().unwrap(), "é\r\n\u{feff}");
     let error = |bytes: &[u8]| data("a.txt", bytes).text().unwrap_err().to_string();
     assert_eq!(error(b""), "a.txt: expected a text, found an empty file");
     assert_eq!(
         error(b"one\ntwo\xff"),
-        "a.txt: line 2: expected UTF-8, found something else after 7 bytes of the file"
+        "a.txt: line 2: expected UTF-8, found an invalid byte after 7 bytes of the file"
     );
 }
 
 #[test]
-fn the_hash_is_of_all_bytes() {
-    // From `printf abc | sha256sum`.
+fn hash_covers_all_bytes() {
+    // Computed with `printf abc | sha256sum`.
     let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     assert_eq!(data("a.txt", "abc").sha256(), abc);
     let folder = tempfile::tempdir().unwrap();
@@ -196,7 +199,7 @@ fn the_hash_is_of_all_bytes() {
 }
 
 #[test]
-fn files_of_a_folder_follow_each_other() {
+fn folder_files_are_read_in_name_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("b.jsonl", "{\"text\": \"2\"}\n");
@@ -214,11 +217,11 @@ fn files_of_a_folder_follow_each_other() {
 }
 
 #[test]
-fn a_file_that_is_not_there_and_a_folder_without_data_are_named() {
+fn missing_file_and_empty_folder_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let error = Data::read(folder.path()).unwrap_err();
     assert!(
-        matches!(&error, EvaluationError::Unusable { what, .. } if what.contains("holds no .jsonl")),
+        matches!(&error, EvaluationError::Unusable { what, .. } if what.contains("contains no .jsonl")),
         "{error}"
     );
     let missing = folder.path().join("missing.jsonl");
@@ -228,14 +231,14 @@ fn a_file_that_is_not_there_and_a_folder_without_data_are_named() {
 
 #[cfg(not(feature = "parquet"))]
 #[test]
-fn parquet_needs_a_feature() {
+fn parquet_requires_its_feature() {
     for (name, bytes) in [("items.parquet", b"".as_slice()), ("blob", b"PAR1...")] {
         let error = Data::from_bytes(Path::new(name), bytes.to_vec()).unwrap_err().to_string();
         assert_eq!(
             error,
             format!(
-                "{name}: the file is in Parquet, which this program was built without; build it with `--features parquet`, \
-                 or give the data as JSONL"
+                "{name}: the file is in Parquet, and this program was built without it; build it with `--features parquet`, \
+                 or convert the data to JSONL"
             )
         );
     }
@@ -252,7 +255,7 @@ mod parquet {
 
     use super::{data, texts};
 
-    /// Two rows of a text, a number and a list of texts, as the Hub has them.
+    /// Two rows of a string, a number and a list of strings, encoded as on the Hub.
     fn file() -> Vec<u8> {
         let schema = "message rows { optional binary text (UTF8); optional int64 label; \
                       optional group choices (LIST) { repeated group list { optional binary element (UTF8); } } }";
@@ -279,8 +282,8 @@ mod parquet {
     }
 
     #[test]
-    fn rows_of_parquet_are_entries() {
-        // Known by its first bytes too.
+    fn parquet_rows_are_records() {
+        // Parquet is also recognized by its magic bytes.
         for name in ["items.parquet", "blob"] {
             let rows = data(name, file());
             assert!(rows.has_records());
@@ -292,23 +295,23 @@ mod parquet {
         }
     }
 
-    /// Whatever is damaged, it is an error or another value, and no panic goes out.
+    /// Damage causes an error or another value, but never a panic.
     #[test]
-    fn damaged_parquet_is_refused() {
+    fn damaged_parquet_is_rejected_without_panic() {
         let whole = file();
         let mut errors = 0;
         for cut in 0..whole.len() {
             errors +=
                 usize::from(data("items.parquet", &whole[..cut]).records().any(|record| record.is_err()));
         }
-        assert_eq!(errors, whole.len(), "every file that is cut is refused");
+        assert_eq!(errors, whole.len(), "every truncated file is rejected");
         for index in 0..whole.len() {
             for flipped in [0x01, 0x80, 0xff] {
                 let mut bytes = whole.clone();
                 bytes[index] ^= flipped;
                 let damaged = data("items.parquet", bytes);
                 let read = damaged.records().take(1000).count();
-                assert!(read < 1000, "two rows became more, by byte {index}");
+                assert!(read < 1000, "byte {index} turned two rows into many");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Asking the model: what it says to items is what it says to each alone, in their order, whatever was done before.
+//! Evaluation: results match each item evaluated alone, keep their order and survive interruptions.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use candle_gpt2_evaluation::{
 use candle_gpt2_generation::{GenerationConfig, Sequence, score_continuations};
 use serde_json::Value;
 
-/// Sums of a few f32 log-probabilities, computed with other numbers of rows at a time.
+/// Tolerance for sums of a few f32 log-probabilities computed with different batch shapes.
 const TOLERANCE: f64 = 1e-4;
 
 fn built_in() -> LoadedModel {
@@ -26,7 +26,7 @@ fn item(index: usize, context_tokens: usize, work: Work) -> Item {
     Item { index, id: None, group: None, context_tokens, work }
 }
 
-/// A question about a text and its endings.
+/// Builds a question from a context and its endings.
 fn question(model: &LoadedModel, index: usize, context: &str, endings: &[&str], gold: Option<usize>) -> Item {
     let context = model.vocabulary().encode(context).unwrap();
     let choice = |ending: &&str| {
@@ -42,7 +42,7 @@ fn word(model: &LoadedModel, index: usize, prompt: &str, tokens: usize, word: &s
     item(index, prompt.len(), Work::Write { prompt, tokens, word: word.into() })
 }
 
-/// All results, each of which was kept once and in its place.
+/// Evaluates all items and checks that each result is kept once and in order.
 fn results(prepared: &Prepared, model: &LoadedModel, done: &[ItemResult]) -> Vec<ItemResult> {
     let mut kept = Vec::new();
     let mut keep = |result: &ItemResult| {
@@ -56,9 +56,9 @@ fn results(prepared: &Prepared, model: &LoadedModel, done: &[ItemResult]) -> Vec
 }
 
 #[derive(Default)]
-struct Counted(AtomicU64);
+struct Counter(AtomicU64);
 
-impl Progress for Counted {
+impl Progress for Counter {
     fn advance(&self, by: u64) {
         self.0.fetch_add(by, Ordering::Relaxed);
     }
@@ -67,7 +67,7 @@ impl Progress for Counted {
 const ENDINGS: [&str; 4] = [" lord", " king", " the people of the town", " xyz"];
 
 #[test]
-fn choices_have_the_sums_of_scored_continuations() {
+fn choices_match_score_continuations() {
     let model = built_in();
     let context = "First Citizen:\nSpeak, my";
     let prepared = prepared(vec![question(&model, 0, context, &ENDINGS, Some(3))]);
@@ -97,12 +97,12 @@ fn choices_have_the_sums_of_scored_continuations() {
     assert_eq!(found.context_tokens, ids(&context).len());
     let predicted = found.predicted.unwrap();
     assert_eq!(predicted, Predicted::of(&found.choices));
-    assert_ne!(predicted.sum, 3, "the model knows its English");
+    assert_ne!(predicted.sum, 3, "the model does not choose ` xyz`");
     assert_eq!((found.gold, found.correct), (Some(3), Some(false)));
 }
 
 #[test]
-fn a_single_choice_is_right_where_greedy_search_writes_it_and_a_text_is_neither() {
+fn single_choice_is_correct_if_greedy_search_generates_it() {
     let model = built_in();
     let prompt = model.vocabulary().encode("KING HENRY").unwrap();
     let config = GenerationConfig { max_new_tokens: 3, ..GenerationConfig::default() };
@@ -121,21 +121,21 @@ fn a_single_choice_is_right_where_greedy_search_writes_it_and_a_text_is_neither(
 }
 
 #[test]
-fn an_interrupted_run_ends_as_an_uninterrupted_one() {
+fn resumed_run_equals_an_uninterrupted_run() {
     let model = built_in();
     let speech = "First Citizen:\nWe are accounted poor citizens, the patricians good. ".repeat(4);
     let kind = |index| match index % 7 {
         5 => word(&model, index, "The king of", 2, "France"),
         _ => question(&model, index, &speech[index..], &ENDINGS[..1 + index % 4], Some(0)),
     };
-    // More tokens than are scored in one go.
+    // More tokens than one run scores.
     let prepared = prepared((0..90).map(kind).collect());
     assert!(prepared.tokens_to_read(0) > 4096, "{}", prepared.tokens_to_read(0));
     let whole = results(&prepared, &model, &[]);
     for done in [1, 44, 89, 90] {
         assert_eq!(results(&prepared, &model, &whole[..done]), whole, "after {done}");
     }
-    // What stands beside an item changes nothing.
+    // An item's result does not depend on the other items.
     let alone = Prepared { items: vec![prepared.items[8].clone()], ..self::prepared(Vec::new()) };
     let mut kept = 0;
     let mut keep = |result: &ItemResult| {
@@ -148,12 +148,12 @@ fn an_interrupted_run_ends_as_an_uninterrupted_one() {
 }
 
 #[test]
-fn beginnings_that_all_choices_share_are_read_once() {
+fn shared_prefix_of_choices_is_read_once() {
     let model = built_in();
     let sequence = |ids: &[u32]| Sequence { ids: ids.to_vec(), first: 2 };
     let choice = |ids: &[u32]| Choice::of(sequence(ids), "x");
     let choices = vec![choice(&[5, 6, 7, 8]), choice(&[5, 6, 7, 9, 10]), choice(&[5, 6, 11])];
-    // [5 6] once, then [7], [7 9] and nothing: the last token of each is scored and not read.
+    // [5 6] once, then [7], [7 9] and nothing: the last token of each choice is scored, but not read.
     let shared = item(0, 2, Work::Score { choices, gold: None });
     // Windows of a text share nothing.
     let windows = vec![sequence(&[5, 6, 7, 8]), sequence(&[5, 6, 7, 8, 9])];
@@ -161,10 +161,10 @@ fn beginnings_that_all_choices_share_are_read_once() {
     let text = item(1, 2, Work::Score { choices: vec![windows], gold: None });
     let written = item(2, 3, Work::Write { prompt: vec![5, 6, 7], tokens: 4, word: String::new() });
     let prepared = prepared(vec![shared, text, written]);
-    // The last of those that are done is read again.
+    // The last done item is read again.
     let expected = [5 + 7 + 6, 5 + 7 + 6, 7 + 6, 6, 0];
     assert_eq!([0, 1, 2, 3, 9].map(|done| prepared.tokens_to_read(done)), expected);
-    let progress = Counted::default();
+    let progress = Counter::default();
     let found = prepared.evaluate(&model, Vec::new(), &progress, &mut |_| Ok(())).unwrap();
     assert_eq!(progress.0.into_inner(), prepared.tokens_to_read(0));
     let sizes = found[1].choices.iter().map(|choice| (choice.tokens, choice.words)).collect::<Vec<_>>();
@@ -172,7 +172,7 @@ fn beginnings_that_all_choices_share_are_read_once() {
 }
 
 #[test]
-fn words_are_written_without_the_tokens_that_are_left_out() {
+fn generated_words_avoid_suppressed_tokens() {
     let model = built_in();
     let prompt = "My lord, the king of";
     let ids = model.vocabulary().encode(prompt).unwrap();
@@ -188,14 +188,14 @@ fn words_are_written_without_the_tokens_that_are_left_out() {
     assert!(found[0].choices.is_empty() && found[0].context_tokens == ids.len());
 
     let first = model.vocabulary().encode(&text).unwrap()[0];
-    prepared.left_out = vec![first];
+    prepared.suppressed_tokens = vec![first];
     let without = results(&prepared, &model, &[]);
     assert_eq!(without[0].correct, Some(false));
     assert_ne!(without[0].words.as_ref().unwrap()[1], expected);
 }
 
 #[test]
-fn a_log_that_cannot_be_written_ends_the_run() {
+fn log_write_error_ends_the_run() {
     let model = built_in();
     let items = (0..3).map(|index| question(&model, index, "The king", &ENDINGS, Some(0))).collect();
     let mut kept = 0;
@@ -209,29 +209,29 @@ fn a_log_that_cannot_be_written_ends_the_run() {
 }
 
 #[test]
-fn a_log_of_other_weights_or_other_data_is_not_gone_on_with() {
+fn log_of_other_weights_or_data_is_not_resumed() {
     let model = built_in();
     let choice = |ids: &[u32]| Choice::of(Sequence { ids: ids.to_vec(), first: 2 }, "x");
-    let of = |last: u32| {
+    let ending_in = |last: u32| {
         let choices = || vec![choice(&[5, 6, 7, last]), choice(&[5, 6, 11])];
         let score = |index| item(index, 2, Work::Score { choices: choices(), gold: None });
         prepared(vec![score(0), score(1), score(2)])
     };
-    let ask = |done| of(8).evaluate(&model, done, &Counted::default(), &mut |_| Ok(()));
-    let whole = ask(Vec::new()).unwrap();
-    assert_eq!(ask(whole[..2].to_vec()).unwrap(), whole);
+    let evaluate = |done| ending_in(8).evaluate(&model, done, &Counter::default(), &mut |_| Ok(()));
+    let whole = evaluate(Vec::new()).unwrap();
+    assert_eq!(evaluate(whole[..2].to_vec()).unwrap(), whole);
     let mut others = whole[..2].to_vec();
     others[1].choices[0].logprob -= 0.01;
-    let error = ask(others).unwrap_err().to_string();
-    assert!(error.starts_with("item 1 of the log: the model now gives another result"), "{error}");
-    // Other tokens in the same places are asked about by another name.
-    assert_eq!(of(8).items[0].asked(), of(8).items[1].asked());
-    assert_ne!(of(8).items[0].asked(), of(9).items[0].asked());
+    let error = evaluate(others).unwrap_err().to_string();
+    assert!(error.starts_with("item 1 of the log: the model now produces a different result"), "{error}");
+    // Different tokens at the same positions have a different digest.
+    assert_eq!(ending_in(8).items[0].token_digest(), ending_in(8).items[1].token_digest());
+    assert_ne!(ending_in(8).items[0].token_digest(), ending_in(9).items[0].token_digest());
 }
 
-/// The other run is this one with every word two nats less probable, and the first one no longer right.
+/// The other run is this run with each word two nats less probable and the first answer incorrect.
 #[test]
-fn a_comparison_is_of_this_run_less_the_other() {
+fn comparison_subtracts_the_other_run() {
     let folder = tempfile::tempdir().unwrap();
     let [data, log] = ["data.jsonl", "log.jsonl"].map(|name| folder.path().join(name));
     let model = built_in();

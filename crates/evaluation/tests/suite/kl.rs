@@ -1,4 +1,4 @@
-//! `kl`: the figures of made-up numbers, and the built-in model beside itself and beside its rounded self.
+//! `kl`: metrics of synthetic numbers, and the built-in model versus itself and its quantized versions.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 use candle_gpt2_evaluation::{Data, EvaluationError, Kl, KlWindow, Metric, Setting, StderrKind};
 use candle_gpt2_testing::{CheckpointFolder, STORY};
 
-/// What f64 sums of a few numbers may differ by that are added in another order.
+/// Tolerance for f64 sums of a few numbers in a different order.
 const SUM_TOLERANCE: f64 = 1e-12;
 
-/// Two windows of made-up numbers.
-fn made_up_windows() -> Vec<KlWindow> {
+/// Two windows of synthetic numbers.
+fn synthetic_windows() -> Vec<KlWindow> {
     let window = |index, kl: &[f64], base_logprob: &[f64], logprob: &[f64], other_top: usize| KlWindow {
         index,
         context_tokens: kl.len() + 1,
@@ -18,7 +18,7 @@ fn made_up_windows() -> Vec<KlWindow> {
         kl: kl.to_vec(),
         base_logprob: base_logprob.to_vec(),
         logprob: logprob.to_vec(),
-        same_top: (0..kl.len()).map(|place| place != other_top).collect(),
+        same_top: (0..kl.len()).map(|position| position != other_top).collect(),
     };
     vec![
         window(
@@ -38,8 +38,10 @@ fn made_up_windows() -> Vec<KlWindow> {
     ]
 }
 
-/// Name, value and standard error: computed with NumPy from those numbers, by sums and sums of squares as llama.cpp's tool forms them
-/// and not by distances from the mean as here; percentiles by `numpy.percentile`.
+/// Name, value and standard error of each metric, computed with NumPy from these numbers.
+///
+/// Errors come from sums and sums of squares, as in llama.cpp's tool. The crate itself uses deviations
+/// from the mean. Percentiles come from `numpy.percentile`.
 const EXPECTED: [(&str, f64, Option<f64>); 34] = [
     ("perplexity", 9.6875945423886, Some(5.0789120257383)),
     ("base_perplexity", 8.6891656592745, Some(4.6493234116241)),
@@ -82,14 +84,14 @@ fn model(dtype: WeightDType) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// A model of another vocabulary, with a context of 48 tokens.
+/// Loads a model with another vocabulary and a context of 48 tokens.
 fn tiny() -> LoadedModel {
     let tiny = CheckpointFolder::tiny();
     let options = ModelOptions { model: tiny.path().to_owned(), ..ModelOptions::default() };
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// A file of this text, gone with the folder.
+/// Writes the text to a file that is deleted with the folder.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text.txt");
@@ -117,8 +119,8 @@ fn value(metrics: &[Metric], name: &str) -> f64 {
 }
 
 #[test]
-fn the_figures_are_those_that_numpy_computes() {
-    let metrics = Kl::measure(&made_up_windows());
+fn metrics_match_numpy() {
+    let metrics = Kl::measure(&synthetic_windows());
     assert_eq!(metrics.len(), EXPECTED.len());
     let close =
         |found: f64, expected: f64| (found - expected).abs() <= SUM_TOLERANCE * expected.abs().max(1.0);
@@ -139,8 +141,8 @@ fn the_figures_are_those_that_numpy_computes() {
 }
 
 #[test]
-fn one_token_has_no_spread_and_none_have_no_figures() {
-    let whole = &made_up_windows()[0];
+fn one_token_has_no_stderr_and_no_tokens_have_no_metrics() {
+    let whole = &synthetic_windows()[0];
     let one = KlWindow {
         tokens: vec![7],
         kl: whole.kl[..1].to_vec(),
@@ -153,13 +155,13 @@ fn one_token_has_no_spread_and_none_have_no_figures() {
     assert!(metrics.iter().all(|metric| metric.stderr.is_none()));
     assert!(metrics.iter().all(|metric| metric.value.is_finite()));
     assert_eq!((value(&metrics, "kl_0.1"), value(&metrics, "kl_max")), (0.0707, 0.0707));
-    // A correlation of one pair is none.
+    // The correlation of a single pair is undefined.
     assert!(metrics.iter().all(|metric| metric.name != "perplexity_correlation"));
     assert_eq!(Kl::measure(&[]), []);
 }
 
 #[test]
-fn a_model_has_no_distance_from_itself() {
+fn model_has_zero_divergence_from_itself() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(48), None).unwrap();
     let metrics = Kl::measure(&evaluated(&kl, &f32, &model(WeightDType::F32)));
@@ -180,7 +182,7 @@ fn a_model_has_no_distance_from_itself() {
 }
 
 #[test]
-fn coarser_weights_are_farther_away() {
+fn coarser_quantization_increases_divergence() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(64), None).unwrap();
     let distance = |dtype| {
@@ -190,26 +192,26 @@ fn coarser_weights_are_farther_away() {
     };
     let (q8, q4) = (distance(WeightDType::Q8), distance(WeightDType::Q4));
     assert!(1e-6 < q8.0 && q8.0 < 1e-3, "{q8:?}");
-    assert!(q8.0 < q4.0 && q4.0 < 2e-2, "{q8:?} {q4:?}");
+    assert!(q8.0 < q4.0 && q4.0 < 4e-2, "{q8:?} {q4:?}");
     assert!(0.0 < q8.1 && q8.1 < q4.1, "{q8:?} {q4:?}");
     assert!(0.9 < q8.2 && 0.8 < q4.2, "{q8:?} {q4:?}");
 }
 
 #[test]
-fn the_second_half_of_each_window_is_scored() {
+fn second_half_of_each_window_is_scored() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(50), None).unwrap();
-    // Without the line break at the end, which is no part of the text.
+    // The trailing line break is not part of the text.
     let ids = f32.vocabulary().encode(STORY.strip_suffix('\n').unwrap()).unwrap();
     let windows = evaluated(&kl, &f32, &f32);
     assert_eq!(windows.len(), ids.len() / 50);
     assert_eq!(
         kl.tokens_to_read(2),
         49 * (windows.len() as u64 - 1),
-        "the last of those that are done is read again"
+        "the last completed window is computed again"
     );
     for (index, window) in windows.iter().enumerate() {
-        // llama.cpp takes the logits after tokens 25 to 48 of 50.
+        // llama.cpp uses the logits after tokens 25 to 48 of 50.
         assert_eq!((window.index, window.context_tokens), (index, 26));
         assert_eq!(window.tokens, ids[index * 50 + 26..index * 50 + 50]);
         assert_eq!(
@@ -222,7 +224,7 @@ fn the_second_half_of_each_window_is_scored() {
     let odd = evaluated(&prepared(&f32, STORY, Some(51), Some(1)).unwrap(), &f32, &f32);
     assert_eq!(odd.len(), 1);
     assert_eq!(odd[0].tokens, ids[26..51]);
-    // The same numbers as by `score`, whose one window is this one.
+    // The values equal those of `score` with this window as its only one.
     let score = candle_gpt2_generation::score(f32.model(), &ids[..51], 51, 0, &|_| ()).unwrap();
     let scored: Vec<f64> = score.logprobs[26..].iter().copied().flatten().collect();
     let largest = odd[0].logprob.iter().zip(&scored).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
@@ -231,7 +233,7 @@ fn the_second_half_of_each_window_is_scored() {
 }
 
 #[test]
-fn going_on_gives_the_whole() {
+fn resumed_run_equals_an_uninterrupted_run() {
     let (f32, q8) = (model(WeightDType::F32), model(WeightDType::Q8));
     let kl = prepared(&f32, STORY, Some(40), None).unwrap();
     let mut lines = Vec::new();
@@ -244,19 +246,19 @@ fn going_on_gives_the_whole() {
     assert_eq!(lines.len(), kl.windows());
     let done: Vec<KlWindow> = lines[..2].iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(done.iter().enumerate().all(|(index, line)| kl.check_result(index, line).is_ok()));
-    let mut further = Vec::new();
+    let mut computed = Vec::new();
     let keep = &mut |window: &KlWindow| {
-        further.push(window.index);
+        computed.push(window.index);
         Ok(())
     };
     let resumed = kl.evaluate(&f32, &q8, done, &Silent, keep).unwrap();
-    assert_eq!(further, (2..kl.windows()).collect::<Vec<_>>());
+    assert_eq!(computed, (2..kl.windows()).collect::<Vec<_>>());
     assert_eq!(resumed, whole);
     assert_eq!(Kl::measure(&resumed), Kl::measure(&whole));
 }
 
 #[test]
-fn a_line_of_another_text_is_known() {
+fn logged_window_of_another_text_is_rejected() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(40), Some(2)).unwrap();
     let line = evaluated(&kl, &f32, &f32).remove(1);
@@ -266,7 +268,7 @@ fn a_line_of_another_text_is_known() {
         assert!(found.contains(what), "{found}");
     };
     differs(0, &line, "`index`: expected 0, found 1");
-    differs(2, &line, "the text has 2 windows, and this would be one more");
+    differs(2, &line, "the text has only 2 windows");
     differs(1, &KlWindow { context_tokens: 20, ..line.clone() }, "`context_tokens`: expected 21, found 20");
     differs(1, &KlWindow { tokens: vec![7; 19], ..line.clone() }, "`tokens`");
     differs(
@@ -277,7 +279,7 @@ fn a_line_of_another_text_is_known() {
 }
 
 #[test]
-fn a_failing_log_ends_it() {
+fn log_write_error_stops_the_evaluation() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(40), None).unwrap();
     let mut kept = 0;
@@ -289,16 +291,16 @@ fn a_failing_log_ends_it() {
 }
 
 #[test]
-fn lengths_of_windows_are_checked_and_told() {
+fn window_lengths_are_validated_and_noted() {
     let f32 = model(WeightDType::F32);
-    let of = |context, text: &str| prepared(&f32, text, context, None);
-    let kl = of(None, &STORY.repeat(6)).unwrap();
+    let prepare = |context, text: &str| prepared(&f32, text, context, None);
+    let kl = prepare(None, &STORY.repeat(6)).unwrap();
     assert!(kl.notes().is_empty(), "llama.cpp's windows have 512 tokens too");
     let shorter = prepared(&tiny(), STORY, None, None).unwrap();
-    assert_eq!(shorter.notes(), ["windows have 48 tokens, the model's context, and not 512 as llama.cpp's"]);
-    assert!(of(Some(64), STORY).unwrap().notes().is_empty());
+    assert_eq!(shorter.notes(), ["windows have 48 tokens, the model's context, instead of llama.cpp's 512"]);
+    assert!(prepare(Some(64), STORY).unwrap().notes().is_empty());
     for wrong in [0, 2, 513] {
-        let error = of(Some(wrong), STORY).unwrap_err();
+        let error = prepare(Some(wrong), STORY).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("`context`: expected 3 to 512, the model's context, found {wrong}")
@@ -307,17 +309,17 @@ fn lengths_of_windows_are_checked_and_told() {
     }
     let error = prepared(&f32, STORY, None, Some(0)).unwrap_err();
     assert_eq!(error.to_string(), "`limit`: expected at least 1 item, found 0");
-    // A text shorter than a window is one by itself.
-    let short = of(Some(64), "One day, Mia went").unwrap();
+    // A text shorter than a window becomes a single window.
+    let short = prepare(Some(64), "One day, Mia went").unwrap();
     let tokens = f32.vocabulary().encode("One day, Mia went").unwrap().len();
     assert_eq!((short.windows(), short.tokens_to_read(0)), (1, tokens as u64 - 1));
-    assert_eq!(short.notes(), [format!("the text has {tokens} tokens: one window, and none of 64")]);
-    let error = of(Some(64), "a\n").unwrap_err().to_string();
+    assert_eq!(short.notes(), [format!("the text has {tokens} tokens: a single window, shorter than 64")]);
+    let error = prepare(Some(64), "a\n").unwrap_err().to_string();
     assert!(error.ends_with("text.txt: expected a text of at least 3 tokens, found 1"), "{error}");
 }
 
 #[test]
-fn the_name_of_a_special_token_is_text() {
+fn special_token_names_are_plain_text() {
     let f32 = model(WeightDType::F32);
     let text = "Good night.<|endoftext|>One day";
     assert!(f32.vocabulary().encode(text).unwrap().contains(&0));
@@ -328,26 +330,26 @@ fn the_name_of_a_special_token_is_text() {
 }
 
 #[test]
-fn models_of_other_tokens_are_refused() {
+fn base_with_another_vocabulary_size_is_rejected() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(64), None).unwrap();
     kl.check_base(f32.vocabulary(), f32.vocabulary()).unwrap();
     let tiny = tiny();
-    let nothing = &mut |_: &KlWindow| panic!("nothing is to be computed");
-    let error = kl.evaluate(&tiny, &f32, Vec::new(), &Silent, nothing).unwrap_err();
+    let unexpected = &mut |_: &KlWindow| panic!("no window should be computed");
+    let error = kl.evaluate(&tiny, &f32, Vec::new(), &Silent, unexpected).unwrap_err();
     let size = tiny.config().vocab_size;
     assert_eq!(
         error.to_string(),
-        format!("vocabulary of the base model: expected 2048 tokens as the model has, found {size}")
+        format!("vocabulary of the base model: expected 4096 tokens, like the model, found {size}")
     );
     assert!(error.is_usage());
 }
 
 #[test]
-fn tokens_that_mean_something_else_to_the_base_are_refused() {
+fn base_with_reassigned_token_ids_is_rejected() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(64), None).unwrap();
-    // The built-in tokenizer with two words in each other's place.
+    // The built-in tokenizer with two words swapped.
     let tokenizer =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories/tokenizer.json"));
     let mut tokenizer: serde_json::Value = serde_json::from_str(&tokenizer.unwrap()).unwrap();
@@ -360,6 +362,6 @@ fn tokens_that_mean_something_else_to_the_base_are_refused() {
     let error = kl.check_base(other.vocabulary(), f32.vocabulary()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("token {the} of the base model: expected \" the\" as the model has, found \" and\"")
+        format!("token {the} of the base model: expected \" the\", like the model, found \" and\"")
     );
 }

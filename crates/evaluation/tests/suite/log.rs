@@ -1,5 +1,6 @@
-//! The log of items: what an interrupted run left is taken over where it is of the same run and the same items, and left alone
-//! everywhere else.
+//! Log of items: only results of the same run and the same items are reused.
+//!
+//! All other logs are left unchanged.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +34,7 @@ fn result(index: usize, logprob: f64) -> ItemResult {
     ItemResult {
         index,
         id: Some(format!("item-{index}")),
-        asked: prepared(index + 1).items[index].asked(),
+        asked: prepared(index + 1).items[index].token_digest(),
         context_tokens: 3,
         choices: vec![choice(2), choice(1)],
         gold: Some(1),
@@ -46,7 +47,7 @@ fn head() -> LogHead {
     LogHead { protocol: "task:one".into(), run: "a model, f32".into() }
 }
 
-/// A log with results that no short decimal number holds, and its path.
+/// Writes a log whose numbers have no short decimal form, and returns its path.
 fn written(results: &[ItemResult]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.jsonl");
@@ -62,7 +63,7 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T, EvaluationError>, expect
 }
 
 #[test]
-fn results_come_back_to_the_last_bit_and_half_a_line_is_dropped() {
+fn log_round_trips_exactly_and_drops_a_partial_line() {
     let results = [result(0, -1.0 / 3.0), result(1, f64::NEG_INFINITY)];
     let (_folder, path) = written(&results);
     let whole = fs::read_to_string(&path).unwrap();
@@ -85,24 +86,24 @@ fn results_come_back_to_the_last_bit_and_half_a_line_is_dropped() {
 }
 
 #[test]
-fn a_line_that_says_something_else_of_its_item_is_named() {
+fn line_that_contradicts_its_item_is_reported() {
     type Change = fn(&mut ItemResult);
     let changes: [(Change, &str); 9] = [
-        (|result| result.id = None, "line 2: its id is None, and the item's is Some(\"item-1\")"),
-        (|result| result.index = 0, "line 2: its index is 0, and the item's is 1"),
-        (|result| result.context_tokens = 4, "line 2: its context_tokens is 4, and the item's is 3"),
-        (|result| result.gold = Some(0), "line 2: its gold is Some(0), and the item's is Some(1)"),
-        (|result| result.choices[0].tokens = 3, "line 2: its choice 0 has 3 tokens, and the item's has 2"),
+        (|result| result.id = None, "line 2: its id is None, but the item's is Some(\"item-1\")"),
+        (|result| result.index = 0, "line 2: its index is 0, but the item's is 1"),
+        (|result| result.context_tokens = 4, "line 2: its context_tokens is 4, but the item's is 3"),
+        (|result| result.gold = Some(0), "line 2: its gold is Some(0), but the item's is Some(1)"),
+        (|result| result.choices[0].tokens = 3, "line 2: its choice 0 has 3 tokens, but the item's has 2"),
         (
             |result| result.choices[1].characters = 3,
-            "line 2: its choice 1 has 3 characters, and the item's has 4",
+            "line 2: its choice 1 has 3 characters, but the item's has 4",
         ),
-        (|result| result.choices[1].bytes = 4, "line 2: its choice 1 has 4 bytes, and the item's has 5"),
+        (|result| result.choices[1].bytes = 4, "line 2: its choice 1 has 4 bytes, but the item's has 5"),
         (
             |result| result.asked = "other".into(),
-            "line 2: its digest of tokens is \"other\", and the item's is \"",
+            "line 2: its digest of tokens is \"other\", but the item's is \"",
         ),
-        (|result| _ = result.choices.pop(), "line 2: its number of choices is 1, and the item's is 2"),
+        (|result| _ = result.choices.pop(), "line 2: its number of choices is 1, but the item's is 2"),
     ];
     for (change, expected) in changes {
         let mut second = result(1, -1.0);
@@ -110,29 +111,29 @@ fn a_line_that_says_something_else_of_its_item_is_named() {
         let (_folder, path) = written(&[result(0, -1.0), second]);
         let before = fs::read(&path).unwrap();
         assert_refused(ItemLog::open(&path, true).unwrap().results(&head(), &prepared(2)), expected);
-        assert_eq!(fs::read(&path).unwrap(), before, "the file is left alone");
+        assert_eq!(fs::read(&path).unwrap(), before, "the file is unchanged");
     }
     let (_folder, path) = written(&[result(0, -1.0), result(1, -1.0)]);
     assert_refused(
         ItemLog::open(&path, true).unwrap().results(&head(), &prepared(1)),
-        "line 2: the data have 1 items, and this would be one more",
+        "line 2: the data has only 1 items",
     );
 }
 
 #[test]
-fn a_log_of_another_run_is_refused() {
+fn log_of_another_run_is_rejected() {
     let (_folder, path) = written(&[result(0, -1.0)]);
     let other = LogHead { run: "a model, q8".into(), ..head() };
     let mut log = ItemLog::open(&path, true).unwrap();
     assert_refused(
         log.results(&other, &prepared(1)),
-        "line 1: it is of the run `a model, f32`, and this one is `a model, q8`",
+        "line 1: belongs to the run `a model, f32`, but this run is `a model, q8`",
     );
     drop(log);
     let mut log = ItemLog::open(&path, true).unwrap();
     let other = LogHead { protocol: "task:two".into(), ..head() };
     assert_eq!(log.results(&other, &prepared(1)).unwrap(), []);
-    assert_refused(log.check_all_taken(), "line 1: it is of `task:one`, which this run does not measure");
+    assert_refused(log.check_all_taken(), "line 1: belongs to `task:one`, which this run does not evaluate");
 }
 
 #[test]
@@ -150,35 +151,35 @@ fn protocols_share_a_log_in_any_order() {
 }
 
 #[test]
-fn what_is_no_log_or_not_to_be_gone_on_with_is_left_alone() {
+fn rejected_files_are_left_unchanged() {
     let (_folder, path) = written(&[result(0, -1.0)]);
     let before = fs::read(&path).unwrap();
-    assert_refused(ItemLog::open(&path, false), "log.jsonl: it holds the items of another run");
+    assert_refused(ItemLog::open(&path, false), "log.jsonl: contains the items of another run");
     assert_eq!(fs::read(&path).unwrap(), before);
 
     for (text, expected) in [
-        ("a note\n", "line 1: none of a log of items"),
-        ("{\"hidden_size\": 8}\n", "line 1: none of a log of items"),
-        ("{\"hidden_size\": 8}", "line 1: none of a log of items"),
-        ("no line break", "line 1: none of a log of items"),
+        ("a note\n", "line 1: not an entry of an item log"),
+        ("{\"hidden_size\": 8}\n", "line 1: not an entry of an item log"),
+        ("{\"hidden_size\": 8}", "line 1: not an entry of an item log"),
+        ("no line break", "line 1: not an entry of an item log"),
     ] {
         fs::write(&path, text).unwrap();
         assert_refused(ItemLog::open(&path, true), expected);
-        assert_eq!(fs::read_to_string(&path).unwrap(), text, "the file is left alone");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "the file is unchanged");
     }
     let line = String::from_utf8(before).unwrap();
     fs::write(&path, format!("{line}\u{0}\n{line}")).unwrap();
-    assert_refused(ItemLog::open(&path, true), "line 2: none of a log of items");
+    assert_refused(ItemLog::open(&path, true), "line 2: not an entry of an item log");
     fs::write(&path, line.replace("\"choices\":[", "\"choices\":[7,")).unwrap();
     assert_refused(
         ItemLog::open(&path, true).unwrap().results(&head(), &prepared(1)),
-        "line 1: none of a log of items",
+        "line 1: not an entry of an item log",
     );
 }
 
-/// The log of another run, which may be longer and is left as it is.
+/// The other run's log may be longer, and is left unchanged.
 #[test]
-fn the_items_of_another_run_are_those_of_the_same_data() {
+fn log_of_another_run_must_cover_the_same_items() {
     let results = [result(0, -1.0), result(1, -2.0)];
     let (_folder, path) = written(&results);
     let whole = fs::read_to_string(&path).unwrap();
@@ -190,30 +191,35 @@ fn the_items_of_another_run_are_those_of_the_same_data() {
     let refused = |text: &str, protocol: &str, items: usize, expected: &str| {
         fs::write(&path, text).unwrap();
         assert_refused(logged_results(&path, protocol, &prepared(items)), expected);
-        assert_eq!(fs::read_to_string(&path).unwrap(), text, "the file is left alone");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "the file is unchanged");
     };
-    refused(&whole, "task:two", 1, "log.jsonl: it has 0 items of `task:two`, and this run 1; limit this run");
-    refused(&whole, "task:one", 3, "it has 2 items of `task:one`, and this run 3");
-    refused(&whole.replace("item-1", "x"), "task:one", 2, "line 2: its id is Some(\"x\"), and the item's is");
-    refused("{\"text\": \"a\"}\n", "task:one", 1, "line 1: none of a log of items");
+    refused(
+        &whole,
+        "task:two",
+        1,
+        "log.jsonl: contains 0 items of `task:two`, but this run has 1; limit this run",
+    );
+    refused(&whole, "task:one", 3, "contains 2 items of `task:one`, but this run has 3");
+    refused(&whole.replace("item-1", "x"), "task:one", 2, "line 2: its id is Some(\"x\"), but the item's is");
+    refused("{\"text\": \"a\"}\n", "task:one", 1, "line 1: not an entry of an item log");
 }
 
 #[test]
-fn one_run_at_a_time_writes_a_log() {
+fn only_one_run_can_write_a_log() {
     let (_folder, path) = written(&[result(0, -1.0)]);
     let log = ItemLog::open(&path, true).unwrap();
-    assert_refused(ItemLog::open(&path, true), "log.jsonl: another run is writing it");
+    assert_refused(ItemLog::open(&path, true), "log.jsonl: another process is writing to it");
     drop(log);
     ItemLog::open(&path, true).unwrap();
 }
 
 #[test]
-fn a_log_without_lines_leaves_no_file() {
+fn empty_log_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.jsonl");
     drop(ItemLog::open(&path, false).unwrap());
     assert!(!path.exists());
     fs::write(&path, "").unwrap();
     drop(ItemLog::open(&path, false).unwrap());
-    assert!(path.exists(), "it was there before");
+    assert!(path.exists(), "the file existed before");
 }

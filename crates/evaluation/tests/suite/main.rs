@@ -1,4 +1,4 @@
-//! The tests of this crate.
+//! Integration tests of this crate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

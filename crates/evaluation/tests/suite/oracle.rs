@@ -1,26 +1,34 @@
-//! What lm-evaluation-harness, and for other protocols a script in Python, make of samples in every format: the same figures, the
-//! same decisions and the same log-probabilities here. `scripts/reference/evaluation.py` and `few_shot.py` wrote samples and
-//! expectations.
+//! Comparison with lm-evaluation-harness, and for other protocols with a Python script.
+//!
+//! Metrics, decisions and log-probabilities must agree on samples in every format. The scripts
+//! `evaluation.py` and `few_shot.py` in `scripts/reference` wrote the samples and the expected results.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
+use candle_gpt2_engine::{ConvertOptions, DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
 use candle_gpt2_evaluation::{
     ChoiceResult, Data, EvaluationOptions, ItemResult, Kl, Metric, ModelFacts, Setting, Shots, named,
 };
 use candle_gpt2_testing::{checkpoints, fixture_path, json_fixture};
+use candle_gpt2_weights::WrittenDType;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a figure may differ by, relatively.
-const FIGURE_TOLERANCE: f64 = 1e-5;
-/// What figures near 0 may differ by: single divergences and changes of a probability, differences of what f32 rounds to about 1e-7.
-const SMALL_FIGURE_TOLERANCE: f64 = 1e-6;
-/// What a log-probability may differ by: logits of up to a hundred in f32 are off by some 1e-6 to 1e-5, of each of up to ten tokens.
+/// Relative tolerance of metrics.
+const METRIC_TOLERANCE: f64 = 1e-5;
+/// Absolute tolerance of metrics near 0.
+///
+/// Single divergences and changes of a probability are differences of numbers that f32 rounds to about
+/// 1e-7.
+const SMALL_METRIC_TOLERANCE: f64 = 1e-6;
+/// Absolute tolerance of log-probabilities.
+///
+/// In f32, logits of up to a hundred have errors of about 1e-6 to 1e-5. A log-probability sums the errors
+/// of up to ten tokens.
 const LOGPROB_TOLERANCE: f64 = 1e-4;
-/// The same, relatively, for texts of hundreds of tokens.
+/// Relative tolerance of log-probabilities, for texts of hundreds of tokens.
 const LOGPROB_RELATIVE_TOLERANCE: f64 = 2e-6;
 
 fn logprob_tolerance(expected: f64) -> f64 {
@@ -33,13 +41,13 @@ struct Expected {
     cases: Vec<Case>,
 }
 
-/// A protocol on a sample, by a model.
+/// Expected results of a protocol on a sample with a model.
 #[derive(Deserialize)]
 struct Case {
     model: String,
     #[serde(default)]
     protocol: String,
-    /// A file of a task, in place of a protocol and data.
+    /// Task file, instead of a protocol and data.
     task: Option<String>,
     #[serde(default)]
     data: String,
@@ -57,12 +65,12 @@ struct Case {
 struct ExpectedItem {
     #[serde(default)]
     choices: Vec<ExpectedChoice>,
-    /// The word that is right and the one that was written.
+    /// Expected word and generated word.
     words: Option<[String; 2]>,
-    /// Whether the item counts as right by the sum, and by the sum over characters.
+    /// Whether the item is correct by the sum; `acc_norm` is the same per character.
     acc: Option<bool>,
     acc_norm: Option<bool>,
-    /// The best choice by the sum, and by the mean over tokens.
+    /// Best choice by the sum; `per_token` is the best choice by the mean per token.
     sum: Option<usize>,
     per_token: Option<usize>,
 }
@@ -96,20 +104,20 @@ fn built_in() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories")
 }
 
-/// Checks every case of a model whose protocol begins so.
+/// Checks every case of a model whose protocol starts with `task`.
 #[track_caller]
 fn check(model: &str, folder: &Path, task: &str) {
     let loaded = load(folder);
     let cases: Vec<Case> = expected().cases.into_iter().filter(|case| case.model == model).collect();
     let cases: Vec<&Case> = cases.iter().filter(|case| case.protocol.starts_with(task)).collect();
-    assert!(!cases.is_empty(), "{model} has no case of {task}");
+    assert!(!cases.is_empty(), "no case of {task} for {model}");
     let wrong: Vec<String> = cases.iter().flat_map(|case| case.differences(&loaded)).collect();
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Checks every case of a task by the two models that are in the repository.
+/// Checks every case of a task with the two models in the repository.
 #[track_caller]
-fn check_own(task: &str) {
+fn check_repository_models(task: &str) {
     check("tiny-checkpoint", &fixture_path("tiny-checkpoint"), task);
     check("built-in", &built_in(), task);
 }
@@ -118,10 +126,10 @@ impl Case {
     fn name(&self) -> String {
         let Self { model, protocol, task, data, by, num_fewshot, .. } = self;
         let name = task.as_deref().unwrap_or(protocol);
-        format!("{name} of {model} on {data}, {num_fewshot:?} examples, beside {by}")
+        format!("{name} of {model} on {data}, {num_fewshot:?} examples, compared with {by}")
     }
 
-    /// What is not as expected, as sentences.
+    /// Describes the differences from the expected results.
     fn differences(&self, model: &LoadedModel) -> Vec<String> {
         let data = Data::read(&fixture_path("evaluation").join(&self.data)).unwrap();
         let (protocol, number) = named(&self.protocol).unwrap();
@@ -130,7 +138,7 @@ impl Case {
             parameter: number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0),
             context: self.context,
             limit: None,
-            // The harness was given the same entries as a training split.
+            // The harness received the same entries as its training split.
             shots: self.num_fewshot.zip(protocol.few_shot).map(|(count, source)| Shots {
                 count,
                 seed: 1234,
@@ -147,13 +155,13 @@ impl Case {
             Ok(())
         });
         let results = results.unwrap();
-        assert_eq!(results, kept, "{}: what was kept is not what was answered", self.name());
-        let mut wrong = self.items_differ(&results);
-        wrong.extend(self.figures_differ(&(protocol.measure)(&prepared.totals, &results)));
+        assert_eq!(results, kept, "{}: the kept results differ from the returned ones", self.name());
+        let mut wrong = self.item_differences(&results);
+        wrong.extend(self.metric_differences(&(protocol.measure)(&prepared.totals, &results)));
         wrong.into_iter().map(|what| format!("{}: {what}", self.name())).collect()
     }
 
-    fn items_differ(&self, results: &[ItemResult]) -> Vec<String> {
+    fn item_differences(&self, results: &[ItemResult]) -> Vec<String> {
         if self.items.len() != results.len() {
             return vec![format!("expected {} items, found {}", self.items.len(), results.len())];
         }
@@ -164,8 +172,8 @@ impl Case {
         items.flat_map(differ).collect()
     }
 
-    /// The figures, and the standard errors that are told.
-    fn figures_differ(&self, metrics: &[Metric]) -> Vec<String> {
+    /// Compares the metrics, and the standard errors where the oracle reports them.
+    fn metric_differences(&self, metrics: &[Metric]) -> Vec<String> {
         let errors = self.stderr.iter().map(|(name, value)| (format!("{name}_stderr"), *value));
         let expected = self.metrics.iter().map(|(name, value)| (name.clone(), *value)).chain(errors);
         let differ = |(name, value): (String, f64)| {
@@ -174,10 +182,10 @@ impl Case {
                 Some(name) => metric(name).and_then(|metric| metric.stderr),
                 None => metric(&name).map(|metric| metric.value),
             };
-            // A difference of perplexities is as uncertain as they are.
+            // The error of a perplexity difference scales with the perplexities.
             let scale =
                 if name.contains("difference") { self.metrics["base_perplexity"] } else { value.abs() };
-            let tolerance = (FIGURE_TOLERANCE * scale).max(SMALL_FIGURE_TOLERANCE);
+            let tolerance = (METRIC_TOLERANCE * scale).max(SMALL_METRIC_TOLERANCE);
             let is_near = found.is_some_and(|found| (found - value).abs() <= tolerance);
             (!is_near).then(|| format!("{name}: expected {value}, found {found:?}"))
         };
@@ -192,20 +200,20 @@ impl ExpectedItem {
             let expected = expected.filter(|expected| *expected != found);
             wrong.extend(expected.map(|expected| format!("{what}: expected {expected}, found {found}")));
         };
-        let told = |predicted: Option<usize>| predicted.map(|index| format!("{:?}", Some(index)));
+        let shown = |predicted: Option<usize>| predicted.map(|index| format!("{:?}", Some(index)));
         let predicted = found.predicted;
         let norm = predicted.zip(found.gold).map(|(predicted, gold)| predicted.per_character == gold);
         let sum = predicted.zip(found.gold).map(|(predicted, gold)| predicted.sum == gold);
-        let is_right = match found.choices.as_slice() {
+        let is_correct = match found.choices.as_slice() {
             [only] => Some(only.is_greedy),
             _ => sum.or(found.correct),
         };
-        compare("acc", self.acc.map(|acc| format!("{:?}", Some(acc))), format!("{is_right:?}"));
+        compare("acc", self.acc.map(|acc| format!("{:?}", Some(acc))), format!("{is_correct:?}"));
         compare("acc_norm", self.acc_norm.map(|acc| format!("{:?}", Some(acc))), format!("{norm:?}"));
-        compare("sum", told(self.sum), format!("{:?}", predicted.map(|predicted| predicted.sum)));
+        compare("sum", shown(self.sum), format!("{:?}", predicted.map(|predicted| predicted.sum)));
         compare(
             "per_token",
-            told(self.per_token),
+            shown(self.per_token),
             format!("{:?}", predicted.map(|predicted| predicted.per_token)),
         );
         compare(
@@ -229,7 +237,7 @@ impl ExpectedChoice {
     fn differences(&self, found: &ChoiceResult) -> Vec<String> {
         let mut wrong = Vec::new();
         let tolerance = logprob_tolerance(self.logprob);
-        // Not so of NaN either.
+        // NaN fails this check, too.
         if (found.logprob - self.logprob).abs().partial_cmp(&tolerance).is_none_or(|order| order.is_gt()) {
             wrong.push(format!("logprob: expected {}, found {}", self.logprob, found.logprob));
         }
@@ -250,7 +258,7 @@ impl ExpectedChoice {
     }
 }
 
-/// Checks what is made of questions behind examples, and of tasks in YAML files.
+/// Checks few-shot questions and tasks from YAML files.
 #[track_caller]
 fn check_examples(model: &str, folder: &Path) {
     let options = ModelOptions { model: folder.to_owned(), ..ModelOptions::default() };
@@ -304,43 +312,44 @@ fn check_examples(model: &str, folder: &Path) {
         if !are_near {
             wrong.push(format!("{}: expected {expected:?}, found {found:?}", case.name()));
         }
-        wrong
-            .extend(case.figures_differ(&metrics).into_iter().map(|what| format!("{}: {what}", case.name())));
+        wrong.extend(
+            case.metric_differences(&metrics).into_iter().map(|what| format!("{}: {what}", case.name())),
+        );
     }
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
-fn examples_and_task_files_are_as_the_oracle_has_them() {
+fn few_shot_and_task_files_match_the_oracle() {
     check_examples("tiny-checkpoint", &fixture_path("tiny-checkpoint"));
     check_examples("built-in", &built_in());
 }
 
 #[test]
-fn lambada_is_as_the_oracles_have_it() {
-    check_own("lambada:");
+fn lambada_matches_the_oracles() {
+    check_repository_models("lambada:");
 }
 
 #[test]
-fn wikitext_is_as_the_oracles_have_it() {
-    check_own("wikitext:");
+fn wikitext_matches_the_oracles() {
+    check_repository_models("wikitext:");
 }
 
 #[test]
-fn hellaswag_is_as_the_oracles_have_it() {
-    check_own("hellaswag:");
+fn hellaswag_matches_the_oracles() {
+    check_repository_models("hellaswag:");
 }
 
 #[test]
-fn questions_and_texts_are_as_the_oracle_has_them() {
+fn questions_and_texts_match_the_oracle() {
     for task in
         ["arc-easy:", "arc-challenge:", "piqa:", "sciq:", "openbookqa:", "winogrande:", "blimp:", "text:"]
     {
-        check_own(task);
+        check_repository_models(task);
     }
 }
 
-/// The other model has the same weights and reads them with another setting.
+/// Compares a model with itself under another configuration of the same weights.
 #[track_caller]
 fn check_kl(name: &str, folder: &Path) {
     let Expected { other_config, cases } = expected();
@@ -354,31 +363,36 @@ fn check_kl(name: &str, folder: &Path) {
     let config: Map<String, Value> =
         serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
     let config: Map<String, Value> = config.into_iter().chain(other_config).collect();
-    // The copy may be read-only, as the checkpoint is.
+    // The copy may be read-only, like the checkpoint.
     fs::remove_file(changed.path().join("config.json")).unwrap();
     fs::write(changed.path().join("config.json"), Value::Object(config).to_string()).unwrap();
     let (base, model) = (load(folder), load(changed.path()));
     let cases: Vec<Case> =
         cases.into_iter().filter(|case| case.model == name && case.protocol == Kl::NAME).collect();
-    assert!(!cases.is_empty(), "{name} has no case of kl");
+    assert!(!cases.is_empty(), "no case of kl for {name}");
     for case in cases {
         let data = Data::read(&fixture_path("evaluation").join(&case.data)).unwrap();
         let setting = Setting { context: case.context, ..Setting::new(base.vocabulary(), &Silent) };
         let windows = Kl::prepare(&data, &setting).unwrap();
         let windows = windows.evaluate(&base, &model, Vec::new(), &Silent, &mut |_| Ok(())).unwrap();
-        let wrong = case.figures_differ(&Kl::measure(&windows));
+        let wrong = case.metric_differences(&Kl::measure(&windows));
         assert!(wrong.is_empty(), "{}:\n{}", case.name(), wrong.join("\n"));
     }
 }
 
 #[test]
-fn divergences_are_as_the_oracle_has_them() {
+fn kl_matches_the_oracle() {
     check_kl("tiny-checkpoint", &fixture_path("tiny-checkpoint"));
-    check_kl("built-in", &built_in());
+    // A folder whose `config.json` counts; a GGUF file has its own sizes.
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("stories");
+    let options = ConvertOptions { output: output.clone(), dtype: WrittenDType::F32 };
+    ModelOptions::default().convert(&options, &Silent).unwrap();
+    check_kl("built-in", &output);
 }
 
 #[test]
-fn a_trained_checkpoint_is_as_the_oracles_have_it() {
+fn trained_checkpoint_matches_the_oracles() {
     let Some(folder) = checkpoints() else { return };
     let folder = folder.join("tarotble");
     for task in

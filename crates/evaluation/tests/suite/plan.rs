@@ -1,4 +1,4 @@
-//! A whole evaluation: what of a call is refused in whose words, the notes, reports one by one, interruptions and what they leave.
+//! Complete evaluations: invalid options, notes, reports in order, and interrupted and resumed runs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use candle_gpt2_engine::{
 use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Report, listing, protocols};
 use candle_gpt2_kernels::interruptible;
 
-/// Passages of the suite's own.
+/// Passages written for this suite.
 const PASSAGES: &str = r#"{"text": "First Citizen: Before we proceed any further, hear me speak.\nAll: Speak, speak"}
 {"text": "My lord, the king of France is dead, and long live the king"}
 {"text": "He said: Come hither, boy, and give me thy hand"}
@@ -46,7 +46,7 @@ fn loaded(options: &ModelOptions) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Notes, the reports until the end or an error, and that error.
+/// Notes, the reports up to the end or an error, and the error.
 type Evaluated = (Vec<String>, Vec<Report>, Option<EvaluationError>);
 
 fn evaluate(options: EvaluationOptions, reporter: &dyn Reporter) -> Result<Evaluated, EvaluationError> {
@@ -70,25 +70,25 @@ fn evaluate(options: EvaluationOptions, reporter: &dyn Reporter) -> Result<Evalu
     Ok((notes, reports, error))
 }
 
-/// What does not depend on how fast a run was, and how much of it was done before.
-fn figures(reports: &[Report]) -> Vec<Report> {
+/// Clears the fields that depend on speed or on previously completed work.
+fn reproducible(reports: &[Report]) -> Vec<Report> {
     let fixed = |report: &Report| Report { seconds: 0.0, tokens_read: 0, tokens_scored: 0, ..report.clone() };
     reports.iter().map(fixed).collect()
 }
 
-/// Ends what it hears of after so many questions.
-struct Ending {
-    asked: AtomicUsize,
+/// Reporter that interrupts after a fixed number of checks.
+struct Interrupter {
+    checks: AtomicUsize,
     after: usize,
 }
 
-impl Ending {
+impl Interrupter {
     fn after(after: usize) -> Self {
-        Self { asked: AtomicUsize::new(0), after }
+        Self { checks: AtomicUsize::new(0), after }
     }
 }
 
-impl Reporter for Ending {
+impl Reporter for Interrupter {
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
         Silent.start(what, total, unit)
     }
@@ -96,44 +96,44 @@ impl Reporter for Ending {
     fn note(&self, _: &str) {}
 
     fn is_interrupted(&self) -> bool {
-        self.asked.fetch_add(1, Ordering::Relaxed) >= self.after
+        self.checks.fetch_add(1, Ordering::Relaxed) >= self.after
     }
 }
 
 #[test]
-fn wrong_calls_are_told() {
+fn invalid_options_are_rejected() {
     let refused = |options: EvaluationOptions, expected: &str| {
         let error = options.check().unwrap_err();
         assert_eq!(error.to_string(), expected);
         assert!(error.is_usage(), "{error}");
     };
     let lambada = || options(&["lambada:lm-eval"]);
-    refused(options(&[]), "there is no protocol; name at least one");
-    refused(options(&["kl", "lambada:lm-eval", "kl"]), "`kl`: it is asked for twice");
+    refused(options(&[]), "specify at least one protocol");
+    refused(options(&["kl", "lambada:lm-eval", "kl"]), "`kl`: requested twice");
     refused(EvaluationOptions { limit: Some(0), ..lambada() }, "`limit`: expected at least 1, found 0");
     refused(
         EvaluationOptions { context: Some(64), ..lambada() },
-        "`context`: it is for wikitext:llama.cpp and kl; other protocols have their own",
+        "`context` applies only to wikitext:llama.cpp and kl",
     );
     refused(
         EvaluationOptions { resume: true, ..lambada() },
-        "`resume`: it continues the items of an interrupted run; name them with `items`",
+        "`resume` needs `items`, the log of the interrupted run",
     );
     refused(
         EvaluationOptions { data: vec!["a".into(), "b".into()], ..lambada() },
-        "`data`: expected it once for all protocols, or once for each of the 1, found it 2 times",
+        "`data`: expected one for all protocols, or one for each of the 1, found 2",
     );
     refused(
         EvaluationOptions { against: Some("log".into()), ..options(&["kl"]) },
-        "`against`: it is for items, and kl compares two models already",
+        "`against` compares items and cannot be used with kl, which already compares two models",
     );
     refused(
         EvaluationOptions { base: Some("gpt2".into()), ..lambada() },
-        "`base` is for comparing two models; use kl",
+        "`base` applies only to kl, which compares two models",
     );
     refused(
         EvaluationOptions { base_dtype: Some(WeightDType::Q8), ..lambada() },
-        "`base_dtype` is for comparing two models; use kl",
+        "`base_dtype` applies only to kl, which compares two models",
     );
     let error = options(&["lambada:lm-evil"]).check().unwrap_err();
     assert!(matches!(error, EvaluationError::UnknownProtocol { .. }), "{error}");
@@ -142,13 +142,13 @@ fn wrong_calls_are_told() {
     let (options, model) = (model_options(), loaded(&model_options()));
     let facts = ModelFacts::of_loaded(&options, &model);
     let error = plan.prepare(&facts, None, &Silent).err().unwrap();
-    let told =
-        "`text:bits` has no single data file on the Hub; give its data (any text in UTF-8) with `data`";
-    assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
+    let expected =
+        "`text:bits` has no single data file on the Hub; specify its data (any UTF-8 text) with `data`";
+    assert_eq!((error.to_string().as_str(), error.is_usage()), (expected, true));
 }
 
 #[test]
-fn the_base_is_the_same_model_in_f32_or_the_one_that_is_named() {
+fn base_defaults_to_the_same_model_in_f32() {
     let model = ModelOptions {
         model: "a".into(),
         dtype: Some(WeightDType::Q4),
@@ -159,7 +159,7 @@ fn the_base_is_the_same_model_in_f32_or_the_one_that_is_named() {
     let base = |options: EvaluationOptions| options.check().unwrap().base_of(&model);
     let same = base(options(&["lambada:lm-eval", "kl"])).unwrap();
     assert_eq!((same.model, same.dtype, same.n_head), ("a".into(), Some(WeightDType::F32), Some(4)));
-    assert!(same.kv_dtype.is_none(), "that which goes with the weights");
+    assert!(same.kv_dtype.is_none(), "the default that matches the weights");
     let options_of = |base_dtype| EvaluationOptions {
         base: Some("b".into()),
         base_dtype: Some(base_dtype),
@@ -185,39 +185,40 @@ fn kl_needs_a_second_model() {
 }
 
 #[test]
-fn an_interrupted_run_keeps_its_items_and_is_gone_on_with() {
+fn interrupted_run_keeps_its_items_and_resumes() {
     let folder = Folder::new();
-    // Scored choices, words that are written, and windows of two models.
-    let of = |items: &str, resume: bool| EvaluationOptions {
+    // Scored choices, generated words, and windows of two models.
+    let options_with = |items: &str, resume: bool| EvaluationOptions {
         data: ["passages.jsonl", "passages.jsonl", "text.txt"].map(|name| folder.file(name)).into(),
         context: Some(64),
         items: Some(folder.file(items)),
         resume,
         ..options(&["lambada:lm-eval", "lambada:stop-words", "kl"])
     };
-    let (_, whole, error) = evaluate(of("whole.jsonl", false), &Silent).unwrap();
+    let (_, whole, error) = evaluate(options_with("whole.jsonl", false), &Silent).unwrap();
     assert!(error.is_none() && whole.len() == 3);
     let log = fs::read_to_string(folder.file("whole.jsonl")).unwrap();
     let lines: Vec<&str> = log.lines().collect();
     assert!(lines.len() > 10, "{}", lines.len());
 
-    // It asks for each entry and each protocol before a model is asked, and then after each result.
+    // The run checks for an interruption once per entry and protocol before evaluation, and once per
+    // result afterwards.
     let before = 4 + 1 + 4 + 1 + 1;
     assert!(matches!(
-        evaluate(of("none.jsonl", false), &Ending::after(2)),
+        evaluate(options_with("none.jsonl", false), &Interrupter::after(2)),
         Err(EvaluationError::Interrupted)
     ));
     assert!(!folder.file("none.jsonl").exists());
-    for (kept, asked) in [(1, before), (3, before + 2), (6, before + 5), (10, before + 9)] {
+    for (kept, checks) in [(1, before), (3, before + 2), (6, before + 5), (10, before + 9)] {
         let name = format!("cut-{kept}.jsonl");
-        let (_, reports, error) = evaluate(of(&name, false), &Ending::after(asked)).unwrap();
+        let (_, reports, error) = evaluate(options_with(&name, false), &Interrupter::after(checks)).unwrap();
         assert!(matches!(error, Some(EvaluationError::Interrupted)), "{error:?}");
         let text = fs::read_to_string(folder.file(&name)).unwrap();
         assert_eq!(text.lines().collect::<Vec<_>>(), lines[..kept], "kept {kept}");
-        assert_eq!(figures(&reports), figures(&whole)[..(kept - 1) / 4]);
-        let (notes, again, error) = evaluate(of(&name, true), &Silent).unwrap();
+        assert_eq!(reproducible(&reports), reproducible(&whole)[..(kept - 1) / 4]);
+        let (notes, again, error) = evaluate(options_with(&name, true), &Silent).unwrap();
         assert!(error.is_none(), "{error:?}");
-        assert_eq!(figures(&again), figures(&whole));
+        assert_eq!(reproducible(&again), reproducible(&whole));
         let done = format!("lambada:lm-eval: {} of 4 items are in the log", kept.min(4));
         assert!(notes.contains(&done), "{notes:?}");
         assert_eq!(fs::read_to_string(folder.file(&name)).unwrap(), log);
@@ -225,21 +226,22 @@ fn an_interrupted_run_keeps_its_items_and_is_gone_on_with() {
 }
 
 #[test]
-fn a_long_text_is_not_waited_for_after_an_interruption() {
+fn interruption_stops_the_preparation_of_a_long_text() {
     let folder = Folder::new();
     fs::write(folder.file("long.txt"), "The king of France is dead. ".repeat(60_000)).unwrap();
     for protocol in ["text:bits", "wikitext:hf-64", "wikitext:megatron", "wikitext:llama.cpp", "kl"] {
         let options = EvaluationOptions { data: vec![folder.file("long.txt")], ..options(&[protocol]) };
-        // It is asked nothing else before the tokens are there.
-        let found = evaluate(options, &Ending::after(0));
+        // There is no other check before the tokens are available.
+        let found = evaluate(options, &Interrupter::after(0));
         assert!(matches!(found, Err(EvaluationError::Interrupted)), "{protocol}");
     }
 }
 
 #[test]
-fn a_model_that_is_interrupted_ends_the_run_and_writes_no_half_word() {
+fn interrupted_model_ends_the_run_without_a_partial_item() {
     let folder = Folder::new();
-    // In the first pass of the scored choices, and after some tokens of the words.
+    // During the first forward pass over the scored choices, and after a few generated tokens of the
+    // words.
     for (protocol, after) in [("lambada:lm-eval", 3), ("lambada:stop-words", 30)] {
         let options = EvaluationOptions {
             data: vec![folder.file("passages.jsonl")],
@@ -247,11 +249,11 @@ fn a_model_that_is_interrupted_ends_the_run_and_writes_no_half_word() {
             ..options(&[protocol])
         };
         let plan = options.check().unwrap();
-        let (options, reporter) = (model_options(), Arc::new(Ending::after(after)));
-        let asked = Arc::clone(&reporter);
+        let (options, reporter) = (model_options(), Arc::new(Interrupter::after(after)));
+        let interrupter = Arc::clone(&reporter);
         let model = loaded(&options);
         let facts = ModelFacts::of_loaded(&options, &model);
-        interruptible(Arc::new(move || asked.is_interrupted()), || {
+        interruptible(Arc::new(move || interrupter.is_interrupted()), || {
             let mut reports = plan.prepare(&facts, None, &Silent).unwrap().run(&model, None, &*reporter);
             assert!(matches!(reports.next(), Some(Err(EvaluationError::Interrupted))), "{protocol}");
             assert!(reports.next().is_none());
@@ -263,24 +265,24 @@ fn a_model_that_is_interrupted_ends_the_run_and_writes_no_half_word() {
 }
 
 #[test]
-fn damage_is_told_after_the_other_reports() {
+fn damaged_row_is_reported_after_the_other_reports() {
     let folder = Folder::new();
     fs::write(folder.file("bad.jsonl"), format!("{PASSAGES}{{\"text\": 7}}\n")).unwrap();
-    let of = |items: Option<&str>| EvaluationOptions {
+    let options_with = |items: Option<&str>| EvaluationOptions {
         data: ["bad.jsonl", "passages.jsonl"].map(|name| folder.file(name)).into(),
         items: items.map(|name| folder.file(name)),
         ..options(&["lambada:lm-eval", "lambada:last-token"])
     };
-    let expected = "line 5: field `text`: expected a text, found 7";
-    let error = evaluate(of(None), &Silent).err().unwrap();
+    let expected = "line 5: field `text`: expected a string, found 7";
+    let error = evaluate(options_with(None), &Silent).err().unwrap();
     assert!(error.to_string().ends_with(expected), "{error}");
-    let (notes, reports, error) = evaluate(of(Some("log.jsonl")), &Silent).unwrap();
+    let (notes, reports, error) = evaluate(options_with(Some("log.jsonl")), &Silent).unwrap();
     assert_eq!(
         reports.iter().map(|report| report.protocol.as_str()).collect::<Vec<_>>(),
         ["lambada:last-token"]
     );
     assert!(error.unwrap().to_string().ends_with(expected));
-    assert!(notes[0].ends_with("; the 4 items before it are measured for the log"), "{notes:?}");
+    assert!(notes[0].ends_with("; the 4 items before it are evaluated for the log"), "{notes:?}");
 }
 
 #[test]
@@ -291,15 +293,15 @@ fn every_protocol_is_listed() {
     assert_eq!(names, expected);
     for (listed, protocol) in listed.iter().zip(protocols()) {
         assert_eq!(listed.dataset, Some(protocol.dataset));
-        let told = listed.to_string();
-        assert!(told.starts_with(&format!("{}: {}\n", protocol.name, protocol.about)), "{told}");
-        assert_eq!(told.matches("\n    published: ").count(), protocol.published.len());
+        let text = listed.to_string();
+        assert!(text.starts_with(&format!("{}: {}\n", protocol.name, protocol.about)), "{text}");
+        assert_eq!(text.matches("\n    published: ").count(), protocol.published.len());
     }
 }
 
-/// Task files of strangers: small, and bounded in what they cost.
+/// Untrusted task files must fail quickly, with short errors.
 #[test]
-fn hostile_task_files_end_soon() {
+fn hostile_task_files_fail_quickly() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -309,8 +311,8 @@ fn hostile_task_files_end_soon() {
     let refused = |name: &str, text: &str, expected: &str| {
         let path = write(name, text);
         let start = std::time::Instant::now();
-        let told = options(&[path.as_str()]).check().unwrap_err().to_string();
-        assert!(told.contains(expected) && told.len() < 3000, "{name}: {told}");
+        let error = options(&[path.as_str()]).check().unwrap_err().to_string();
+        assert!(error.contains(expected) && error.len() < 3000, "{name}: {error}");
         assert!(start.elapsed().as_secs() < 8, "{name}: {:?}", start.elapsed());
     };
     let million = 1_000_000;
@@ -333,7 +335,7 @@ fn hostile_task_files_end_soon() {
     }
     write("level-14.yaml", "output_type: loglikelihood\n");
     refused("levels.yaml", "include: level-0.yaml\n", "expected at most 64 files in all");
-    // Within the limit, a file is read once.
+    // Within the limit, each file is read once.
     write("twice.yaml", "include: [level-14.yaml, level-14.yaml]\n");
     refused("diamond.yaml", "include: [twice.yaml, twice.yaml, level-14.yaml]\n", "`doc_to_text` is missing");
     #[cfg(unix)]
@@ -351,23 +353,23 @@ fn hostile_task_files_end_soon() {
             let model = ModelOptions::default();
             let facts = ModelFacts::of_opened(&model, &opened);
             let plan = options(&[path.as_str()]).check().unwrap();
-            let told = plan.prepare(&facts, None, &Silent).unwrap_err().to_string();
-            assert_eq!(told, format!("{file}: not a regular file"));
+            let error = plan.prepare(&facts, None, &Silent).unwrap_err().to_string();
+            assert_eq!(error, format!("{file}: not a regular file"));
         }
-        let given = EvaluationOptions { data: vec!["/dev/zero".into()], ..options(&["text:bits"]) };
+        let endless = EvaluationOptions { data: vec!["/dev/zero".into()], ..options(&["text:bits"]) };
         let opened = ModelOptions::default().open(&Silent).unwrap();
         let model = ModelOptions::default();
-        let told = given
+        let error = endless
             .check()
             .unwrap()
             .prepare(&ModelFacts::of_opened(&model, &opened), None, &Silent)
             .unwrap_err();
-        assert_eq!(told.to_string(), "/dev/zero: larger than 268435456 bytes");
+        assert_eq!(error.to_string(), "/dev/zero: larger than 268435456 bytes");
     }
 }
 
 #[test]
-fn wrong_examples_and_task_files_are_told() {
+fn invalid_examples_and_task_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -375,10 +377,10 @@ fn wrong_examples_and_task_files_are_told() {
         path.display().to_string()
     };
     let wikitext = EvaluationOptions { num_fewshot: Some(1), ..options(&["wikitext:lm-eval"]) };
-    let told = wikitext.check().unwrap_err();
-    assert!(told.is_usage() && told.to_string().contains("no questions to put examples before"), "{told}");
+    let error = wikitext.check().unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("does not support examples"), "{error}");
     let unused = EvaluationOptions { fewshot_data: vec!["a".into()], ..options(&["piqa:lm-eval"]) };
-    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data` holds the examples"));
+    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data` needs `num_fewshot`"));
     let piqa = r#"{"goal": "Open it", "sol1": "Pull", "sol2": "Eat", "label": 0}"#;
     let few = EvaluationOptions {
         num_fewshot: Some(1),
@@ -388,13 +390,13 @@ fn wrong_examples_and_task_files_are_told() {
     let opened = ModelOptions::default().open(&Silent).unwrap();
     let model = ModelOptions::default();
     let facts = ModelFacts::of_opened(&model, &opened);
-    let told = few.check().unwrap().prepare(&facts, None, &Silent).unwrap_err().to_string();
-    assert_eq!(told, "`num_fewshot`: expected at most 0, the number of entries to sample from, found 1");
+    let error = few.check().unwrap().prepare(&facts, None, &Silent).unwrap_err().to_string();
+    assert_eq!(error, "`num_fewshot`: expected at most 0, the number of entries to sample from, found 1");
 
     for (name, text, expected) in [
         ("list.yaml", "- 1\n", "expected a task file"),
         ("broken.yaml", "a: [1\n", "did not find expected"),
-        ("code.yaml", "doc_to_text: !function utils.text\n", "`!function` is not supported: no code"),
+        ("code.yaml", "doc_to_text: !function utils.text\n", "`!function` is not supported: task code"),
         ("docs.yaml", "process_docs: utils.docs\n", "`process_docs` is not supported"),
         ("unknown.yaml", "output_typ: multiple_choice\n", "unknown field `output_typ`"),
         ("written.yaml", "output_type: generate_until\n", "`output_type`: expected one of multiple_choice"),
@@ -403,7 +405,7 @@ fn wrong_examples_and_task_files_are_told() {
         (
             "metric.yaml",
             "output_type: loglikelihood\nmetric_list: [{metric: f1}]\n",
-            "some of perplexity by perplexity, acc by mean, found f1",
+            "expected metrics of loglikelihood (perplexity by perplexity, acc by mean), found f1",
         ),
         (
             "split.yaml",
@@ -417,8 +419,8 @@ fn wrong_examples_and_task_files_are_told() {
         ),
     ] {
         let path = file(name, text);
-        let told = options(&[path.as_str()]).check().unwrap_err().to_string();
-        assert!(told.contains(name) && told.contains(expected), "`{expected}` is not in: {told}");
+        let error = options(&[path.as_str()]).check().unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(expected), "`{expected}` is not in: {error}");
     }
     let keys = "output_type: loglikelihood\ndoc_to_target: b\ntest_split: test\ndataset_path: json\n\
                 dataset_kwargs: {data_files: {test: rows.jsonl}}\ndoc_to_text: ";
@@ -427,7 +429,7 @@ fn wrong_examples_and_task_files_are_told() {
         (
             "missing.yaml",
             "'{{nothing}}'",
-            "rows.jsonl: line 1: `doc_to_text` of the task file: the template does not fit",
+            "rows.jsonl: line 1: `doc_to_text` in the task file: the template cannot be rendered",
         ),
         (
             "endless.yaml",
@@ -437,7 +439,7 @@ fn wrong_examples_and_task_files_are_told() {
     ] {
         let path = file(name, &format!("{keys}{template}\n"));
         let plan = options(&[path.as_str()]).check().unwrap();
-        let told = plan.prepare(&facts, None, &Silent).unwrap_err().to_string();
-        assert!(told.contains(expected), "`{expected}` is not in: {told}");
+        let error = plan.prepare(&facts, None, &Silent).unwrap_err().to_string();
+        assert!(error.contains(expected), "`{expected}` is not in: {error}");
     }
 }

@@ -1,11 +1,11 @@
-//! What protocols make of their data, in tokens of the built-in model, and what they make of results.
+//! Items that the protocols build, in tokens of the built-in model, and their metrics.
 
 mod damaged;
+mod lambada;
 mod metrics;
 mod names;
 mod questions;
 mod windows;
-mod words;
 
 use std::path::Path;
 
@@ -14,19 +14,19 @@ use candle_gpt2_evaluation::{Choice, Data, EvaluationError, Item, Prepared, Sett
 use candle_gpt2_generation::Sequence;
 use candle_gpt2_testing::CheckpointFolder;
 
-/// The context of the built-in model.
+/// Context of the built-in model.
 const N_POSITIONS: usize = 512;
 
 struct Model(Opened);
 
 impl Model {
-    /// The built-in model without its weights.
+    /// Opens the built-in model without its weights.
     fn built_in() -> Self {
         let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
         Self(options.open(&Silent).unwrap())
     }
 
-    /// A model with a context of 48 tokens, without its weights.
+    /// Opens a model with a context of 48 tokens, without its weights.
     fn tiny() -> Self {
         let folder = CheckpointFolder::tiny();
         let options = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
@@ -59,21 +59,21 @@ impl Model {
         (protocol.prepare)(data, &setting)
     }
 
-    /// What a protocol makes of a file, whole.
+    /// Prepares the whole file with a protocol.
     fn prepare(&self, protocol: &str, name: &str, text: &str) -> Prepared {
         let prepared = self.try_prepare(protocol, None, &data(name, text)).unwrap();
         assert_eq!(prepared.damaged, None);
         prepared
     }
 
-    /// The same of one line of JSON, whose only item it is.
+    /// Prepares one line of JSON, which yields a single item.
     fn item(&self, protocol: &str, line: &str) -> Item {
         let mut prepared = self.prepare(protocol, "items.jsonl", line);
-        assert_eq!((prepared.items.len(), prepared.cut), (1, 0));
+        assert_eq!((prepared.items.len(), prepared.truncated_count), (1, 0));
         prepared.items.remove(0)
     }
 
-    /// The texts before and behind the first scored token of each choice.
+    /// Text before the first scored token of each choice, and text from it on.
     fn pieces(&self, item: &Item) -> Vec<(String, String)> {
         let piece = |choice: &Choice| {
             let Sequence { ids, first } = only_sequence(choice);
@@ -106,7 +106,7 @@ fn only_sequence(choice: &Choice) -> &Sequence {
     sequence
 }
 
-/// The same texts, owned.
+/// Converts pieces to owned strings.
 fn owned(pieces: &[(&str, &str)]) -> Vec<(String, String)> {
     pieces.iter().map(|(before, behind)| ((*before).to_owned(), (*behind).to_owned())).collect()
 }

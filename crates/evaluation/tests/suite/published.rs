@@ -1,8 +1,10 @@
-//! The figures that others published of OpenAI's weights, on the published data.
+//! Published results for OpenAI's weights on the published data.
 //!
-//! A figure is measured where `GPT2_PUBLISHED` names a folder with the model (`gpt2`, `gpt2-large`), and `GPT2_EVALUATION_DATA` one
-//! with the data, which may also stand in `texts` beside the folder of `GPT2_CHECKPOINTS`; where not, a line says what is missing.
-//! The sources stand with the protocols: `gpt2 eval --list`.
+//! A result is checked if `GPT2_PUBLISHED` names a folder with the model (`gpt2`, `gpt2-large`) and the
+//! data is available. The data is in the folder that `GPT2_EVALUATION_DATA` names, or in `texts` next to
+//! the folder of `GPT2_CHECKPOINTS`. Otherwise the test prints a line with what is missing.
+//!
+//! The sources are listed with the protocols, see `gpt2 eval --list`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,23 +13,23 @@ use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, Weight
 use candle_gpt2_evaluation::{Data, Setting, named};
 use candle_gpt2_testing::{CHECKPOINTS_VARIABLE, skipped};
 
-/// Names a folder with the published checkpoints.
+/// Environment variable for the folder with the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
-/// Names a folder with the data.
+/// Environment variable for the folder with the data.
 const DATA_VARIABLE: &str = "GPT2_EVALUATION_DATA";
 
-/// A model, a protocol and its data with the published figures: metric, value, and what it may differ by.
-type Figures = (&'static str, &'static str, &'static str, &'static [(&'static str, f64, f64)]);
+/// Model, protocol and data file, with the published metrics: name, value and tolerance.
+type PublishedCase = (&'static str, &'static str, &'static str, &'static [(&'static str, f64, f64)]);
 
-/// Three items of LAMBADA may fall the other way with other kernels.
+/// Three items of LAMBADA may flip with other kernels.
 const LAMBADA_ITEMS: f64 = 3.0 / 5153.0;
-/// Five of HellaSwag, most of whose figures were measured with TF32.
+/// Five items of HellaSwag may flip, because most of its results were computed in TF32.
 const HELLASWAG_ITEMS: f64 = 5.0 / 10_042.0;
-/// Half of the last digit that was printed.
+/// Half of the last printed digit.
 const FOUR_DIGITS: f64 = 0.5e-4;
 const HUNDREDTH: f64 = 0.01;
 
-const LAMBADA: [Figures; 3] = [
+const LAMBADA: [PublishedCase; 3] = [
     (
         "gpt2",
         "lambada:lm-eval",
@@ -38,7 +40,7 @@ const LAMBADA: [Figures; 3] = [
     ("gpt2", "lambada:stop-words", "lambada_openai.jsonl", &[("acc", 0.4198, LAMBADA_ITEMS + FOUR_DIGITS)]),
 ];
 
-const WIKITEXT: [Figures; 4] = [
+const WIKITEXT: [PublishedCase; 4] = [
     (
         "gpt2",
         "wikitext:lm-eval",
@@ -54,7 +56,7 @@ const WIKITEXT: [Figures; 4] = [
     ("gpt2-large", "wikitext:hf-512", "wiki.test.raw", &[("perplexity", 16.44, HUNDREDTH)]),
 ];
 
-const HELLASWAG: [Figures; 2] = [
+const HELLASWAG: [PublishedCase; 2] = [
     (
         "gpt2",
         "hellaswag:lm-eval",
@@ -72,21 +74,22 @@ const HELLASWAG: [Figures; 2] = [
     ),
 ];
 
-/// The folder of a published model.
+/// Returns the folder of a published model.
 ///
 /// # Panics
-/// When the variable names something else than a folder: a run that asks for these tests must not skip them all.
+/// Panics if the variable does not name a folder, because a run that requests these tests must not skip
+/// all of them.
 fn model_folder(name: &str) -> Option<PathBuf> {
     let folder = PathBuf::from(env::var_os(PUBLISHED_VARIABLE)?);
     assert!(folder.is_dir(), "{PUBLISHED_VARIABLE}={} is not a folder", folder.display());
     Some(folder.join(name)).filter(|folder| folder.is_dir())
 }
 
-/// A file of the data, in the folder that is named for it or in `texts` beside the checkpoints.
+/// Finds a data file in the folder for data, or in `texts` next to the checkpoints.
 fn data_file(name: &str) -> Option<PathBuf> {
-    let beside = |checkpoints: PathBuf| checkpoints.join("..").join("texts");
+    let sibling = |checkpoints: PathBuf| checkpoints.join("..").join("texts");
     let named = env::var_os(DATA_VARIABLE).map(PathBuf::from);
-    let folders = [named, env::var_os(CHECKPOINTS_VARIABLE).map(PathBuf::from).map(beside)];
+    let folders = [named, env::var_os(CHECKPOINTS_VARIABLE).map(PathBuf::from).map(sibling)];
     folders.into_iter().flatten().map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
@@ -100,12 +103,12 @@ fn load(folder: &Path) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// Measures what can be measured, and says what cannot.
+/// Checks the results whose model and data are available, and reports the others as skipped.
 #[track_caller]
-fn check(figures: &[Figures]) {
+fn check(cases: &[PublishedCase]) {
     let mut loaded: Option<(&str, LoadedModel)> = None;
     let mut wrong = Vec::new();
-    for (model, protocol, data, metrics) in figures {
+    for (model, protocol, data, metrics) in cases {
         let (Some(folder), Some(path)) = (model_folder(model), data_file(data)) else {
             skipped(&format!(
                 "{protocol} of {model}: it needs {PUBLISHED_VARIABLE} to name a folder with {model}, and {DATA_VARIABLE} one with {data}"
@@ -137,16 +140,16 @@ fn check(figures: &[Figures]) {
 }
 
 #[test]
-fn lambada_has_the_published_figures() {
+fn lambada_matches_published_results() {
     check(&LAMBADA);
 }
 
 #[test]
-fn wikitext_has_the_published_figures() {
+fn wikitext_matches_published_results() {
     check(&WIKITEXT);
 }
 
 #[test]
-fn hellaswag_has_the_published_figures() {
+fn hellaswag_matches_published_results() {
     check(&HELLASWAG);
 }

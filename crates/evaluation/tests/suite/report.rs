@@ -1,5 +1,4 @@
-//! What is told of a measurement: published figures of the model's own size, differences in standard errors, numbers that JSON
-//! does not have.
+//! Reports: published results of the same model size, standard errors, infinities and NaN in JSON.
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_evaluation::{DatasetReport, Metric, MetricReport, Published, Report, Size, StderrKind};
@@ -11,7 +10,7 @@ fn published(model: Size, value: f64, protocol: &'static str, exact: bool) -> Pu
     Published { model, metric: "acc", value, source: SOURCE, protocol, exact }
 }
 
-fn figures() -> [Published; 5] {
+fn published_results() -> [Published; 5] {
     [
         published(Size::Small, 0.46, "not published", false),
         published(Size::Small, 0.3, "task:one", true),
@@ -56,49 +55,52 @@ fn report(metrics: Vec<MetricReport>, known: Option<bool>, limit: Option<usize>)
 }
 
 #[test]
-fn a_figure_stands_beside_those_of_its_own_size_and_protocol() {
-    let told = MetricReport::new(&acc(0.32, Some(0.01)), "task:one", &figures(), Some(Size::Small));
-    let found: Vec<_> = told.published.iter().map(|published| (published.value, published.exact)).collect();
+fn metric_is_compared_with_its_own_size_and_protocol() {
+    let report =
+        MetricReport::new(&acc(0.32, Some(0.01)), "task:one", &published_results(), Some(Size::Small));
+    let found: Vec<_> = report.published.iter().map(|published| (published.value, published.exact)).collect();
     assert_eq!(found, [(0.46, false), (0.3, true), (0.35, false)]);
-    assert!((told.z.unwrap() - 2.0).abs() < 1e-9);
-    let of_number = MetricReport::new(&acc(0.32, Some(0.01)), "task:one-512", &figures(), Some(Size::Small));
-    assert!((of_number.z.unwrap() + 3.0).abs() < 1e-9, "the figure of that number");
-    let elsewhere = |stderr, size| MetricReport::new(&acc(0.32, stderr), "task:one", &figures(), size);
-    assert_eq!(elsewhere(None, Some(Size::Small)).z, None);
-    assert_eq!(elsewhere(Some(0.0), Some(Size::Small)).z, None, "no error to count in");
-    assert_eq!(elsewhere(Some(0.01), Some(Size::Medium)).published, []);
-    assert_eq!(elsewhere(Some(0.01), None).z, None);
+    assert!((report.z.unwrap() - 2.0).abs() < 1e-9);
+    let with_parameter =
+        MetricReport::new(&acc(0.32, Some(0.01)), "task:one-512", &published_results(), Some(Size::Small));
+    assert!((with_parameter.z.unwrap() + 3.0).abs() < 1e-9, "the result with the same parameter");
+    let compared =
+        |stderr, size| MetricReport::new(&acc(0.32, stderr), "task:one", &published_results(), size);
+    assert_eq!(compared(None, Some(Size::Small)).z, None);
+    assert_eq!(compared(Some(0.0), Some(Size::Small)).z, None, "no standard error to divide by");
+    assert_eq!(compared(Some(0.01), Some(Size::Medium)).published, []);
+    assert_eq!(compared(Some(0.01), None).z, None);
 }
 
 #[test]
-fn json_has_every_number_even_where_json_has_none() {
+fn json_encodes_non_finite_numbers_as_strings() {
     let metrics = vec![
-        MetricReport::new(&acc(0.32, Some(0.01)), "task:one", &figures()[1..2], Some(Size::Small)),
+        MetricReport::new(&acc(0.32, Some(0.01)), "task:one", &published_results()[1..2], Some(Size::Small)),
         MetricReport::new(&acc(f64::INFINITY, Some(f64::NAN)), "task:one", &[], None),
         MetricReport::new(&acc(f64::NEG_INFINITY, None), "task:one", &[], None),
     ];
-    let told = serde_json::to_string(&report(metrics, Some(true), None)).unwrap();
-    let told: Value = serde_json::from_str(&told).unwrap();
+    let text = serde_json::to_string(&report(metrics, Some(true), None)).unwrap();
+    let value: Value = serde_json::from_str(&text).unwrap();
     let published = json!([
         { "model": "gpt2", "metric": "acc", "value": 0.3, "source": "a log", "protocol": "task:one", "exact": true }
     ]);
-    assert_eq!(told["metrics"][0]["published"], published);
-    assert_eq!(told["metrics"][0]["stderr_kind"], "binomial");
-    assert_eq!([&told["metrics"][1]["value"], &told["metrics"][1]["stderr"]], ["Infinity", "NaN"]);
+    assert_eq!(value["metrics"][0]["published"], published);
+    assert_eq!(value["metrics"][0]["stderr_kind"], "binomial");
+    assert_eq!([&value["metrics"][1]["value"], &value["metrics"][1]["stderr"]], ["Infinity", "NaN"]);
     assert_eq!(
-        [&told["metrics"][2]["value"], &told["metrics"][2]["stderr"]],
+        [&value["metrics"][2]["value"], &value["metrics"][2]["stderr"]],
         [&json!("-Infinity"), &Value::Null]
     );
-    assert!(told.get("base").is_none());
+    assert!(value.get("base").is_none());
 }
 
 #[test]
-fn the_table_has_the_figures_and_what_they_may_be_compared_with() {
+fn table_shows_metrics_and_comparable_results() {
     let small = Metric { name: "kl", stderr_kind: StderrKind::Delta, ..acc(0.000_012_34, None) };
     let metrics = || {
         vec![
-            MetricReport::new(&acc(0.32, Some(0.01)), "task:one", &figures(), Some(Size::Small)),
-            MetricReport::new(&small, "task:one", &figures(), Some(Size::Small)),
+            MetricReport::new(&acc(0.32, Some(0.01)), "task:one", &published_results(), Some(Size::Small)),
+            MetricReport::new(&small, "task:one", &published_results(), Some(Size::Small)),
         ]
     };
     let table = report(metrics(), Some(true), None).to_string();
@@ -109,27 +111,27 @@ task:one  kl      1.234e-5         -          -  -
   acc 0.4600 by a log (protocol not published)
   acc 0.3000 by a log (this protocol)
   acc 0.3500 by a log (another protocol: task:one-512)
-  the published figures are of the same items: a difference is none of chance
+  the published figures are for the same items, so no difference is due to chance
   data: data.jsonl at abc, 100 items, sha256 0f, the published file
   model: gpt2 in f32, on cpu; 1234 tokens read in 2.0 s";
     assert_eq!(table, expected);
     let line = |known, limit| report(metrics(), known, limit).to_string().lines().nth(6).unwrap().to_owned();
-    assert_eq!(line(Some(false), None), "  the published figures are of other items");
-    assert_eq!(line(Some(true), Some(100)), "  the published figures are of other items");
-    assert_eq!(line(None, None), "  whether the published figures are of the same items is not known");
+    assert_eq!(line(Some(false), None), "  the published figures are for other items");
+    assert_eq!(line(Some(true), Some(100)), "  the published figures are for other items");
+    assert_eq!(line(None, None), "  the published figures may be for other items");
     let limited = report(metrics(), Some(true), Some(100)).to_string();
     assert!(limited.contains("data.jsonl at abc, the first 100 items, sha256 0f"), "{limited}");
 }
 
 #[test]
-fn a_size_is_told_by_its_shape() {
+fn size_is_detected_from_the_shape() {
     let config =
         |n_layer, n_embd, vocab_size| Gpt2Config { n_layer, n_embd, vocab_size, ..Gpt2Config::gpt2() };
     assert_eq!(Size::of(&config(12, 768, 50257)).map(Size::name), Some("gpt2"));
     assert_eq!(Size::of(&config(24, 1024, 50257)).map(Size::name), Some("gpt2-medium"));
     assert_eq!(Size::of(&config(36, 1280, 50257)).map(Size::name), Some("gpt2-large"));
     assert_eq!(Size::of(&config(48, 1600, 50257)).map(Size::name), Some("gpt2-xl"));
-    // distilgpt2, and a model of the same width with other tokens.
+    // distilgpt2, and a model of the same width with another vocabulary.
     assert_eq!(Size::of(&config(6, 768, 50257)), None);
     assert_eq!(Size::of(&config(12, 768, 1024)), None);
 }

@@ -1,11 +1,12 @@
-//! What benches are called with.
+//! Command-line arguments of the benchmarks.
 
 use std::error::Error;
 
 use candle_gpt2_arithmetic::{limits, set_thread_count};
 
-/// Sets what `--threads N` and `--instructions SET` say; the other arguments are names of what is to be measured, all if there
-/// is none.
+/// Applies `--threads N` and `--instructions SET` and returns the names of the benchmarks to run.
+///
+/// An empty list selects all benchmarks.
 pub(crate) fn names() -> Result<Vec<String>, Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut names = Vec::new();
@@ -17,10 +18,10 @@ pub(crate) fn names() -> Result<Vec<String>, Box<dyn Error>> {
             "--instructions" => {
                 let name = arguments.next().unwrap_or_default();
                 if !limits::choose_instruction_set(&name) {
-                    return Err(format!("{name}: not a set of this processor").into());
+                    return Err(format!("{name}: this processor does not have this instruction set").into());
                 }
             }
-            // `cargo bench` gives `--bench`.
+            // `cargo bench` passes `--bench`.
             name if name.starts_with('-') => {}
             name => names.push(name.to_owned()),
         }

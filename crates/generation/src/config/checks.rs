@@ -1,4 +1,6 @@
-//! Which values the options may have together and for a model; `table.rs` has the range of each.
+//! Validation of options in combination with each other and with the model.
+//!
+//! Ranges of single options are in `table.rs`.
 
 use candle_gpt2::Gpt2Config;
 
@@ -9,20 +11,22 @@ use crate::GenerationError;
 use crate::logits::to_f32;
 
 impl GenerationConfig {
-    /// Checks every option, alone and with the others.
+    /// Checks every option, by itself and in combination with the others.
     ///
     /// # Errors
-    /// When one is out of its range, or two contradict each other.
+    /// Returns an error if an option is out of range or if two options contradict each other.
     pub fn check(&self) -> Result<(), GenerationError> {
         self.check_ranges()?;
         self.check_combinations()
     }
 
-    /// Checks what depends on the model: that every token that is named is one of the vocabulary, and that the tokens to
-    /// be kept of long texts fit into the context.
+    /// Checks the options that depend on the model.
+    ///
+    /// Every token id must be in the vocabulary. The tokens to keep of long prompts and sliding windows
+    /// must fit into the context.
     ///
     /// # Errors
-    /// When one does not.
+    /// Returns an error if an id is outside the vocabulary or if too many tokens are to be kept.
     pub fn check_model(&self, model: &Gpt2Config) -> Result<(), GenerationError> {
         self.check_window(model.n_positions)?;
         let lists: [(&'static str, Vec<u32>); 7] = [
@@ -36,14 +40,14 @@ impl GenerationConfig {
         ];
         for (option, ids) in lists {
             if let Some(id) = ids.into_iter().find(|id| !model.has_token(*id)) {
-                let expected = format!("token ids below the vocabulary's size of {}", model.vocab_size);
+                let expected = format!("token ids below the vocabulary size of {}", model.vocab_size);
                 return Err(out_of_range(option, &expected, id));
             }
         }
         Ok(())
     }
 
-    /// Checks everything for a search of this kind on a model.
+    /// Checks all options for a search of this kind on this model.
     pub(crate) fn check_for(&self, mode: SearchMode, model: &Gpt2Config) -> Result<(), GenerationError> {
         self.check()?;
         self.check_model(model)?;
@@ -52,17 +56,17 @@ impl GenerationConfig {
         }
         let what = match mode {
             SearchMode::TokenByToken => {
-                "beam and contrastive search have functions of their own: beam_search, contrastive_search"
+                "this function decodes token by token; use `beam_search` or `contrastive_search`"
             }
             SearchMode::Beams => "beam search needs `num_beams` of at least 2",
             SearchMode::Contrastive => {
-                "contrastive search needs a `penalty_alpha` above 0 and no `do_sample`"
+                "contrastive search needs `penalty_alpha` above 0 and `do_sample` false"
             }
         };
         Err(GenerationError::Conflict { what: what.into() })
     }
 
-    /// Checks that the tokens to be kept of long texts fit into the context.
+    /// Checks that the tokens to keep fit into the context.
     fn check_window(&self, n_positions: usize) -> Result<(), GenerationError> {
         let fits = |kept: usize| match kept <= n_positions {
             true => Ok(()),
@@ -77,11 +81,13 @@ impl GenerationConfig {
         Ok(())
     }
 
-    /// The prompt as the model gets it, after the policy for long prompts; everything that can be refused is refused
-    /// here, before any work.
+    /// Applies the policy for long prompts and returns the tokens that the model reads.
+    ///
+    /// Invalid prompts are rejected here, before any computation.
     ///
     /// # Errors
-    /// When it is empty, an id is outside the vocabulary, or it is too long for the policy.
+    /// Returns an error if the prompt is empty, an id is outside the vocabulary, or the prompt is too long
+    /// for the policy. Also returns an error if the policy keeps more tokens than the context holds.
     pub fn fit_prompt(&self, prompt: &[u32], model: &Gpt2Config) -> Result<Vec<u32>, GenerationError> {
         let n_positions = model.n_positions;
         check_ids(prompt, model)?;
@@ -96,10 +102,10 @@ impl GenerationConfig {
         }
     }
 
-    /// Checks every option alone.
+    /// Checks every option by itself.
     ///
     /// # Errors
-    /// When one is out of its range.
+    /// Returns an error if an option is out of range.
     pub fn check_ranges(&self) -> Result<(), GenerationError> {
         self.check_numbers()?;
         if self.penalty_alpha != 0.0 && self.top_k > MAX_TEXTS {
@@ -107,7 +113,7 @@ impl GenerationConfig {
             return Err(out_of_range("top_k", &expected, self.top_k));
         }
         if self.stop_strings.iter().any(String::is_empty) {
-            return Err(out_of_range("stop_strings", "texts that are not empty", "\"\""));
+            return Err(out_of_range("stop_strings", "non-empty strings", "\"\""));
         }
         if self.bad_words_ids.iter().chain(self.sequence_bias.iter().map(|(ids, _)| ids)).any(Vec::is_empty) {
             return Err(out_of_range(
@@ -121,7 +127,7 @@ impl GenerationConfig {
             return Err(out_of_range("sequence_bias", "numbers that are finite in f32, or -inf", bias));
         }
         if matches!(self.long_prompt, LongPrompt::Keep { last: 0, .. }) {
-            return Err(out_of_range("tokens kept of a long prompt", "at least 1 at its end", 0));
+            return Err(out_of_range("keep_last", "at least 1", 0));
         }
         Ok(())
     }
@@ -138,13 +144,14 @@ impl GenerationConfig {
                 conflict("beam search does not sample; set `do_sample` to false")
             }
             SearchMode::Beams if self.penalty_alpha > 0.0 => conflict(
-                "`penalty_alpha` is of contrastive search, `num_beams` of beam search; set one of both",
+                "`penalty_alpha` and `num_beams` are mutually exclusive (contrastive search, beam search)",
             ),
             SearchMode::Beams if !beams.is_multiple_of(groups) => {
                 conflict(&format!("`num_beam_groups` {groups} does not divide `num_beams` {beams}"))
             }
             SearchMode::Beams if groups > 1 && self.diversity_penalty <= 0.0 => conflict(
-                "`num_beam_groups` needs a `diversity_penalty` above 0, or all groups find the same texts",
+                "`num_beam_groups` needs a `diversity_penalty` above 0; \
+                 otherwise all groups find the same completions",
             ),
             SearchMode::Beams if texts > beams => {
                 conflict(&format!("`num_return_sequences` {texts} is more than `num_beams` {beams}"))
@@ -195,7 +202,7 @@ pub(crate) fn check_ids(ids: &[u32], model: &Gpt2Config) -> Result<(), Generatio
     }
 }
 
-/// Tokens after the head that stay when the window slides: half of the context.
+/// Number of tokens after the head that remain when the window slides: half of the context.
 pub(crate) fn slid_tokens(n_positions: usize) -> usize {
     (n_positions / 2).max(1)
 }

@@ -1,4 +1,4 @@
-//! The options as JSON: what a `generation_config.json` says.
+//! Options from a `generation_config.json`.
 //!
 //! Source: `src/transformers/generation/configuration_utils.py`.
 
@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 use super::table::{GenerationConfig, GenerationOptions, OPTIONS};
 use crate::GenerationError;
 
-/// Keys of `generation_config.json` that would change the text and that are not served; with the value, beside null
-/// and false, that changes nothing.
+/// Unsupported keys of `generation_config.json` that would change the completion.
+///
+/// Null, false and the number next to a key change nothing and are accepted.
 const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
     ("guidance_scale", Some(1.0)),
     ("min_length", Some(0.0)),
@@ -26,18 +27,20 @@ const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
 ];
 
 impl GenerationConfig {
-    /// The same configuration with what a `generation_config.json` sets. Keys that do not change the text are not
-    /// looked at.
+    /// Applies the options of a `generation_config.json` and returns the result.
+    ///
+    /// Keys that do not change the completion are ignored.
     ///
     /// # Errors
-    /// When it is no valid JSON, a value has another type, or something is asked for that is not served.
+    /// Returns an error if the JSON is invalid, a value has the wrong type, or a key asks for an
+    /// unsupported feature.
     pub fn with_json(self, json: &str) -> Result<Self, GenerationError> {
         Ok(self.with_stated(&GenerationOptions::of_json(json)?))
     }
 
-    /// The same configuration with what a `generation_config.json` sets, as [`GenerationOptions::of_json`] returns it.
+    /// Applies the options of a `generation_config.json` that [`GenerationOptions::of_json`] has read.
     pub fn with_stated(mut self, stated: &GenerationOptions) -> Self {
-        // A number of all tokens takes precedence over the default of new ones.
+        // A limit on the total length replaces the default limit on new tokens.
         if stated.max_length.is_some() {
             self.max_new_tokens = usize::MAX;
         }
@@ -47,13 +50,15 @@ impl GenerationConfig {
 }
 
 impl GenerationOptions {
-    /// The options that a `generation_config.json` sets. Keys that do not change the completion are ignored.
+    /// Reads the options of a `generation_config.json`.
+    ///
+    /// Keys that do not change the completion are ignored.
     ///
     /// # Errors
-    /// As [`GenerationConfig::with_json`].
+    /// Returns the same errors as [`GenerationConfig::with_json`].
     pub fn of_json(json: &str) -> Result<Self, GenerationError> {
         let refuse = |what: String| GenerationError::Json { what };
-        // Some editors put a byte order mark in front.
+        // Some editors write a byte order mark.
         let json = json.trim_start_matches('\u{feff}');
         let mut keys: Map<String, Value> = serde_json::from_str(json).map_err(|error| {
             refuse(match json.starts_with(GIT_LFS_POINTER) {
@@ -61,16 +66,16 @@ impl GenerationOptions {
                 false => format!("not a JSON object: {error}"),
             })
         })?;
-        // A key that is null is not set.
+        // A null value leaves the option unset.
         keys.retain(|_, value| !value.is_null());
         for (key, neutral) in REFUSED_KEYS {
             let value = keys.get(key).unwrap_or(&Value::Null);
             let changes_nothing = matches!(value, Value::Null | Value::Bool(false));
             if !changes_nothing && (neutral.is_none() || value.as_f64() != neutral) {
-                return Err(refuse(format!("`{key}` is {value}, which is not supported; remove the key")));
+                return Err(refuse(format!("`{key}` {value} is not supported; remove the key")));
             }
         }
-        // A number of new tokens takes precedence over a number of all tokens.
+        // A limit on new tokens takes precedence over a limit on the total length.
         if keys.contains_key("max_new_tokens") {
             keys.remove("max_length");
         }

@@ -1,17 +1,26 @@
-//! What options choose among, and the largest values that they have.
+//! Enumerations and limits that the options use.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// Smallest temperature: below it, logits divided by it could leave the range of f32. Sampling is greedy long before.
-/// [`GenerationConfig::check`](crate::GenerationConfig::check) refuses less.
+/// Smallest temperature for sampling.
+///
+/// Dividing logits by a smaller number could leave the range of f32. Sampling is effectively greedy
+/// long before that. [`GenerationConfig::check`](crate::GenerationConfig::check) rejects smaller
+/// values.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
-/// Most beams, and most texts of one prompt: far more than anyone reads. Whether memory holds their keys and values depends on
-/// the model, and is another question. [`GenerationConfig::check`](crate::GenerationConfig::check) refuses more.
+/// Maximum number of beams, and of completions for one prompt.
+///
+/// This is far more than anyone reads. The memory for their keys and values depends on the model and is
+/// checked separately. [`GenerationConfig::check`](crate::GenerationConfig::check) rejects larger
+/// values.
 pub const MAX_TEXTS: usize = 4096;
 
-/// When a beam search ends, once there are as many finished texts as beams. [`GenerationConfig::early_stopping`](crate::GenerationConfig::early_stopping) chooses.
+/// Condition that ends a beam search.
+///
+/// It applies once there is a finished completion for every beam.
+/// [`GenerationConfig::early_stopping`](crate::GenerationConfig::early_stopping) selects the condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum EarlyStopping {
@@ -30,33 +39,39 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// What becomes of a prompt longer than the context. A choice of [`GenerationConfig`](crate::GenerationConfig).
+/// Policy for prompts that are longer than the context.
+///
+/// [`GenerationConfig::long_prompt`](crate::GenerationConfig::long_prompt) selects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LongPrompt {
-    /// It is refused, with the numbers.
+    /// Rejects the prompt; the error message gives both lengths.
     #[default]
     Refuse,
-    /// Its first `head` and its last `last` tokens are kept.
+    /// Keeps the first `head` and the last `last` tokens.
     Keep {
-        /// Tokens kept at the beginning.
+        /// Number of tokens to keep at the beginning.
         head: usize,
-        /// Tokens kept at the end; at least 1.
+        /// Number of tokens to keep at the end; at least 1.
         last: usize,
     },
 }
 
-/// What happens when prompt and text fill the context. A choice of [`GenerationConfig`](crate::GenerationConfig).
+/// Behavior when prompt and completion fill the context.
+///
+/// [`GenerationConfig::when_full`](crate::GenerationConfig::when_full) selects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// Generation ends.
+    /// Ends generation.
     #[default]
     Stop,
-    /// The window slides: its first `head` tokens and the last half of the context are computed again at new
-    /// positions (GPT-2's positions are absolute, so the cache cannot move), and generation continues.
+    /// Slides the window and continues.
+    ///
+    /// The first `head` tokens and the last half of the context are recomputed at new positions. The KV
+    /// cache cannot be shifted because GPT-2's positions are absolute.
     Slide {
-        /// Tokens kept at the beginning.
+        /// Number of tokens to keep at the beginning.
         head: usize,
     },
 }

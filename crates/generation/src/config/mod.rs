@@ -1,6 +1,8 @@
-//! How to generate: fields named as in transformers' `generation_config.json`, with the defaults of transformers but for the number
-//! of new tokens. `table.rs` has every option, `checks.rs` says which values go together, and `options.rs` how a request changes
-//! what a checkpoint's files say.
+//! Generation options.
+//!
+//! Fields have the names and defaults of transformers' `generation_config.json`, except for the default
+//! number of new tokens. `table.rs` lists every option, `checks.rs` validates combinations of values,
+//! and `options.rs` applies a request's options to those of a checkpoint's files.
 
 mod checks;
 mod json;

@@ -1,11 +1,13 @@
-//! Which search the options ask for, and how long it may be.
+//! Search mode and maximum length that follow from the options.
 
 use super::table::GenerationConfig;
 
-/// How the next token is searched for. [`GenerationConfig::search_mode`] says which it is.
+/// Search algorithm.
+///
+/// [`GenerationConfig::search_mode`] returns the one that the options select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SearchMode {
-    /// One token after the other, greedily or at random.
+    /// Decodes one token at a time, greedily or by sampling.
     TokenByToken,
     /// Beam search, with or without groups.
     Beams,
@@ -14,7 +16,7 @@ pub enum SearchMode {
 }
 
 impl GenerationConfig {
-    /// How the next token is searched for; as in transformers, the options decide.
+    /// Returns the search mode that the options select, by the rules of transformers.
     pub fn search_mode(&self) -> SearchMode {
         match self {
             Self { num_beams: 2.., .. } => SearchMode::Beams,
@@ -23,7 +25,7 @@ impl GenerationConfig {
         }
     }
 
-    /// Most tokens that are generated for a prompt of this length, whatever the context holds.
+    /// Returns the maximum number of new tokens for a prompt of this length, regardless of the context.
     pub(crate) fn new_tokens(&self, prompt_len: usize) -> usize {
         let of_length = self.max_length.map(|length| length.saturating_sub(prompt_len));
         self.max_new_tokens.min(of_length.unwrap_or(usize::MAX))

@@ -1,11 +1,13 @@
-//! Every option of generation, once: its name, type, default and range, what it does, and its flag at a command line.
+//! Table of all generation options: name, type, default, range, description and command-line flag.
 //!
-//! A row makes a field of [`GenerationConfig`], which is what a generator reads, a field of [`GenerationOptions`], which is what a
-//! request sets, and an entry of [`OPTIONS`], from which stubs and tables are written. A new option needs a row here, and the
-//! logits processor that does it.
+//! Each row generates a field of [`GenerationConfig`], which generators read, and a field of
+//! [`GenerationOptions`], which requests set. It also generates an entry of [`OPTIONS`], from which
+//! stubs and reference tables are written. A new option needs a row here and a logits processor that
+//! implements it.
 //!
-//! Source of names and defaults: `src/transformers/generation/configuration_utils.py`; of ranges: the checks in its
-//! `logits_process.py`. Presence and frequency penalty are those of OpenAI's API, which transformers does not have.
+//! Names and defaults follow transformers' `src/transformers/generation/configuration_utils.py`, and
+//! ranges follow the checks in its `logits_process.py`. Presence and frequency penalty come from
+//! OpenAI's API; transformers lacks them.
 
 use std::fmt;
 
@@ -17,17 +19,19 @@ use super::kinds::{EarlyStopping, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, WhenFu
 use crate::GenerationError;
 use crate::logits::to_f32;
 
-/// Maximum number of new tokens if nothing sets one: the default of every front end, see [`GenerationConfig`].
+/// Default maximum number of new tokens in every front end; see [`GenerationConfig`].
 pub const MAX_NEW_TOKENS: usize = 100;
 
-/// Largest power of the length, either way: beyond it scores leave the range of f64.
+/// Largest absolute value of the length penalty; beyond it, scores leave the range of f64.
 const MAX_LENGTH_PENALTY: f64 = 20.0;
 
-/// The values that an option may have.
+/// Values that an option accepts.
 struct Range {
     expected: &'static str,
     holds: fn(f64) -> bool,
-    /// Whether only sampling reads the option. Without sampling it may be anything, as in transformers.
+    /// Whether only sampling reads the option.
+    ///
+    /// Without sampling, any value is accepted, as in transformers.
     of_sampling: bool,
 }
 
@@ -39,16 +43,16 @@ const fn sampling(expected: &'static str, holds: fn(f64) -> bool) -> Range {
     Range { expected, holds, of_sampling: true }
 }
 
-// Logits are f32: a number must be finite there too.
+// Logits are f32, so a number must be finite in f32 too.
 fn is_finite(x: f64) -> bool {
     to_f32(x).is_finite()
 }
 
-const FINITE: Range = range("a finite number in f32", is_finite);
+const FINITE: Range = range("a number that is finite in f32", is_finite);
 const POSITIVE: Range = range("greater than 0, and finite in f32", |x| is_finite(x) && to_f32(x) > 0.0);
 const NOT_NEGATIVE: Range = range("at least 0, and finite in f32", |x| x >= 0.0 && is_finite(x));
-const SECONDS: Range = range("seconds, more than 0", |x| x > 0.0);
-const TEXTS: Range = range("at least 1 and at most 4096", |x| (1.0..=MAX_TEXTS as f64).contains(&x));
+const SECONDS: Range = range("a number of seconds greater than 0", |x| x > 0.0);
+const TEXTS: Range = range("from 1 to 4096", |x| (1.0..=MAX_TEXTS as f64).contains(&x));
 const SHARE: Range = range("from 0 to 1", |x| (0.0..=1.0).contains(&x));
 const LENGTH_POWER: Range = range("from -20 to 20", |x| x.abs() <= MAX_LENGTH_PENALTY);
 const TEMPERATURE: Range =
@@ -57,9 +61,9 @@ const SAMPLED_MASS: Range = sampling("a number greater than 0 and at most 1", |x
 const SAMPLED_SHARE: Range = sampling("from 0 to 1", |x| (0.0..=1.0).contains(&x));
 const SAMPLED_CUTOFF: Range = sampling("at least 0 and less than 1", |x| (0.0..1.0).contains(&x));
 
-/// A value that a [`Range`] can be asked about.
+/// A value that a [`Range`] can check.
 trait Number {
-    /// The number, if there is one.
+    /// Returns the number; `None` if the option is unset.
     fn number(&self) -> Option<f64>;
 }
 
@@ -81,89 +85,91 @@ impl Number for Option<f64> {
     }
 }
 
-/// An option as tables and stubs describe it; [`OPTIONS`] lists them.
+/// Description of an option for tables and stubs; [`OPTIONS`] lists all of them.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionRow {
-    /// Its name, in every front end.
+    /// Option name, the same in every front end.
     pub name: &'static str,
-    /// Its type in Rust, such as `usize` or `Vec<u32>`.
+    /// Rust type, such as `usize` or `Vec<u32>`.
     pub kind: &'static str,
-    /// Its default, as Rust writes it.
+    /// Default value as a Rust expression.
     pub default: &'static str,
-    /// The group that it belongs to.
+    /// Name of the option's group.
     pub group: &'static str,
-    /// What it does.
+    /// Description of the option.
     pub doc: &'static str,
-    /// How a request over HTTP sets it; without this, none does under this name.
+    /// Field of an HTTP request that sets the option; `None` if there is no field of this name.
     pub request: Option<RequestField>,
 }
 
-/// An option as a field of a request over HTTP: a number, whose range may be narrower than that of the option.
+/// Numeric field of an HTTP request, whose range may be narrower than the option's.
 ///
 /// ```
 /// use candle_gpt2_generation::OPTIONS;
 ///
-/// let option = OPTIONS.iter().find(|option| option.name == "temperature").ok_or("it is missing")?;
-/// let field = option.request.ok_or("it is no field")?;
+/// let option = OPTIONS.iter().find(|option| option.name == "temperature").ok_or("unknown option")?;
+/// let field = option.request.ok_or("not a request field")?;
 /// assert!(field.contains(2.0) && !field.contains(2.1));
 /// assert_eq!(field.to_string(), "from 0 to 2");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct RequestField {
-    /// The least value.
-    pub least: f64,
-    /// Whether `least` itself is excluded.
+    /// Smallest value.
+    pub min: f64,
+    /// Whether `min` itself is excluded.
     pub is_above: bool,
-    /// The largest value.
-    pub most: f64,
-    /// Another name of the field, which other servers have.
+    /// Largest value.
+    pub max: f64,
+    /// Alternative name of the field, for compatibility with other servers.
     pub alias: Option<&'static str>,
 }
 
 impl RequestField {
-    const fn from(least: f64, most: f64) -> Self {
-        Self { least, is_above: false, most, alias: None }
+    const fn from(min: f64, max: f64) -> Self {
+        Self { min, is_above: false, max, alias: None }
     }
 
-    const fn above(least: f64, most: f64) -> Self {
-        Self { is_above: true, ..Self::from(least, most) }
+    const fn above(min: f64, max: f64) -> Self {
+        Self { is_above: true, ..Self::from(min, max) }
     }
 
     const fn alias(self, alias: &'static str) -> Self {
         Self { alias: Some(alias), ..self }
     }
 
-    /// Whether a request may set this number.
+    /// Returns whether a request may set this number.
     pub fn contains(&self, number: f64) -> bool {
-        (self.least..=self.most).contains(&number) && !(self.is_above && number == self.least)
+        (self.min..=self.max).contains(&number) && !(self.is_above && number == self.min)
     }
 }
 
-/// The range in words, as they follow "a number".
+/// Writes the range in words, to follow "a number".
 impl fmt::Display for RequestField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.is_above {
-            true => write!(f, "above {} and at most {}", self.least, self.most),
-            false => write!(f, "from {} to {}", self.least, self.most),
+            true => write!(f, "above {} and at most {}", self.min, self.max),
+            false => write!(f, "from {} to {}", self.min, self.max),
         }
     }
 }
 
-/// Largest whole number of a request, more than any context holds.
+/// Largest integer that a request may set, which exceeds every context size.
 const MAX_WHOLE: f64 = u32::MAX as f64;
 
-/// The type that the configuration keeps of an option: the option's own, unless the row says another.
-macro_rules! kept {
+/// Type of an option's field in the configuration: the option's own type, unless the row overrides it.
+macro_rules! config_type {
     ($kind:ty) => {
         $kind
     };
-    ($kind:ty, $kept:ty) => {
-        $kept
+    ($kind:ty, $config_type:ty) => {
+        $config_type
     };
 }
 
-/// Whether only sampling reads the option: all of its group do, but for the switch and the number of texts.
+/// Returns whether only sampling reads the option.
+///
+/// This holds for the `Sampling` group except `do_sample` and `num_return_sequences`.
 fn is_for_sampling(group: &str, name: &str) -> bool {
     group == "Sampling" && name != "do_sample" && name != "num_return_sequences"
 }
@@ -175,11 +181,11 @@ macro_rules! options {
                 $(#[doc = $doc:literal])+
                 #[arg($($arg:tt)*)]
                 $(#[request($request:expr)])?
-                $name:ident: $kind:ty $(as $kept:ty)? = $default:expr $(, in $range:expr)?;
+                $name:ident: $kind:ty $(as $config_type:ty)? = $default:expr $(, in $range:expr)?;
             )+
         }
     )+) => {
-        /// The configuration of generation: how the next token is chosen, and when to stop.
+        /// Generation configuration: how to choose the next token and when to stop.
         ///
         /// ```
         /// use candle_gpt2_generation::{GenerationConfig, SearchMode};
@@ -188,7 +194,7 @@ macro_rules! options {
         /// config.check()?;
         /// assert_eq!(config.search_mode(), SearchMode::TokenByToken);
         ///
-        /// // What a `generation_config.json` sets.
+        /// // Values from a `generation_config.json`.
         /// let config = config.with_json(r#"{"num_beams": 4, "do_sample": false}"#)?;
         /// assert_eq!(config.search_mode(), SearchMode::Beams);
         /// assert!(GenerationConfig { do_sample: true, top_p: 1.5, ..GenerationConfig::default() }.check().is_err());
@@ -198,12 +204,12 @@ macro_rules! options {
         pub struct GenerationConfig {
             $($(
                 $(#[doc = $doc])+
-                pub $name: kept!($kind $(, $kept)?),
+                pub $name: config_type!($kind $(, $config_type)?),
             )+)+
-            /// What becomes of a prompt longer than the context.
+            /// Policy for prompts that are longer than the context.
             #[serde(skip)]
             pub long_prompt: LongPrompt,
-            /// What happens when prompt and completion fill the context.
+            /// Behavior when prompt and completion fill the context.
             #[serde(skip)]
             pub when_full: WhenFull,
         }
@@ -219,7 +225,7 @@ macro_rules! options {
         }
 
         impl GenerationConfig {
-            /// Checks each option that has a range.
+            /// Checks each option against its range.
             pub(super) fn check_numbers(&self) -> Result<(), GenerationError> {
                 $($($(
                     let range: Range = $range;
@@ -238,8 +244,10 @@ macro_rules! options {
             }
         }
 
-        /// The options that a request sets; others keep the model's defaults. Fields mean what they mean in
-        /// [`GenerationConfig`], except that a `temperature` of 0 asks for the most probable tokens, see [`samples_at`](crate::samples_at).
+        /// Options of a request; options that it leaves unset keep the model's defaults.
+        ///
+        /// Fields have the same meaning as in [`GenerationConfig`], with one exception. A `temperature` of 0
+        /// asks for greedy decoding; see [`samples_at`](crate::samples_at).
         ///
         /// ```
         /// use candle_gpt2_generation::GenerationOptions;
@@ -247,7 +255,7 @@ macro_rules! options {
         /// let mut options: GenerationOptions = serde_json::from_str(r#"{"max_new_tokens": 20, "stop_strings": "\n"}"#)?;
         /// options.set("num_beams", 4.into())?;
         /// options.set("top_p", 0.5.into())?;
-        /// let error = options.check().err().ok_or("it is allowed")?.to_string();
+        /// let error = options.check().err().ok_or("expected an error")?.to_string();
         /// assert!(error.starts_with("`top_p` is for sampling"), "{error}");
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
@@ -257,63 +265,70 @@ macro_rules! options {
         pub struct GenerationOptions {
             $($(
                 $(#[doc = $doc])+
-                #[serde(deserialize_with = "given")]
+                #[serde(deserialize_with = "deserialize_option")]
                 #[cfg_attr(feature = "clap", arg(long, help_heading = $group, allow_negative_numbers = true, $($arg)*))]
                 pub $name: Option<$kind>,
             )+)+
             /// Never generate TEXT, with or without a space before it; may be given several times
-            #[serde(deserialize_with = "given")]
+            #[serde(deserialize_with = "deserialize_option")]
             #[cfg_attr(feature = "clap", arg(long = "bad-word", value_name = "TEXT", help_heading = "Logits processors"))]
             pub bad_words: Option<Vec<String>>,
-            /// Keep the last N tokens of a prompt that is longer than the context; without it such a prompt is refused
+            /// Keep the last N tokens of a prompt that is longer than the context; by default such a prompt
+            /// is rejected
             #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
             pub keep_last: Option<usize>,
-            /// Also keep the first N tokens: of a long prompt, and when the window slides
+            /// Also keep the first N tokens of a long prompt, and when the window slides
             #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
             pub keep_head: Option<usize>,
             /// When the context is full, continue with the last half of it
             #[cfg_attr(feature = "clap", arg(long, help_heading = "Long texts"))]
             pub slide: bool,
-            /// Whether the model has an assistant. It then looks tokens up in the text only if these options say so.
+            /// Whether the model has an assistant.
+            ///
+            /// An assistant disables the default prompt lookup, unless these options request prompt lookup.
             #[serde(skip)]
             #[cfg_attr(feature = "clap", arg(skip))]
             pub has_assistant: bool,
         }
 
         impl GenerationOptions {
-            /// Sets one of the [`OPTIONS`] by its name; a list also from a single member.
+            /// Sets one of the [`OPTIONS`] by name; a list option also accepts a single element.
             ///
             /// # Errors
-            /// If there is no such option, or the value has another type.
+            /// Returns an error if the option does not exist or the value has the wrong type.
             pub fn set(&mut self, option: &str, value: Value) -> Result<(), GenerationError> {
                 let set = match option {
                     $($( stringify!($name) => OptionValue::read(value).map(|value| self.$name = Some(value)), )+)+
-                    _ => return Err(GenerationError::Option { what: format!("there is no option `{option}`") }),
+                    _ => return Err(GenerationError::Option { what: format!("unknown option `{option}`") }),
                 };
                 set.map_err(|error| GenerationError::Option { what: format!("`{option}`: {error}") })
             }
 
-            /// These options, and of the fields of [`GenerationConfig`] those of `others` that they do not set.
+            /// Fills the options that are not set from `others`.
+            ///
+            /// Only fields of [`GenerationConfig`] are filled.
             pub fn or(mut self, others: &Self) -> Self {
                 $($( self.$name = self.$name.or_else(|| others.$name.clone()); )+)+
                 self
             }
 
-            /// What these set of the options of [`GenerationConfig`] whose names `keeps` accepts.
+            /// Returns a copy with only the options whose names `keeps` accepts.
+            ///
+            /// The copy contains only fields of [`GenerationConfig`].
             pub fn only(&self, keeps: impl Fn(&str) -> bool) -> Self {
-                let mut kept = Self::default();
-                $($( kept.$name = self.$name.clone().filter(|_| keeps(stringify!($name))); )+)+
-                kept
+                let mut selected = Self::default();
+                $($( selected.$name = self.$name.clone().filter(|_| keeps(stringify!($name))); )+)+
+                selected
             }
 
-            /// The options that only sampling reads, and whether they are given.
-            pub(super) fn given_for_sampling(&self) -> impl Iterator<Item = (&'static str, bool)> {
-                let given = [$($( ($group, stringify!($name), self.$name.is_some()), )+)+];
-                let for_sampling = |(group, name, given)| is_for_sampling(group, name).then_some((name, given));
-                given.into_iter().filter_map(for_sampling)
+            /// Returns the options that only sampling reads, and whether each one is set.
+            pub(super) fn options_for_sampling(&self) -> impl Iterator<Item = (&'static str, bool)> {
+                let options = [$($( ($group, stringify!($name), self.$name.is_some()), )+)+];
+                let for_sampling = |(group, name, is_set)| is_for_sampling(group, name).then_some((name, is_set));
+                options.into_iter().filter_map(for_sampling)
             }
 
-            /// Takes back the options that only sampling reads, but for those that `keeps` accepts.
+            /// Unsets the options that only sampling reads, except those that `keeps` accepts.
             pub(super) fn without_sampling(mut self, keeps: impl Fn(&str) -> bool) -> Self {
                 $($(
                     if is_for_sampling($group, stringify!($name)) && !keeps(stringify!($name)) {
@@ -323,7 +338,9 @@ macro_rules! options {
                 self
             }
 
-            /// Puts what is set in its place, whatever it was; [`GenerationOptions::applied_to`] goes by the rules.
+            /// Overwrites the fields of `config` with the options that are set.
+            ///
+            /// [`GenerationOptions::applied_to`] also resolves conflicts between options.
             pub fn put_into(&self, config: &mut GenerationConfig) {
                 $($(
                     if let Some(value) = &self.$name {
@@ -338,7 +355,7 @@ macro_rules! options {
         /// ```
         /// use candle_gpt2_generation::OPTIONS;
         ///
-        /// let top_k = OPTIONS.iter().find(|option| option.name == "top_k").ok_or("it is missing")?;
+        /// let top_k = OPTIONS.iter().find(|option| option.name == "top_k").ok_or("unknown option")?;
         /// assert_eq!((top_k.kind, top_k.default, top_k.group), ("usize", "50", "Sampling"));
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
@@ -359,10 +376,12 @@ macro_rules! options {
 
 options! {
     "When to stop" {
-        /// Maximum number of tokens to generate; generation also ends at an end-of-text token and when the context is full [default: 100]
+        /// Maximum number of tokens to generate; generation also ends at an end-of-text token and when the
+        /// context is full [default: 100]
         #[arg(short = 'n', value_name = "N")]
         max_new_tokens: usize = MAX_NEW_TOKENS;
-        /// Maximum number of tokens of prompt and completion together; a prompt with as many gets no completion; --max-new-tokens takes precedence
+        /// Maximum number of tokens of prompt and completion together; a prompt of this length or more gets
+        /// no completion; --max-new-tokens takes precedence
         #[arg(value_name = "N")]
         max_length: usize as Option<usize> = None;
         /// No end-of-text token before N new tokens
@@ -385,7 +404,8 @@ options! {
             long = "greedy", num_args = 0, allow_negative_numbers = false, default_missing_value = "false", help = "Always take the most probable token"
         )]
         do_sample: bool = false;
-        /// Divide the logits by T: below 1 sharper, above 1 flatter, 0 takes the most probable token [default: 1]
+        /// Divide the logits by T: below 1 sharper, above 1 flatter, 0 takes the most probable token
+        /// [default: 1]
         #[arg(value_name = "T")]
         #[request(RequestField::from(0.0, 2.0))]
         temperature: f64 = 1.0, in TEMPERATURE;
@@ -393,7 +413,8 @@ options! {
         #[arg(value_name = "K")]
         #[request(RequestField::from(-1.0, MAX_WHOLE))]
         top_k: usize = 50;
-        /// Sample from the smallest set of tokens whose probabilities add up to P, in [0, 1]; 0 keeps one token [default: 1]
+        /// Sample from the smallest set of tokens whose probabilities add up to P, in [0, 1]; 0 keeps one
+        /// token [default: 1]
         #[arg(value_name = "P")]
         #[request(RequestField::from(0.0, 1.0))]
         top_p: f64 = 1.0, in SAMPLED_SHARE;
@@ -408,7 +429,8 @@ options! {
         /// Sample from tokens with at least probability P, in [0, 1)
         #[arg(value_name = "P")]
         epsilon_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
-        /// Eta sampling: like --epsilon-cutoff, but with a lower threshold when the distribution is flat, in [0, 1)
+        /// Eta sampling: like --epsilon-cutoff, but with a lower threshold when the distribution is flat, in
+        /// [0, 1)
         #[arg(value_name = "P")]
         eta_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
         /// Seed of the random numbers (ChaCha8), which give the same samples on every machine [default: 0]
@@ -447,7 +469,8 @@ options! {
         /// Never generate this sequence of tokens; may be given several times
         #[arg(value_name = "ID,ID", value_parser = ids_of_text)]
         bad_words_ids: Vec<Vec<u32>> = Vec::new();
-        /// Add X to the logit of token ID (-inf removes it), or of the last of several if the others precede it; may be given several times
+        /// Add X to the logit of token ID (-inf removes it), or of the last of several if the others precede
+        /// it; may be given several times
         #[arg(long = "logit-bias", alias = "sequence-bias", value_name = "ID=X", value_parser = bias_of_text)]
         sequence_bias: Vec<(Vec<u32>, f64)> = Vec::new();
         /// Never generate these tokens
@@ -474,39 +497,46 @@ options! {
         /// Penalty for tokens that another group chose
         #[arg(value_name = "X")]
         diversity_penalty: f64 = 0.0, in NOT_NEGATIVE;
-        /// Token that other beam groups see in place of the next token of a finished group; by default the first end-of-text token
+        /// Token that other beam groups see in place of the next token of a finished group; by default the
+        /// first end-of-text token
         #[arg(value_name = "ID")]
         pad_token_id: u32 as Option<u32> = None;
         /// Divide a beam's score by its length to the power X: above 0 favors long completions [default: 1]
         #[arg(value_name = "X")]
         length_penalty: f64 = 1.0, in LENGTH_POWER;
-        /// End the search once there are as many completions as beams (true), once a better one is unlikely (false), or once it is impossible (never)
+        /// End the search once there are as many completions as beams (true), once a better one is unlikely
+        /// (false), or once it is impossible (never)
         #[arg(value_name = "WHEN", num_args = 0..=1, default_missing_value = "true")]
         early_stopping: EarlyStopping = EarlyStopping::Heuristic;
-        /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far; it reads each candidate, and so ends one token before the context is full
+        /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text
+        /// so far; it reads each candidate, and so ends one token before the context is full
         #[arg(value_name = "X")]
         penalty_alpha: f64 = 0.0, in SHARE;
     }
 
     "Speculative decoding" {
-        /// Maximum number of tokens that the assistant drafts at once; fewer if they are rarely accepted [default: 20]
+        /// Maximum number of tokens that the assistant drafts at once; fewer if they are rarely accepted
+        /// [default: 20]
         #[arg(value_name = "N")]
         num_assistant_tokens: usize = 20;
-        /// Prompt lookup decoding: draft up to N tokens from an earlier occurrence of the last ones; the completion stays the same
+        /// Prompt lookup decoding: draft up to N tokens from an earlier occurrence of the last ones; the
+        /// completion stays the same
         #[arg(long = "prompt-lookup", alias = "prompt-lookup-num-tokens", value_name = "N")]
         prompt_lookup_num_tokens: usize as Option<usize> = None;
     }
 }
 
-/// An option as serde finds it.
-fn given<'de, D: Deserializer<'de>, T: OptionValue>(deserializer: D) -> Result<Option<T>, D::Error> {
+/// Deserializes an option with serde; null leaves it unset.
+fn deserialize_option<'de, D: Deserializer<'de>, T: OptionValue>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
     let value = Value::deserialize(deserializer)?;
     if value.is_null() { Ok(None) } else { T::read(value).map(Some).map_err(serde::de::Error::custom) }
 }
 
-/// The value of an option, as JSON has it.
+/// Value of an option that can be read from JSON.
 trait OptionValue: DeserializeOwned {
-    /// Reads it; a list also from a single member.
+    /// Reads the value; a list also accepts a single element.
     fn read(value: Value) -> serde_json::Result<Self> {
         serde_json::from_value(value)
     }
@@ -525,14 +555,14 @@ impl<T: DeserializeOwned> OptionValue for Vec<T> {
     }
 }
 
-/// `464,262` at a command line.
+/// Parses a list of token ids from the command line, such as `464,262`.
 #[cfg(feature = "clap")]
 fn ids_of_text(text: &str) -> Result<Vec<u32>, String> {
     let id = |id: &str| id.trim().parse().map_err(|error| format!("`{id}` is not a token id: {error}"));
     text.split(',').map(id).collect()
 }
 
-/// `464=-2.5` at a command line.
+/// Parses a logit bias from the command line, such as `464=-2.5`.
 #[cfg(feature = "clap")]
 fn bias_of_text(text: &str) -> Result<(Vec<u32>, f64), String> {
     let (ids, bias) = text.split_once('=').ok_or("expected a token id, = and a number, such as 464=-2.5")?;

@@ -1,9 +1,11 @@
-//! Logits processors: each changes the logits of the next token, given the tokens so far. What is removed becomes `-inf`.
+//! Logits processors, each of which changes the logits of the next token based on the tokens so far.
+//!
+//! Removed tokens have a logit of `-inf`.
 //!
 //! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
-//! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Presence and frequency penalty,
-//! which transformers lacks, come after the repetition penalty and count generated tokens only, as OpenAI's API
-//! defines them.
+//! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Transformers lacks
+//! presence and frequency penalty. They follow the repetition penalty and count generated tokens only,
+//! as OpenAI's API defines them.
 
 mod narrow;
 mod penalties;
@@ -25,7 +27,7 @@ use penalties::{
 pub use rules::{AllowedTokens, Constraint, LogitsFunction};
 use rules::{keep_allowed, keep_conforming};
 
-/// A logits processor: it changes the logits of one row.
+/// A logits processor, which changes one row of logits.
 ///
 /// ```
 /// use candle_gpt2_generation::{History, LogitsProcessor};
@@ -38,65 +40,67 @@ use rules::{keep_allowed, keep_conforming};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum LogitsProcessor {
-    /// Adds the number to the last token of each sequence where its other tokens come last so far.
+    /// Adds a bias to the last token of each sequence whose preceding tokens match the end of the history.
     SequenceBias(Vec<(Vec<u32>, f64)>),
     /// Multiplies positive and divides negative logits of the prompt's tokens.
     EncoderRepetitionPenalty(f64),
-    /// Divides positive and multiplies negative logits of every token so far.
+    /// Divides positive and multiplies negative logits of all tokens so far.
     RepetitionPenalty(f64),
-    /// Subtracts the number from every token generated so far.
+    /// Subtracts a number from the logit of every token generated so far.
     PresencePenalty(f64),
-    /// Subtracts the number once for each time a token was generated.
+    /// Subtracts a number for each time that a token was generated.
     FrequencyPenalty(f64),
-    /// Removes what would complete a sequence of this many tokens a second time; 0 removes nothing.
+    /// Removes tokens that would repeat an n-gram of this size; 0 removes nothing.
     NoRepeatNgram(usize),
-    /// Removes what would complete a sequence of this many tokens that the prompt has; 0 removes nothing.
+    /// Removes tokens that would repeat one of the prompt's n-grams of this size; 0 removes nothing.
     EncoderNoRepeatNgram(usize),
-    /// Removes the ends of texts before as many new tokens.
+    /// Removes end-of-text tokens until there are `min_new_tokens` new tokens.
     MinNewTokens {
-        /// New tokens without an end.
+        /// Minimum number of new tokens before an end-of-text token.
         min_new_tokens: usize,
-        /// The ends of texts.
+        /// End-of-text tokens.
         eos_token_id: Vec<u32>,
     },
-    /// Keeps the tokens that the function names.
+    /// Keeps the tokens that a function returns.
     AllowedTokens(AllowedTokens),
-    /// Keeps the tokens that the constraint allows.
+    /// Keeps the tokens that a constraint allows.
     Constraint(Arc<dyn Constraint>),
-    /// What the function makes of them.
+    /// Applies an arbitrary function to the logits.
     Function(LogitsFunction),
-    /// Removes the last token of each sequence where its other tokens come last so far.
+    /// Removes the last token of each sequence whose preceding tokens match the end of the history.
     BadWords(Vec<Vec<u32>>),
-    /// Keeps one token after a prompt of one token, as transformers does.
+    /// Forces this token after a prompt of one token, as transformers does.
     ForcedBosToken(u32),
-    /// Removes tokens.
+    /// Removes these tokens.
     SuppressTokens(Vec<u32>),
-    /// Removes tokens from the first place.
+    /// Removes these tokens from the first position of the completion.
     BeginSuppressTokens(Vec<u32>),
-    /// Divides every logit by the number.
+    /// Divides every logit by this number.
     Temperature(f64),
-    /// Removes every token whose logit is below the k-th largest.
+    /// Removes tokens whose logit is below the k-th largest.
     TopK(usize),
-    /// Removes every token for which the more probable ones already add up to p; the most probable stays.
+    /// Nucleus sampling: removes tokens if the more probable ones already add up to p.
+    ///
+    /// The most probable token always remains.
     TopP(f64),
-    /// Removes tokens whose probability is below this share of the largest.
+    /// Removes tokens whose probability is below this fraction of the largest probability.
     MinP(f64),
-    /// Keeps the tokens whose information is closest to the entropy, until they add up to this.
+    /// Keeps the tokens whose information content is closest to the entropy, up to this mass.
     TypicalP(f64),
-    /// Removes tokens below this probability; the most probable stays.
+    /// Removes tokens below this probability; the most probable token always remains.
     EpsilonCutoff(f64),
-    /// Removes tokens below `min(eta, sqrt(eta) · exp(-entropy))`; the most probable stays.
+    /// Removes tokens below `min(eta, sqrt(eta) · exp(-entropy))`; the most probable token remains.
     EtaCutoff(f64),
-    /// Turns logits into log-probabilities.
+    /// Converts logits to log-probabilities.
     Renormalize,
 }
 
 impl LogitsProcessor {
-    /// Applies the change; `logits` has one entry for each token of the vocabulary.
+    /// Changes the logits; `logits` has one entry for each token of the vocabulary.
     ///
     /// # Errors
-    /// When the callback for allowed tokens names none, or one outside the vocabulary, and those of a [`Constraint`] and of a
-    /// [`LogitsFunction`].
+    /// Returns an error if the function for allowed tokens returns no token or one outside the vocabulary.
+    /// Also returns the errors of a [`Constraint`] and of a [`LogitsFunction`].
     pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
         match self {
             Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
@@ -161,7 +165,9 @@ impl LogitsProcessor {
         Ok(())
     }
 
-    /// The same change, bit for bit, with what was counted of the history before: see [`Tally::follow`].
+    /// Makes the same change as `process`, bit for bit, from counts of the history.
+    ///
+    /// See [`Tally::follow`].
     pub(crate) fn process_counted(
         &self,
         history: History<'_>,
@@ -180,13 +186,15 @@ impl LogitsProcessor {
         Ok(())
     }
 
-    /// How long the sequences are that may not repeat.
+    /// Returns the n-gram size of [`LogitsProcessor::NoRepeatNgram`].
     pub(crate) fn ngram_size(&self) -> Option<usize> {
         if let Self::NoRepeatNgram(size) = self { Some(*size) } else { None }
     }
 
-    /// Adds the processor to those of a configuration, where transformers has the function for allowed tokens: in front of
-    /// a forced token, suppressed tokens and what narrows sampling.
+    /// Inserts the processor among those of a configuration.
+    ///
+    /// Its position is that of transformers' function for allowed tokens. It precedes a forced token,
+    /// suppressed tokens, and the processors that narrow sampling.
     pub fn add_to(self, processors: &mut Vec<Self>) {
         let comes_before = |processor: &Self| {
             matches!(
@@ -206,13 +214,13 @@ impl LogitsProcessor {
         processors.insert(place.unwrap_or(processors.len()), self);
     }
 
-    /// The biases that `config` asks for; of biases on the same sequence the last holds.
+    /// Returns the biases of `config`; the last bias for a sequence overrides earlier ones.
     pub(crate) fn biases_of(config: &GenerationConfig) -> Option<Self> {
         let biases: BTreeMap<_, _> = config.sequence_bias.iter().cloned().collect();
         (!biases.is_empty()).then(|| Self::SequenceBias(biases.into_iter().collect()))
     }
 
-    /// Option that may remove every token that is left, by its name in a configuration or a request.
+    /// Returns the option that may remove every remaining token, named as in a configuration or request.
     fn excluding_option(&self, history: History<'_>) -> Option<&'static str> {
         let is_first = history.generated().is_empty();
         match self {
@@ -235,7 +243,7 @@ impl LogitsProcessor {
         }
     }
 
-    /// Error for processors that together leave no token.
+    /// Returns the error for processors that together leave no token.
     pub(crate) fn no_token_left(processors: &[Self], history: History<'_>) -> GenerationError {
         let mut options: Vec<_> =
             processors.iter().filter_map(|each| each.excluding_option(history)).collect();
@@ -243,13 +251,13 @@ impl LogitsProcessor {
         GenerationError::NoTokenLeft { options }
     }
 
-    /// Whether nothing may come after these tokens but the end, and the end may come.
+    /// Returns whether only the end may follow these tokens, and the end is allowed.
     pub(crate) fn is_complete(
         processors: &[Self],
         generated: impl Fn() -> Vec<u32>,
     ) -> Result<bool, GenerationError> {
         for processor in processors {
-            // The end is excluded, and so the next step reports that no token is left.
+            // The end is excluded, so the next step reports that no token is left.
             if let Self::MinNewTokens { min_new_tokens, .. } = processor
                 && generated().len() < *min_new_tokens
             {
@@ -264,7 +272,9 @@ impl LogitsProcessor {
         Ok(false)
     }
 
-    /// The processors that `config` asks for, in the order of transformers; those that change nothing are left out.
+    /// Returns the processors of `config`, in the order of transformers.
+    ///
+    /// Processors that would change nothing are left out.
     pub fn of_config(config: &GenerationConfig) -> Vec<Self> {
         let mut processors = Vec::new();
         let mut add = |is_wanted: bool, processor: Self| {
@@ -281,7 +291,7 @@ impl LogitsProcessor {
         add(config.no_repeat_ngram_size > 0, Self::NoRepeatNgram(config.no_repeat_ngram_size));
         let of_prompt = config.encoder_no_repeat_ngram_size;
         add(of_prompt > 0, Self::EncoderNoRepeatNgram(of_prompt));
-        // The end of the text is no bad word.
+        // An end-of-text token is not a bad word.
         let is_end = |ids: &&Vec<u32>| matches!(ids[..], [id] if config.eos_token_id.contains(&id));
         let bad_words: Vec<_> = config.bad_words_ids.iter().filter(|ids| !is_end(ids)).cloned().collect();
         add(!bad_words.is_empty(), Self::BadWords(bad_words));

@@ -1,10 +1,10 @@
-//! What narrows sampling to the tokens that are probable enough.
+//! Processors that restrict sampling to sufficiently probable tokens.
 
 use std::cmp::Ordering;
 
 use crate::probabilities::{Candidate, Probabilities, kth_largest};
 
-/// Tokens among which enough probability is first looked for.
+/// Number of candidates that are sorted first.
 const FIRST_SORTED: usize = 128;
 
 pub(super) fn keep_top_k(logits: &mut [f32], top_k: usize) {
@@ -23,11 +23,11 @@ pub(super) fn keep_top_p(logits: &mut [f32], top_p: f64) {
         return;
     }
     let mut candidates = Probabilities::of(logits).candidates;
-    // Of equal tokens the one with the larger id counts as the more probable: the reference sorts upwards, keeping
-    // the order of equals, and removes from the bottom.
+    // Among equal tokens, the one with the larger id counts as more probable. The reference sorts in
+    // ascending order, keeps the order of equal tokens, and removes from the bottom.
     let more_probable =
         |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
-    // The most probable stays, whatever the mass.
+    // The most probable token remains, whatever the mass.
     let mass = top_p.max(f64::MIN_POSITIVE);
     let kept = sort_until(&mut candidates, mass, |candidate| candidate.probability, more_probable);
     candidates[kept..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
@@ -36,25 +36,27 @@ pub(super) fn keep_top_p(logits: &mut [f32], top_p: f64) {
 pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
     let probabilities = Probabilities::of(logits);
     let entropy = probabilities.entropy();
-    // Each with the distance of its information from the entropy: a logarithm once for each, not once a comparison.
+    // The distance of each candidate's information from the entropy is computed once, not once per
+    // comparison.
     let with_distance =
         |candidate: Candidate| ((-libm::log(candidate.probability) - entropy).abs(), candidate);
     let mut candidates: Vec<(f64, Candidate)> =
         probabilities.candidates.into_iter().map(with_distance).collect();
     let closer =
         |a: &(f64, Candidate), b: &(f64, Candidate)| a.0.total_cmp(&b.0).then(a.1.token.cmp(&b.1.token));
-    // The closest stays, whatever the mass.
+    // The closest token remains, whatever the mass.
     let mass = mass.max(f64::MIN_POSITIVE);
     let reached = sort_until(&mut candidates, mass, |(_, candidate)| candidate.probability, closer);
-    // All that are as far as the last one stay too.
+    // Tokens at the same distance as the last one remain too.
     let farthest = candidates[..reached].last().map_or(0.0, |(distance, _)| *distance);
     for (_, candidate) in candidates.iter().skip(1).filter(|(distance, _)| *distance > farthest) {
         logits[candidate.token] = f32::NEG_INFINITY;
     }
 }
 
-/// Brings to the front, in this order, as many candidates as it takes for their probabilities to add up to `mass`, and
-/// says how many those are. Sorts hardly farther than that.
+/// Moves the first candidates to the front, in order, until their probabilities add up to `mass`.
+///
+/// Returns the number of these candidates. The rest remains mostly unsorted.
 fn sort_until<T>(
     candidates: &mut [T],
     mass: f64,
@@ -77,7 +79,9 @@ fn sort_until<T>(
     sorted
 }
 
-/// Keeps the tokens from the probability on that `threshold` gives for the entropy, and the most probable.
+/// Keeps the most probable token and all tokens at or above a threshold.
+///
+/// `threshold` computes the threshold from the entropy.
 pub(super) fn keep_above(logits: &mut [f32], threshold: impl Fn(f64) -> f64) {
     let probabilities = Probabilities::of(logits);
     let threshold = threshold(probabilities.entropy()).min(probabilities.largest());

@@ -1,10 +1,10 @@
-//! What makes tokens more or less probable, or removes them, by the tokens so far.
+//! Processors that change the logits of tokens, or remove tokens, based on the tokens so far.
 
 use std::collections::BTreeMap;
 
 use crate::logits::to_f32;
 
-/// The last tokens of sequences whose other tokens come last in `ids`.
+/// Returns the last token of each sequence whose preceding tokens match the end of `ids`.
 pub(super) fn completing_tokens(sequences: &[Vec<u32>], ids: &[u32]) -> impl Iterator<Item = u32> {
     let last = |sequence: &Vec<u32>| {
         let (last, before) = sequence.split_last()?;
@@ -54,7 +54,7 @@ pub(super) fn penalize_frequency(
     }
 }
 
-/// The tokens that came after occurrences of the last `size - 1` tokens in `earlier`.
+/// Returns the tokens that followed the last `size - 1` tokens of `ids` in `earlier`.
 pub(super) fn repeating_tokens<'ids>(
     earlier: &'ids [u32],
     ids: &'ids [u32],
@@ -62,14 +62,14 @@ pub(super) fn repeating_tokens<'ids>(
 ) -> impl Iterator<Item = u32> + 'ids {
     let before = size.checked_sub(1).and_then(|before| ids.len().checked_sub(before));
     let before = before.map_or(&[][..], |start| &ids[start..]);
-    // Too short a history has no window, and sequences of no tokens cannot repeat.
+    // A history that is too short has no window, and a sequence of no tokens cannot repeat.
     let windows = if size == 0 { [].windows(1) } else { earlier.windows(size) };
     windows
         .filter_map(move |window| window.split_last().filter(|(_, begin)| *begin == before))
         .map(|(last, _)| *last)
 }
 
-/// How often each token occurs, by id.
+/// Counts the occurrences of each token, ordered by id.
 pub(super) fn counts(ids: &[u32]) -> BTreeMap<u32, usize> {
     let mut counts = BTreeMap::new();
     ids.iter().for_each(|id| *counts.entry(*id).or_default() += 1);

@@ -1,11 +1,11 @@
-//! What others say of the next token: which tokens may follow, what a text must conform to, or whatever a function makes of logits.
+//! User-defined rules for the next token: allowed tokens, constraints and functions of the logits.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{GenerationError, History};
 
-/// A function that says which tokens may follow; at least one.
+/// A function that returns the tokens that may follow, at least one.
 ///
 /// ```
 /// use candle_gpt2_generation::{AllowedTokens, History, LogitsProcessor};
@@ -21,7 +21,7 @@ use crate::{GenerationError, History};
 pub struct AllowedTokens(pub(super) Arc<dyn Fn(History<'_>) -> Vec<u32> + Send + Sync>);
 
 impl AllowedTokens {
-    /// The function.
+    /// Wraps the function.
     pub fn new(allowed: impl Fn(History<'_>) -> Vec<u32> + Send + Sync + 'static) -> Self {
         Self(Arc::new(allowed))
     }
@@ -33,13 +33,15 @@ impl fmt::Debug for AllowedTokens {
     }
 }
 
-/// A function that makes of logits what it likes. What it makes of the same tokens and logits must always be the same: texts ask it
-/// on several threads and in any order.
+/// A function that may change the logits in any way.
+///
+/// The result must depend only on the tokens and the logits. Completions call the function on several
+/// threads and in any order.
 ///
 /// ```
 /// use candle_gpt2_generation::{History, LogitsFunction, LogitsProcessor};
 ///
-/// // The longer the text, the likelier its end, token 0.
+/// // Makes the end, token 0, more likely with each new token.
 /// let ending = LogitsFunction::new(|history, logits| {
 ///     logits[0] += history.generated().len() as f32;
 ///     Ok(())
@@ -55,7 +57,7 @@ pub struct LogitsFunction(pub(super) Arc<ChangesLogits>);
 type ChangesLogits = dyn Fn(History<'_>, &mut [f32]) -> Result<(), GenerationError> + Send + Sync;
 
 impl LogitsFunction {
-    /// The function; its error ends the text.
+    /// Wraps the function, whose errors end the completion.
     pub fn new(
         function: impl Fn(History<'_>, &mut [f32]) -> Result<(), GenerationError> + Send + Sync + 'static,
     ) -> Self {
@@ -69,13 +71,15 @@ impl fmt::Debug for LogitsFunction {
     }
 }
 
-/// A constraint on the text after a prompt, such as a grammar. Its answers depend only on the tokens that it is given:
-/// texts of one request ask the same constraint, on several threads and in any order.
+/// A constraint on the completion of a prompt, such as a grammar.
+///
+/// Its results must depend only on the tokens that it receives. Completions of one request share the
+/// constraint and call it on several threads and in any order.
 ///
 /// ```
 /// use candle_gpt2_generation::{Constraint, GenerationError};
 ///
-/// /// Ids that rise.
+/// /// Allows only increasing ids.
 /// #[derive(Debug)]
 /// struct Rising;
 ///
@@ -97,22 +101,25 @@ impl fmt::Debug for LogitsFunction {
 /// # Ok::<(), GenerationError>(())
 /// ```
 pub trait Constraint: Send + Sync + fmt::Debug {
-    /// Sets the entry of every token that may come next; `allowed` has one for each row of the vocabulary, all false. End tokens
-    /// may come where the text may end.
+    /// Sets the entry of every token that may come next.
+    ///
+    /// `allowed` has one entry for each row of the vocabulary, initially false. End-of-text tokens may come
+    /// where the completion may end.
     ///
     /// # Errors
-    /// When the text cannot be followed, as when it does not conform.
+    /// Returns an error if no continuation can be determined, for example because the tokens violate the
+    /// constraint.
     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError>;
 
-    /// Name of the option that it comes from, for messages.
+    /// Name of the option that sets the constraint, for error messages.
     fn option(&self) -> &'static str {
         "constraint"
     }
 
-    /// Whether nothing may come next but the end.
+    /// Returns whether only the end may come next.
     ///
     /// # Errors
-    /// As [`Constraint::allow`].
+    /// Returns the same errors as [`Constraint::allow`].
     fn is_complete(&self, generated: &[u32]) -> Result<bool, GenerationError>;
 }
 
@@ -143,7 +150,7 @@ pub(super) fn keep_conforming(
     Ok(())
 }
 
-/// Removes every other token.
+/// Removes all tokens that are not allowed.
 fn keep_only(allowed: &[bool], logits: &mut [f32]) {
     let others = logits.iter_mut().zip(allowed).filter(|(_, allowed)| !**allowed);
     others.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);

@@ -1,4 +1,4 @@
-//! The step of the running texts: what is drafted for them, their next tokens, and the rows of memory that they come and go with.
+//! Decode step of the running sequences: drafts, next tokens, and rows of the KV cache.
 
 use std::iter::once;
 use std::mem;
@@ -12,36 +12,38 @@ use super::Scheduler;
 use super::event::Event;
 use super::prefill::Prefill;
 use super::request::RequestId;
-use super::text::{Accepted, Chosen, Text, sample};
+use super::text::{Accepted, Chosen, SequenceState, sample};
 use crate::config::slid_tokens;
-use crate::draft::{CACHED_TOKEN_COST, Drafted, longest_beside, look_up};
+use crate::draft::{CACHED_TOKEN_COST, DraftJob, look_up, max_draft_len};
 use crate::logits::rows_of;
 use crate::{GenerationError, WhenFull};
 
-/// Axis of the tokens in hidden states.
+/// Token axis of hidden states.
 const TOKEN_DIM: usize = 1;
 
-/// Tokens of a prompt that were computed beside the running texts.
+/// Tokens of a prompt that were computed in the pass of the running sequences.
 struct Computed {
     request: RequestId,
     count: usize,
-    /// `(1, count, C)`.
+    /// Hidden states of the tokens, `(1, count, C)`.
     hidden: Tensor,
-    /// What comes after the last token, if that is wanted.
+    /// Logits after the last token, if needed.
     logits: Option<Vec<f32>>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// One token of all running texts, and those that were drafted rightly; on a CPU with the next tokens of a prompt in the same pass,
-    /// which reads the weights once for all. Returns what that is of the tokens of prompts that the step computes.
+    /// Decodes one token of every running sequence, and accepts correct drafts.
+    ///
+    /// On a CPU, the same pass prefills the next tokens of a prompt, so it reads the weights once for all.
+    /// Returns the part of the step's prefill budget that was used.
     pub(super) fn decode(&mut self) -> Result<usize, GenerationError> {
         self.slide_full_rows()?;
         self.close_gaps()?;
-        self.make_way()?;
+        self.move_observed_back()?;
         if self.running.is_empty() {
             return Ok(0);
         }
-        let (begun, prefill) = self.prompt_beside()?;
+        let (begun, prefill) = self.select_prompt()?;
         let drafts = self.drafts()?;
         let lengths: Vec<usize> = drafts.iter().map(|draft| 1 + draft.len()).collect();
         let ids = self.running.iter().zip(&drafts).flat_map(|(text, draft)| {
@@ -61,26 +63,33 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
         let chosen = sample(&mut self.running, &drafts, logits.iter_mut().map(Vec::as_mut_slice));
         for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
-            // The cache keeps what the text continues.
+            // The cache keeps the tokens that the sequence continues.
             let held = self.cache.lengths()[row] - lengths[row] + chosen.tokens.len();
             self.cache.truncate(row, held)?;
             self.running[row].count_draft(draft, &chosen.tokens)?;
         }
         self.extend(0, chosen)?;
         let Some(Computed { request, count, hidden, logits }) = computed else { return Ok(begun) };
-        // Unless its request has ended meanwhile.
+        // The request may have ended in the meantime.
         if self.prefilling.front().is_some_and(|prefill| prefill.text.request.id == request)
             && let Some(prefill) = self.prefilling.pop_front()
         {
-            self.go_on(prefill, &hidden, logits)?;
+            self.continue_prefill(prefill, &hidden, logits)?;
         }
         Ok(begun + count)
     }
 
-    /// On a CPU, the first prompt that is on its way, or that of the next text for which there is room. Texts may begin at once
-    /// instead, from a prompt that they share; each counts as a token, and how many did is returned too. The observer of a
-    /// model sees a row for each text and nothing beside them, and that of a text nothing but the text.
-    fn prompt_beside(&mut self) -> Result<(usize, Option<Prefill<T>>), GenerationError> {
+    /// On a CPU, selects the prompt to prefill in the same pass.
+    ///
+    /// This is the first prompt in prefill, or that of the next waiting sequence if there is capacity.
+    ///
+    /// If a prompt is already computed for another sequence, the sequence begins immediately and counts as
+    /// one token. The first returned value is the number of these sequences.
+    ///
+    /// No prompt is selected if the model has an observer, which must see one row for each sequence and
+    /// nothing else. The same holds if the sequence of the prompt has an observer, which must see nothing
+    /// but that sequence.
+    fn select_prompt(&mut self) -> Result<(usize, Option<Prefill<T>>), GenerationError> {
         let (mut begun, most) = (0, self.options.chunk_tokens);
         if self.slot_tokens.is_some() || self.model.is_observed() {
             return Ok((begun, None));
@@ -92,7 +101,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok((begun, if begun < most && !is_observed { self.prefilling.pop_front() } else { None }))
     }
 
-    /// The logits after each of the next tokens of the running texts, of which each has so many.
+    /// Returns the logits after each next token; `lengths` has the token count of each sequence.
     fn pass(&mut self, ids: Vec<u32>, lengths: &[usize]) -> Result<Vec<Vec<f32>>, GenerationError> {
         let (rows, tokens) = (lengths.len(), ids.len());
         let is_even = lengths.iter().all(|length| *length == lengths[0]);
@@ -106,7 +115,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         rows_of(&self.model.forward_with(&ids, wanted, Some(&mut self.cache), &mut pass)?)
     }
 
-    /// The same with up to `most` tokens of a prompt, which is then the first on its way again.
+    /// Runs the same pass together with up to `most` tokens of a prompt.
+    ///
+    /// The prompt becomes the first one in prefill again.
     fn pass_with_prompt(
         &mut self,
         mut ids: Vec<u32>,
@@ -136,31 +147,38 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok((rows, Computed { request, count, hidden: hidden.narrow(TOKEN_DIM, tokens, count)?, logits }))
     }
 
-    /// The probable next tokens of each running text.
+    /// Drafts likely next tokens for each running sequence.
     pub(super) fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
         let mut drafts = vec![Vec::new(); self.running.len()];
         let texts = self.running.len();
-        // An observer sees a row for each text.
+        // An observer sees one row for each sequence.
         if texts > 1 && (self.token_cost >= CACHED_TOKEN_COST || self.model.is_observed()) {
             return Ok(drafts);
         }
         let n_positions = self.model.config().n_positions;
-        let rooms = self.cache.rooms().into_iter().zip(self.cache.lengths());
+        let rooms = self.cache.free_tokens().into_iter().zip(self.cache.lengths());
         let rooms: Vec<usize> = rooms.map(|(room, length)| room.min(n_positions - length)).collect();
         let (mut asked, mut rows) = (Vec::new(), Vec::new());
         for (row, text) in self.running.iter_mut().enumerate() {
             let Accepted { config, prompt, max_new_tokens, .. } = &*text.request;
             let left = max_new_tokens - (text.ids.len() - prompt.len());
-            let most = rooms[row].min(left).saturating_sub(1).min(longest_beside(texts));
+            let most = rooms[row].min(left).saturating_sub(1).min(max_draft_len(texts));
             if let Some(longest) = config.prompt_lookup_num_tokens {
-                let length = text.success.length(most.min(longest), (self.token_cost, 0.0), texts);
+                let length = text.draft_stats.length(most.min(longest), (self.token_cost, 0.0), texts);
                 drafts[row] = look_up(&text.ids, length);
             } else if let (Some(assistant), true) = (&self.assistant, text.assisted.is_some()) {
-                let most = most.min(config.num_assistant_tokens).min(assistant.most_after(text.ids.len()));
-                let most = text.success.length(most, (self.token_cost, assistant.cost), texts);
+                let most =
+                    most.min(config.num_assistant_tokens).min(assistant.max_draft_after(text.ids.len()));
+                let most = text.draft_stats.length(most, (self.token_cost, assistant.cost), texts);
                 if let Some(cache) = text.assisted.take_if(|_| most > 0) {
                     let (ids, prompt_len) = (text.ids.clone(), prompt.len());
-                    asked.push(Drafted { ids, prompt_len, sampler: text.sampler.clone(), cache, most });
+                    asked.push(DraftJob {
+                        ids,
+                        prompt_len,
+                        sampler: text.sampler.clone(),
+                        cache,
+                        max_len: most,
+                    });
                     rows.push(row);
                 }
             }
@@ -168,14 +186,14 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if let Some(assistant) = self.assistant.as_ref().filter(|_| !asked.is_empty()) {
             assistant.draft(&mut asked, self.options.chunk_tokens)?;
         }
-        for (row, Drafted { ids, cache, .. }) in rows.into_iter().zip(asked) {
+        for (row, DraftJob { ids, cache, .. }) in rows.into_iter().zip(asked) {
             drafts[row] = ids;
             self.running[row].assisted = Some(cache);
         }
         Ok(drafts)
     }
 
-    /// Takes texts whose context is full out of the running ones, to compute the tokens that a sliding window keeps.
+    /// Moves sequences with a full context back to prefill, to compute the tokens of a sliding window.
     pub(super) fn slide_full_rows(&mut self) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let mut row = 0;
@@ -191,7 +209,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let tail = before.len() - (slid_tokens(n_positions) - 1);
             let tokens = [&before[..head], &before[tail..]].concat();
             text.has_slid = true;
-            // An assistant would have to read everything anew.
+            // An assistant would have to read all tokens again.
             text.assisted = None;
             self.cache.truncate(row, 0)?;
             if tokens.is_empty() {
@@ -199,63 +217,64 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 continue;
             }
             let (text, cache) = self.take_row(row)?;
-            // A running text does not wait for the prompts of others.
+            // A running sequence does not wait for other prompts.
             let window = Prefill { text, cache, tokens, computed: 0, cached: 0, is_window: true };
             self.prefilling.push_front(window);
         }
         Ok(())
     }
 
-    /// Gives a text a place among the running ones: that of its memory.
-    pub(super) fn run(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<usize, GenerationError> {
+    /// Adds a sequence to the running ones; the position of its cache in memory determines the row.
+    pub(super) fn run(&mut self, text: SequenceState<T>, cache: Gpt2Cache) -> Result<usize, GenerationError> {
         let row = self.cache.rows_before(&cache);
         self.cache.insert(row, cache)?;
         self.running.insert(row, text);
         Ok(row)
     }
 
-    /// Gives the texts from row `first` on their next tokens, and ends those that have their last.
+    /// Appends the next tokens to the sequences from row `first`, and ends those that are complete.
     pub(super) fn extend(&mut self, first: usize, chosen: Vec<Chosen>) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
         for (row, chosen) in (first..).zip(chosen) {
             let (text, held) = (&mut self.running[row], self.cache.lengths()[row]);
-            match text.gain(chosen, held, n_positions, &mut self.ready) {
+            match text.append_tokens(chosen, held, n_positions, &mut self.ready) {
                 Ok(has_ended) => ended.extend(has_ended.then_some(row)),
                 Err(error) => failed.push((text.request.id, error)),
             }
         }
-        // Rows change their numbers from here on.
+        // Row numbers change from here on.
         ended.into_iter().rev().try_for_each(|row| self.remove(row))?;
         failed.into_iter().for_each(|(request, error)| self.fail(request, error));
         Ok(())
     }
 
-    /// Ends a request that cannot continue; its tokens so far were reported already.
+    /// Ends a request that cannot continue; its tokens so far have already been reported.
     pub(super) fn fail(&mut self, request: RequestId, error: GenerationError) {
-        let said = mem::take(&mut self.ready);
+        let events = mem::take(&mut self.ready);
         self.cancel(request);
-        self.ready = said;
+        self.ready = events;
         let is_this = |event: &Event| matches!(event, Event::Failed { .. }) && event.request() == request;
         if !self.ready.iter().any(is_this) {
             self.ready.push(Event::Failed { request, error });
         }
     }
 
-    /// Ends the text of a row, whose place in memory is kept for others or free.
+    /// Ends the sequence in a row, whose memory is kept for reuse or freed.
     pub(super) fn remove(&mut self, row: usize) -> Result<(), GenerationError> {
         let (text, cache) = self.take_row(row)?;
-        self.leave(text, cache)
+        self.keep_prefix(text, cache)
     }
 
-    /// Takes a text out of the running ones, with its memory.
-    pub(super) fn take_row(&mut self, row: usize) -> Result<(Text<T>, Gpt2Cache), GenerationError> {
+    /// Removes a sequence from the running ones and returns it with its cache.
+    pub(super) fn take_row(&mut self, row: usize) -> Result<(SequenceState<T>, Gpt2Cache), GenerationError> {
         let text = self.running.remove(row);
         Ok((text, self.cache.take(row)?))
     }
 
-    /// On a GPU: brings the last texts into the gaps that others have left in memory. While there is a gap, every step would copy
-    /// all keys and values.
+    /// Moves the last sequences into gaps in memory, on a GPU.
+    ///
+    /// While there is a gap, every step would copy all keys and values.
     pub(super) fn close_gaps(&mut self) -> Result<(), GenerationError> {
         let Some(slot_tokens) = self.slot_tokens else { return Ok(()) };
         while let Some(last) = self.running.len().checked_sub(1) {

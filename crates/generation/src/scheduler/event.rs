@@ -1,30 +1,32 @@
-//! What happens to requests in a step, and why texts end.
+//! Events of a step, and stop reasons.
 
 use super::request::RequestId;
 use crate::{Drafts, GenerationError, TokenLogprobs};
 
-/// Why a text ended. [`Event`]s and [`TokenGenerator::stop_reason`](crate::TokenGenerator::stop_reason) tell it.
+/// Reason why a completion stopped.
+///
+/// [`Event`]s and [`TokenGenerator::stop_reason`](crate::TokenGenerator::stop_reason) report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// The model produced an end-of-text token, which is the last id.
+    /// The model generated an end-of-text token, which is the last id.
     Eos,
-    /// A stop string came up; the text ends in front of it, the ids with the token that completed it.
+    /// A stop string was found; the text ends before it, and the ids include the token that completed it.
     StopString,
-    /// What the text must conform to allows nothing after it; see [`Constraint`](crate::Constraint).
+    /// The constraint allows no more tokens; see [`Constraint`](crate::Constraint).
     Complete,
-    /// As many tokens as were asked for.
+    /// The maximum number of tokens was reached.
     MaxNewTokens,
     /// The model's context is full.
     Context,
-    /// The time is over.
+    /// The time limit was exceeded.
     MaxTime,
-    /// The caller ended the text.
+    /// The caller ended the completion.
     Interrupted,
 }
 
 impl StopReason {
-    /// The reason in one word, as `--json` prints it.
+    /// Returns the reason as a single word, as `--json` prints it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Eos => "eos",
@@ -38,94 +40,98 @@ impl StopReason {
     }
 }
 
-/// The result of a step. [`Scheduler::step`](crate::Scheduler::step) returns it.
+/// Result of a step; see [`Scheduler::step`](crate::Scheduler::step).
 #[derive(Debug)]
-#[must_use = "events are returned once"]
+#[must_use = "events are returned only once"]
 pub struct Step {
-    /// What happened, in order; if the step failed, until then.
+    /// Events in order; if the step failed, those before the failure.
     pub events: Vec<Event>,
-    /// Why the device failed. All requests have then ended.
+    /// Failure of the device, after which all requests have ended.
     pub failure: Option<GenerationError>,
 }
 
 impl Step {
-    /// The events, for callers that discard those of a failed step.
+    /// Returns the events, for callers that discard the events of a failed step.
     ///
     /// # Errors
-    /// When the device failed.
+    /// Returns an error if the device failed.
     pub fn into_result(self) -> Result<Vec<Event>, GenerationError> {
         self.failure.map_or(Ok(self.events), Err)
     }
 }
 
-/// An event of a step. [`Scheduler::step`](crate::Scheduler::step) returns them.
+/// Event of a step; [`Scheduler::step`](crate::Scheduler::step) returns them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// The prompt is computed; comes once for each request whose prompt is needed, before anything else of it.
+    /// The prompt has been computed.
+    ///
+    /// This is the first event of each request whose prompt is needed, and occurs once.
     Begun {
-        /// The request.
+        /// Request of the event.
         request: RequestId,
-        /// Tokens of the prompt that had been computed for another request.
+        /// Number of prompt tokens that were reused from another request.
         cached_tokens: usize,
-        /// How probable its tokens are, if that was asked for; `None` for the first one, which has nothing before it.
+        /// Log-probabilities of the prompt's tokens, if requested; `None` for the first token.
         prompt: Vec<Option<TokenLogprobs>>,
     },
-    /// A text has one more token.
+    /// A completion has one more token.
     Token {
-        /// The request.
+        /// Request of the event.
         request: RequestId,
-        /// Which of the request's `num_return_sequences` texts it is.
+        /// Index among the request's `num_return_sequences` completions.
         sequence: usize,
-        /// The token.
+        /// Token id.
         id: u32,
-        /// The text that it completes; empty without a tokenizer.
+        /// Text that the token completes; empty without a tokenizer.
         text: String,
-        /// How probable it is, if that was asked for.
+        /// Log-probability of the token, if requested.
         logprobs: Option<TokenLogprobs>,
-        /// Why the text ends with it; `None` while it continues.
+        /// Stop reason; `None` while the completion continues.
         stop_reason: Option<StopReason>,
-        /// What was drafted for the text so far.
+        /// Draft statistics of the completion so far.
         drafts: Drafts,
     },
-    /// A text has ended without a token, since none was asked for.
+    /// A completion has ended without a token, because none was requested.
     Empty {
-        /// The request.
+        /// Request of the event.
         request: RequestId,
-        /// Which of its texts it is.
+        /// Index among the request's completions.
         sequence: usize,
     },
-    /// The texts of a request that are searched for, best first: beam and contrastive search. Nothing comes before or after it.
+    /// Beam or contrastive search has found the completions of a request, which has no other events.
     Found {
-        /// The request.
+        /// Request of the event.
         request: RequestId,
-        /// Its texts.
+        /// Completions, best first.
         texts: Vec<Found>,
     },
-    /// A request cannot continue; all its texts have ended.
+    /// A request cannot continue, and all of its completions have ended.
     Failed {
-        /// The request.
+        /// Request of the event.
         request: RequestId,
-        /// Why.
+        /// Reason for the failure.
         error: GenerationError,
     },
 }
 
-/// A text that was searched for. [`Scheduler::step`](crate::Scheduler::step) tells them, as [`Event::Found`].
+/// Completion that a search found.
+///
+/// [`Scheduler::step`](crate::Scheduler::step) reports them as [`Event::Found`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
-    /// Its tokens, with the one that ended it.
+    /// Tokens, including the one that ended the completion.
     pub ids: Vec<u32>,
-    /// What they say; empty without a tokenizer.
+    /// Decoded text; empty without a tokenizer.
     pub text: String,
-    /// Why it ended.
+    /// Stop reason.
     pub stop_reason: StopReason,
-    /// Of a beam: its log-probability over its length.
+    /// Score of a beam: its log-probability, normalized by its length.
     pub score: Option<f64>,
 }
 
 impl Event {
-    /// The request that it is about.
+    /// Returns the request of the event.
     pub fn request(&self) -> RequestId {
         match self {
             Self::Begun { request, .. }
@@ -136,7 +142,9 @@ impl Event {
         }
     }
 
-    /// Whether a text that is made token by token has ended with it. [`Event::Found`] and [`Event::Failed`] end all of a request.
+    /// Returns whether the event ends a completion that is decoded token by token.
+    ///
+    /// [`Event::Found`] and [`Event::Failed`] end all completions of a request.
     pub fn ends_text(&self) -> bool {
         matches!(self, Self::Token { stop_reason: Some(_), .. } | Self::Empty { .. })
     }

@@ -1,9 +1,12 @@
-//! Many texts at once that come and go: one loop for a single text, a batch and a server.
+//! Continuous batching: one loop for a single completion, a batch and a server.
 //!
-//! Prompts of different lengths need no padding. A prompt is computed in chunks, on a CPU in the same pass as the next token of
-//! all running texts, on a GPU between their steps; its keys and values stay where they are when it joins them. Room for the keys
-//! and values of a whole text is taken before its prompt is begun, so no text ever has to give way to another. Texts begin in the
-//! order of their requests.
+//! Requests join, finish and cancel freely. Prompts of different lengths need no padding. A prompt is
+//! prefilled in chunks. On a CPU, a chunk shares a pass with the next tokens of all running sequences;
+//! on a GPU, it runs between their steps. The keys and values of a prompt are not moved when its
+//! sequence joins the running ones.
+//!
+//! Memory for the keys and values of a whole sequence is reserved before its prefill begins, so no
+//! sequence is ever preempted. Sequences begin in the order of their requests.
 
 mod admission;
 mod decode;
@@ -25,21 +28,23 @@ use candle_gpt2_arithmetic::rounded_to_nearest;
 use tokenizers::Tokenizer;
 
 use crate::draft::{Assistant, token_cost_of};
-use crate::prefixes::{Prefixes, Sharers};
+use crate::prefixes::{Prefixes, ReuseGroup};
 use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 
 pub use event::{Event, Found, Step, StopReason};
 use prefill::Prefill;
 pub use request::{Request, RequestId, SchedulerOptions};
 use request::{Search, check_stop, kept_tokens};
-use text::{Accepted, Observed, Text};
+use text::{Accepted, Observed, SequenceState};
 pub use text_observer::TextObserver;
 use text_observer::check_observers;
 
-/// Makes the texts of all requests, each the one that its prompt gives alone, whatever comes and goes beside it: each has its
-/// own generator of random numbers under its seed.
+/// Generates the completions of all requests.
 ///
-/// One thread drives it. `T` is how it holds the tokenizer.
+/// Each completion is the same as if its request ran alone. Each has its own random number generator
+/// with its request's seed.
+///
+/// A single thread drives the scheduler. `T` is a pointer to the tokenizer.
 ///
 /// ```
 /// use candle_gpt2_generation::{Event, GenerationConfig, Request, Scheduler, SchedulerOptions};
@@ -52,7 +57,7 @@ use text_observer::check_observers;
 /// let mut scheduler = <Scheduler>::new(&model, None, options)?;
 /// let config = GenerationConfig { max_new_tokens: 3, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let first = scheduler.submit(Request::new(vec![1, 2], config.clone()))?;
-/// let mut tokens = scheduler.step().events.len(); // the first runs already when the second comes
+/// let mut tokens = scheduler.step().events.len(); // the first is already running when the second arrives
 /// let second = scheduler.submit(Request::new(vec![3, 4, 5, 6], config))?;
 /// while !scheduler.is_idle() {
 ///     let events = scheduler.step().into_result()?;
@@ -68,48 +73,53 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     options: SchedulerOptions,
     clock: Option<Clock>,
     assistant: Option<Assistant>,
-    /// See [`Scheduler::set_token_cost`].
+    /// Relative cost of one more token in a pass; see [`Scheduler::set_token_cost`].
     token_cost: f64,
     pool: KvPool,
-    /// On GPUs, whose kernels want the rows of a step side by side: the tokens of every text's room, however short it is.
+    /// Minimum capacity of a sequence on a GPU, in tokens.
+    ///
+    /// GPU kernels need the rows of a step side by side, so even short sequences get this capacity. `None`
+    /// on a CPU.
     slot_tokens: Option<usize>,
     requests: u64,
-    /// Texts that have not begun.
+    /// Sequences that have not begun.
     waiting: VecDeque<Waiting>,
-    /// Requests whose texts are searched for.
+    /// Requests for beam or contrastive search.
     searches: VecDeque<Search>,
-    /// Texts whose prompts are being computed; the first one continues.
+    /// Sequences in prefill; the first one continues.
     prefilling: VecDeque<Prefill<T>>,
-    /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
-    running: Vec<Text<T>>,
+    /// Sequences that gain a token in each step; sequence `i` is row `i` of the cache.
+    running: Vec<SequenceState<T>>,
     cache: Gpt2Cache,
-    /// Those of them that have an observer.
+    /// Sequences with an observer that gain a token in each step.
     observed: Observed<T>,
-    /// The logits after the prompt that the next waiting text continues too, if another sequence of its request has begun.
+    /// Logits after the prompt of the next waiting sequence.
+    ///
+    /// They are known if another sequence of its request has begun.
     prompt_logits: Option<PromptLogits>,
-    /// What texts that have ended leave to others.
+    /// Prefixes of finished sequences, for reuse.
     prefixes: Prefixes,
-    /// Events that wait for the next step.
+    /// Events that the next step returns.
     ready: Vec<Event>,
 }
 
-/// A text of a request.
+/// A sequence of a request that has not begun.
 struct Waiting {
     request: Arc<Accepted>,
     sequence: usize,
 }
 
-/// What is known after the prompt of a request of several sequences, which is computed once.
+/// Logits after a prompt with several sequences, which is computed once.
 struct PromptLogits {
     request: RequestId,
     logits: Vec<f32>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// A scheduler without requests. Text and stop strings need a tokenizer.
+    /// Creates a scheduler without requests; text and stop strings need a tokenizer.
     ///
     /// # Errors
-    /// When an option is out of its range, or the memory for keys and values cannot be allocated.
+    /// Returns an error if an option is out of range or the memory for keys and values cannot be allocated.
     pub fn new(
         model: &Gpt2LMHeadModel,
         tokenizer: Option<T>,
@@ -147,44 +157,57 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         })
     }
 
-    /// Gives it a clock, for texts with a [`max_time`](crate::GenerationConfig::max_time); without one they fail.
+    /// Sets the clock for [`max_time`](crate::GenerationConfig::max_time).
+    ///
+    /// Without a clock, requests with a time limit fail.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
     }
 
-    /// Gives it an assistant: a smaller model that drafts tokens, so that one pass of the model looks at several places of a text at
-    /// once. On a CPU the texts stay the same, byte for byte.
+    /// Sets an assistant, a smaller model that drafts tokens.
+    ///
+    /// One pass of the model then verifies several tokens of a sequence. On a CPU, the completions stay
+    /// byte-identical.
     ///
     /// # Errors
-    /// When the models have vocabularies of different sizes, or there is no memory for what the assistant keeps.
+    /// Returns an error if the vocabularies have different sizes or the assistant's KV cache cannot be
+    /// allocated.
     pub fn set_assistant(&mut self, assistant: &Gpt2LMHeadModel) -> Result<(), GenerationError> {
         let [vocab_size, found] = [&self.model, assistant].map(|model| model.config().vocab_size);
         if found != vocab_size {
             return Err(GenerationError::AssistantVocabulary { vocab_size, found });
         }
         self.assistant = Some(Assistant::new(assistant, &self.model, self.pool.tokens())?);
-        // What is kept of texts that have begun is another's.
+        // The caches of sequences that have begun belong to the previous assistant.
         self.running.iter_mut().for_each(|text| text.assisted = None);
         self.prefilling.iter_mut().for_each(|prefill| prefill.text.assisted = None);
         Ok(())
     }
 
-    /// Sets the cost of reading one more token, as a share of a pass over one token of one text: how long drafts are depends on it,
-    /// and no text does; from 0.4 on only a text that runs alone gets drafts. By default it is estimated from the size of the model.
+    /// Sets the cost of one more token in a pass, relative to a pass over one token of one sequence.
+    ///
+    /// It affects the length of drafts, but never a completion. At 0.4 or above, only a sequence that runs
+    /// alone gets drafts. The default is estimated from the size of the model.
     pub fn set_token_cost(&mut self, token_cost: f64) {
         self.token_cost = token_cost.max(0.0);
     }
 
-    /// Accepts a request, whose texts begin when there is room. Everything that can be refused is refused here, before any work.
+    /// Accepts a request, whose sequences begin as soon as there is capacity.
     ///
-    /// Beam and contrastive search are asked for by the configuration. They take memory of their own, no assistant drafts for them,
-    /// and what they find comes as [`Event::Found`].
+    /// Invalid requests are rejected here, before any computation. The configuration selects beam or
+    /// contrastive search. Such a search allocates its own memory, uses no assistant, and reports its
+    /// completions as [`Event::Found`].
     ///
     /// # Errors
-    /// When an option is out of its range, the prompt is empty or too long, an id is outside the vocabulary, stop strings have no
-    /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, a search is to tell
-    /// how probable tokens are, passes stop at a block though logits are wanted, or observers are not one for each text that is made
-    /// token by token.
+    /// Returns an error if an option is out of range, the prompt is empty or too long, or an id is outside
+    /// the vocabulary. Also returns an error in these cases:
+    ///
+    /// - Stop strings are set without a tokenizer.
+    /// - Prompt and completion exceed the whole KV cache.
+    /// - Log-probabilities are requested for a search.
+    /// - Passes stop at a block although logits are needed.
+    /// - There are observers, but not one for each sequence, or the completions are not decoded token by
+    ///   token.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
         check_stop(&request, self.model.config().n_layer)?;
         let Request {
@@ -211,7 +234,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let id = RequestId(self.requests);
         if mode != SearchMode::TokenByToken {
             if logprobs.or(prompt_logprobs).is_some() {
-                let what = "log-probabilities are available for texts that are generated token by token, not for beam and contrastive search";
+                let what = "log-probabilities are available only when decoding token by token, not with \
+                    beam or contrastive search";
                 return Err(GenerationError::Conflict { what: what.into() });
             }
             config.fit_prompt(&prompt, model)?;
@@ -233,10 +257,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if max_new_tokens == 0 && prompt_logprobs.is_none() && observers.is_empty() {
             self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
         } else {
-            // On a GPU the rows of a step are adjacent, and kept prefixes would lie between them. What an observer may have
-            // changed must not reach other texts.
+            // On a GPU, the rows of a step are adjacent, and kept prefixes would lie between them. Changes by
+            // an observer must not reach other sequences.
             let reuse = reuse.filter(|_| self.slot_tokens.is_none() && observers.is_empty());
-            let sharers = reuse.map_or(Sharers::Sequences(id.0), Sharers::Reuse);
+            let reuse_group = reuse.map_or(ReuseGroup::Sequences(id.0), ReuseGroup::Reuse);
             let request = Arc::new(Accepted {
                 id,
                 prompt,
@@ -247,7 +271,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 stream,
                 logprobs,
                 prompt_logprobs,
-                sharers,
+                reuse_group,
                 observers,
                 stop_at_layer,
                 echoed,
@@ -257,7 +281,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(id)
     }
 
-    /// Ends a request, of which no event comes any more. Says whether there was something to end.
+    /// Cancels a request, which then produces no more events; returns whether there was anything to cancel.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let before = self.texts() + self.ready.len();
         self.waiting.retain(|waiting| waiting.request.id != request);
@@ -267,8 +291,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut row = 0;
         while row < self.running.len() {
             if self.running[row].request.id == request {
-                // A row that cannot be kept is free.
-                let _ = self.take_row(row).and_then(|(text, cache)| self.leave(text, cache));
+                // A row that cannot be kept is freed.
+                let _ = self.take_row(row).and_then(|(text, cache)| self.keep_prefix(text, cache));
             } else {
                 row += 1;
             }
@@ -278,48 +302,55 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.texts() + self.ready.len() < before
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.texts() + self.ready.len() == 0
     }
 
-    /// Texts that have not begun; those of a search count as one.
+    /// Returns the number of sequences that have not begun; a search counts as one.
     pub fn waiting(&self) -> usize {
         self.waiting.len() + self.searches.len()
     }
 
-    /// Texts that have begun and not ended.
+    /// Returns the number of sequences that have begun and not ended.
     pub fn running(&self) -> usize {
-        self.writing() + self.prefilling.len()
+        self.decoding() + self.prefilling.len()
     }
 
-    /// Texts that gain a token in each step.
-    pub fn writing(&self) -> usize {
+    /// Returns the number of sequences that gain a token in each step.
+    pub fn decoding(&self) -> usize {
         self.running.len() + self.observed.len()
     }
 
-    /// Changes [`SchedulerOptions::chunk_tokens`] for the steps that follow, which changes no text; 0 counts as 1.
+    /// Changes [`SchedulerOptions::chunk_tokens`] for the following steps; 0 counts as 1.
+    ///
+    /// No completion depends on it.
     pub fn set_chunk_tokens(&mut self, chunk_tokens: usize) {
         self.options.chunk_tokens = chunk_tokens.max(1);
     }
 
-    /// Tokens whose keys and values have room taken in memory, for texts that have begun.
+    /// Returns the KV cache capacity that running sequences have reserved, in tokens.
     pub fn kv_tokens_in_use(&self) -> usize {
         self.pool.tokens_in_use() - self.prefixes.kv_tokens()
     }
 
-    /// Tokens whose keys and values are kept of texts that have ended, until the memory is needed; see [`Request::reuse`].
+    /// Returns the KV cache capacity of kept prefixes, in tokens; see [`Request::reuse`].
+    ///
+    /// This memory is freed when sequences need it.
     pub fn kv_tokens_kept(&self) -> usize {
         self.prefixes.kv_tokens()
     }
 
-    /// Computes the next token of every running text and the next chunk of the prompts, and says what happened. Of the
-    /// requests for a search it computes one, to its end.
+    /// Decodes one token of every running sequence, prefills the next chunk, and returns the events.
+    ///
+    /// If requests for a search are waiting, it also runs one of them to its end.
     pub fn step(&mut self) -> Step {
         self.step_with(&|| ControlFlow::Continue(()))
     }
 
-    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then returned.
+    /// Runs a step like [`Scheduler::step`] and calls `progress` after each token of a search.
+    ///
+    /// `progress` may end the search, which then returns its best completions so far.
     pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
         let failure = rounded_to_nearest(|| {
             let mut step = || {
@@ -359,7 +390,7 @@ mod tests {
     use super::*;
     use crate::GenerationConfig;
 
-    /// Tokens of a slot, and of the model's context.
+    /// Tokens of a slot, equal to the model's context.
     const SLOT: usize = 16;
 
     fn small(weights: VarBuilder) -> Gpt2LMHeadModel {
@@ -374,9 +405,11 @@ mod tests {
         Gpt2LMHeadModel::load(&sizes, weights).unwrap()
     }
 
-    /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
+    /// Finished and canceled sequences leave no gap in a step.
+    ///
+    /// As on a GPU, all rows have slots of the same size.
     #[test]
-    fn texts_lie_side_by_side_in_every_step_whichever_leaves() {
+    fn running_rows_stay_contiguous_after_removals() {
         let model = small(VarBuilder::zeros(DType::F32, &Device::Cpu));
         let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
         let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
@@ -386,33 +419,33 @@ mod tests {
                 GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
             Request::new(vec![1, 2], config)
         };
-        // The second ends by itself, the first and the fourth are cancelled.
+        // The second sequence ends by itself; the first and the fourth are canceled.
         let ids = [9, 3, 9, 9, 9].map(|tokens| scheduler.submit(request(tokens)).unwrap());
-        let mut made = [0; 5];
+        let mut generated = [0; 5];
         for step in 0..20 {
             if step == 4 {
                 assert!(scheduler.cancel(ids[0]) && scheduler.cancel(ids[3]));
             }
             for event in scheduler.step().into_result().unwrap() {
                 if let Event::Token { request, .. } = event {
-                    made[usize::try_from(request.0).unwrap()] += 1;
+                    generated[usize::try_from(request.0).unwrap()] += 1;
                 }
             }
-            // What left after the step is closed before the next one.
+            // Gaps from sequences that left in this step are closed before the next one.
             scheduler.close_gaps().unwrap();
             if let Some(free) = scheduler.pool.cache(1, SLOT) {
                 assert_eq!(scheduler.cache.rows_before(&free), scheduler.running.len(), "step {step}");
             }
         }
         assert!(scheduler.is_idle());
-        assert_eq!((made[1], made[2], made[4]), (3, 9, 9));
-        assert!(made[0] < 9 && made[3] < 9);
+        assert_eq!((generated[1], generated[2], generated[4]), (3, 9, 9));
+        assert!(generated[0] < 9 && generated[3] < 9);
     }
 
-    /// Sees one place and changes nothing.
-    struct Looks;
+    /// Observes one hook point without changing it.
+    struct NoopObserver;
 
-    impl Observer for Looks {
+    impl Observer for NoopObserver {
         fn wants(&self, site: Site) -> bool {
             site == Site::in_block(1, SiteKind::ResidPre)
         }
@@ -422,21 +455,23 @@ mod tests {
         }
     }
 
-    /// As on a GPU: observed texts never enter the common rows, so that their recorded step stays; nor do they lie between them.
+    /// Observed sequences never enter or separate the common rows.
+    ///
+    /// On a GPU, the recorded step of the common rows therefore stays valid.
     #[test]
-    fn observed_texts_leave_the_common_rows_as_they_are() {
+    fn observed_rows_do_not_disturb_the_common_rows() {
         let weights = VarMap::new();
         let model = small(VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu));
         let request = |first: u32, max_new_tokens: usize, is_observed: bool| {
             let config =
                 GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
             let observers = match is_observed {
-                true => vec![TextObserver::new(Arc::new(Mutex::new(Looks)))],
+                true => vec![TextObserver::new(Arc::new(Mutex::new(NoopObserver)))],
                 false => Vec::new(),
             };
             Request { observers, ..Request::new(vec![first, 2], config) }
         };
-        // The first ends early, so that the last one takes its place.
+        // The first sequence ends early, so the last one moves to its row.
         let requests = [(1, 3, false), (3, 9, true), (4, 12, false), (5, 9, true), (6, 12, false)];
         let requests = requests.map(|(first, tokens, is_observed)| request(first, tokens, is_observed));
         let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
@@ -444,31 +479,31 @@ mod tests {
             let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
             scheduler.slot_tokens = Some(SLOT);
             requests.iter().for_each(|request| _ = scheduler.submit(request.clone()).unwrap());
-            let mut made = vec![Vec::new(); requests.len()];
+            let mut generated = vec![Vec::new(); requests.len()];
             while !scheduler.is_idle() {
                 scheduler.close_gaps().unwrap();
-                scheduler.make_way().unwrap();
+                scheduler.move_observed_back().unwrap();
                 for (_, cache) in &scheduler.observed {
                     let before = scheduler.cache.rows_before(cache);
                     assert!(before == 0 || before == scheduler.running.len(), "{before} rows before it");
                 }
-                // Rows of another memory: what came to them or went would be refused.
+                // Rows from a different pool: inserting or removing a common row would fail.
                 let others = model.new_pool(SLOT).unwrap().empty_cache();
                 let common = mem::replace(&mut scheduler.cache, others);
                 scheduler.observe().unwrap();
                 scheduler.cache = common;
                 for event in scheduler.step().into_result().unwrap() {
                     if let Event::Token { request, id, .. } = event {
-                        made[request.place()].push(id);
+                        generated[request.index()].push(id);
                     }
                 }
             }
             assert_eq!(scheduler.kv_tokens_in_use(), 0);
-            made
+            generated
         };
         let together = run(&requests);
-        for (request, made) in requests.iter().zip(together) {
-            assert_eq!(vec![made], run(std::slice::from_ref(request)));
+        for (request, generated) in requests.iter().zip(together) {
+            assert_eq!(vec![generated], run(std::slice::from_ref(request)));
         }
     }
 }

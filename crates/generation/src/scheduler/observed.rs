@@ -1,4 +1,4 @@
-//! Texts with an observer: each has passes of its own, beside the common one of all others.
+//! Sequences with an observer, each of which runs in its own pass.
 
 use std::ops::Deref;
 use std::slice;
@@ -10,15 +10,15 @@ use tokenizers::Tokenizer;
 
 use super::Scheduler;
 use super::request::RequestId;
-use super::text::{Text, sample};
+use super::text::{SequenceState, sample};
 use crate::GenerationError;
 use crate::logits::rows_of;
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// One token of each observed text.
+    /// Decodes one token of each observed sequence.
     pub(super) fn observe(&mut self) -> Result<(), GenerationError> {
         for _ in 0..self.observed.len() {
-            // Fewer are left where a request has failed.
+            // The queue may have become shorter if a request failed.
             let Some((text, mut cache)) = self.observed.pop_front() else { break };
             let last = text.ids.last().copied().unwrap_or(0);
             let ids = Tensor::from_slice(&[last], (1, 1), self.model.device())?;
@@ -32,20 +32,22 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Gives a text that has an observer its next token by these logits. It never comes into the common rows: on a GPU, those that stay
-    /// the same are replayed.
-    pub(super) fn begin_apart(
+    /// Chooses the next token of an observed sequence from these logits.
+    ///
+    /// The sequence never enters the common rows, because a GPU replays a recorded step while these rows
+    /// stay the same.
+    pub(super) fn begin_observed(
         &mut self,
-        mut text: Text<T>,
+        mut text: SequenceState<T>,
         cache: Gpt2Cache,
         logits: Vec<f32>,
     ) -> Result<(), GenerationError> {
         let chosen = sample(slice::from_mut(&mut text), &[Vec::new()], [&mut [logits][..]]);
         let (held, n_positions) = (cache.lengths().iter().sum(), self.model.config().n_positions);
         for chosen in chosen {
-            match text.gain(chosen, held, n_positions, &mut self.ready) {
+            match text.append_tokens(chosen, held, n_positions, &mut self.ready) {
                 Ok(false) => {}
-                // No other text may continue what was computed for it.
+                // No other sequence may reuse its KV cache.
                 Ok(true) => return Ok(()),
                 Err(error) => {
                     self.fail(text.request.id, error);
@@ -57,8 +59,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// On a GPU: moves observed texts that lie between the running ones behind them, for the rows of a step lie side by side.
-    pub(super) fn make_way(&mut self) -> Result<(), GenerationError> {
+    /// Moves observed sequences behind the running ones, on a GPU.
+    ///
+    /// The rows of a step must be adjacent, so no observed sequence may lie between them.
+    pub(super) fn move_observed_back(&mut self) -> Result<(), GenerationError> {
         let Some(slot_tokens) = self.slot_tokens else { return Ok(()) };
         for _ in 0..self.observed.len() {
             let Some((text, cache)) = self.observed.pop_front() else { break };
@@ -76,7 +80,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                             cache.copy_row(0, &aside, 0, held)?;
                             cache
                         }
-                        // Free room in several pieces, too small each.
+                        // The free memory is fragmented, and no piece is large enough.
                         None => aside,
                     }
                 }
@@ -86,7 +90,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Ends a request whose own pass has failed: its observer may be to blame, and no other request was in it.
+    /// Ends a request whose own pass has failed.
+    ///
+    /// The observer may have caused the failure, and no other request was part of the pass.
     pub(super) fn fail_observed(
         &mut self,
         request: RequestId,

@@ -1,38 +1,40 @@
-//! Tokens on their way into a cache, chunk by chunk.
+//! Prefill: computes tokens into a KV cache, chunk by chunk.
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel};
 
-use super::text::Text;
+use super::text::SequenceState;
 use crate::GenerationError;
 use crate::logprobs::{Expected, for_each_row};
 
-/// Tokens on their way into a cache.
+/// A sequence whose tokens are being computed into a KV cache.
 pub(super) struct Prefill<T> {
-    pub(super) text: Text<T>,
+    pub(super) text: SequenceState<T>,
     pub(super) cache: Gpt2Cache,
     pub(super) tokens: Vec<u32>,
     pub(super) computed: usize,
-    /// Tokens that had been computed for another text.
+    /// Number of tokens that were reused from another sequence.
     pub(super) cached: usize,
-    /// Whether these are the tokens that a sliding window keeps. The text's last token is then not among them, and is read in
-    /// the next step like that of any running text.
+    /// Whether these are the tokens of a sliding window.
+    ///
+    /// The last token of the sequence is then not among them; the next step reads it like that of any
+    /// running sequence.
     pub(super) is_window: bool,
 }
 
 impl<T> Prefill<T> {
-    /// The next tokens, up to so many.
+    /// Returns the next tokens, up to `most`.
     pub(super) fn next(&self, most: usize) -> &[u32] {
         let rest = &self.tokens[self.computed..];
         &rest[..most.min(rest.len())]
     }
 
-    /// Whether all tokens are computed, and the text begins with the logits after the last one.
+    /// Returns whether all tokens are computed and the logits after the last one are needed.
     pub(super) fn wants_logits(&self) -> bool {
         self.computed == self.tokens.len() && !self.is_window && self.text.request.max_new_tokens > 0
     }
 
-    /// Computes the next tokens, up to `most`; returns their hidden states, `(1, count, C)`.
+    /// Computes the next tokens, up to `most`, and returns their hidden states `(1, count, C)`.
     pub(super) fn compute(
         &mut self,
         model: &Gpt2LMHeadModel,
@@ -45,7 +47,9 @@ impl<T> Prefill<T> {
         Ok(text.in_pass(|pass| model.transformer().forward_with(&ids, Some(cache), pass))?)
     }
 
-    /// Finds how probable the tokens are that come after those of `hidden`, `(1, count, C)`, which were computed last.
+    /// Scores the tokens that follow the last computed ones.
+    ///
+    /// `hidden` contains the hidden states of the computed tokens, `(1, count, C)`.
     pub(super) fn score(&mut self, model: &Gpt2LMHeadModel, hidden: &Tensor) -> Result<(), GenerationError> {
         let scores = &mut self.text.scores;
         let (Some(wanted), false) = (scores.wanted(), self.is_window) else { return Ok(()) };

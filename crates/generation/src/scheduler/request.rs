@@ -1,4 +1,4 @@
-//! Requests to a scheduler.
+//! Requests to a scheduler, and the scheduler's options.
 
 use std::sync::Arc;
 
@@ -7,23 +7,28 @@ use candle_gpt2::{Gpt2Config, KvSlot};
 use super::text_observer::TextObserver;
 use crate::{GenerationConfig, GenerationError, LogitsProcessor, SearchMode};
 
-/// How much a [`Scheduler`](crate::Scheduler) does at once. What [`Scheduler::new`](crate::Scheduler::new) takes.
+/// Limits of a [`Scheduler`](crate::Scheduler), passed to [`Scheduler::new`](crate::Scheduler::new).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerOptions {
-    /// Most texts that run at once; at least 1.
+    /// Maximum number of sequences that run concurrently; at least 1.
     pub max_texts: usize,
-    /// Tokens that there is memory for, rounded up to a multiple of 16: the keys and values of all prompts and texts that run at
-    /// once, of which each takes a multiple of 16.
+    /// Capacity of the KV cache in tokens, rounded up to a multiple of 16.
+    ///
+    /// All running sequences share it, including their prompts. Each sequence uses a multiple of 16.
     pub kv_tokens: usize,
-    /// Most tokens of prompts that are computed in a step, at least 1. A running text waits no longer for its next token.
+    /// Maximum number of prompt tokens that a step computes; at least 1.
+    ///
+    /// It limits the time that a running sequence waits for its next token.
     pub chunk_tokens: usize,
 }
 
 impl SchedulerOptions {
-    /// For these requests and no others, `batch_size` texts at a time; each prompt is computed as a whole, since no other caller waits.
+    /// Returns options for exactly these requests, with `batch_size` sequences at a time.
+    ///
+    /// Each prompt is prefilled as a whole, since no other caller waits.
     ///
     /// # Errors
-    /// As [`Request::kv_tokens`].
+    /// Returns the same errors as [`Request::kv_tokens`].
     pub fn of_requests(
         requests: &[Request],
         batch_size: usize,
@@ -31,7 +36,7 @@ impl SchedulerOptions {
     ) -> Result<Self, GenerationError> {
         let (mut texts, mut longest) = (0_usize, 1);
         let by_token = |request: &&Request| request.config.search_mode() == SearchMode::TokenByToken;
-        // A search takes memory of its own.
+        // A search allocates its own memory.
         for request in requests.iter().filter(by_token) {
             texts = texts.saturating_add(request.config.num_return_sequences);
             longest = longest.max(request.kv_tokens(model)?);
@@ -42,7 +47,7 @@ impl SchedulerOptions {
     }
 }
 
-/// A prompt to be continued, by as many texts as its configuration says.
+/// A prompt and the configuration of its completions.
 ///
 /// ```
 /// use candle_gpt2_generation::{GenerationConfig, Request};
@@ -53,36 +58,46 @@ impl SchedulerOptions {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// How it is continued, token by token.
+    /// Generation configuration.
     pub config: Arc<GenerationConfig>,
-    /// Logits processors besides those of the configuration; for their order see [`LogitsProcessor::add_to`].
+    /// Additional logits processors; see [`LogitsProcessor::add_to`] for their order.
     pub processors: Vec<LogitsProcessor>,
-    /// Its first text is sampled from this stream of the configuration's seed, the others from those after it.
+    /// Random stream of the first completion; further completions use the following streams.
+    ///
+    /// All streams belong to the configuration's seed.
     pub stream: u64,
-    /// How probable each new token is, with so many alternatives: by the model's logits and the configuration's biases, before
-    /// anything else changes them.
+    /// Number of alternatives for the log-probabilities of new tokens; `None` for no log-probabilities.
+    ///
+    /// They are computed from the model's logits and the configuration's biases, before any other change.
     pub logprobs: Option<usize>,
-    /// How probable each token of the prompt is, with so many alternatives.
+    /// Number of alternatives for the log-probabilities of the prompt; `None` for no log-probabilities.
     pub prompt_logprobs: Option<usize>,
-    /// Requests of the same number may reuse what was computed for one another if their prompts begin alike; on a CPU only, if that
-    /// changes no bit. `None` shares nothing.
+    /// Group of requests that may reuse each other's prefixes; `None` for no reuse.
+    ///
+    /// Reuse happens only on a CPU, and only if it changes no bit.
     pub reuse: Option<u64>,
-    /// What sees, and may change, the passes of each of its texts; none, or one for each. An observed text has passes of its own,
-    /// without other texts: no bit of what is computed for others changes. It reuses nothing that was computed for another text and
-    /// leaves nothing to others, and no drafts are made for it.
+    /// Observers that see, and may change, the passes of the sequences: none, or one for each sequence.
+    ///
+    /// An observed sequence runs in its own passes, so no bit of another sequence changes. It neither
+    /// reuses computed prefixes nor leaves any to others, and it gets no drafts.
     pub observers: Vec<TextObserver>,
-    /// The block before which the passes over its prompt [stop](candle_gpt2::Pass::stopping_at): for prompts that are only observed, with
-    /// neither new tokens nor log-probabilities. At least one block is computed.
+    /// Block before which the passes over the prompt [stop](candle_gpt2::Pass::stopping_at).
+    ///
+    /// It is for prompts that are only observed, with neither new tokens nor log-probabilities. At least
+    /// one block is computed.
     pub stop_at_layer: Option<usize>,
-    /// First token of the prompt that is shown in front of its texts: a character that the prompt begins is part of them, see
-    /// [`TextStream::follow`](crate::TextStream::follow). `None` if no part of the prompt is shown, or the texts are searched for.
+    /// Index of the first prompt token that precedes the completion in the output.
+    ///
+    /// The text of the completion then includes a character that the prompt begins; see
+    /// [`TextStream::follow`](crate::TextStream::follow). `None` if the output contains no part of the
+    /// prompt, and for searches.
     pub echoed: Option<usize>,
 }
 
 impl Request {
-    /// A request without anything of its own.
+    /// Creates a request with defaults for all other fields.
     pub fn new(prompt: Vec<u32>, config: impl Into<Arc<GenerationConfig>>) -> Self {
         Self {
             prompt,
@@ -98,17 +113,18 @@ impl Request {
         }
     }
 
-    /// A request for each prompt, all with the same configuration.
+    /// Creates a request for each prompt, all with the same configuration.
     pub fn each(prompts: &[Vec<u32>], config: &GenerationConfig) -> Vec<Self> {
         let config = Arc::new(config.clone());
         prompts.iter().map(|prompt| Self::new(prompt.clone(), Arc::clone(&config))).collect()
     }
 
-    /// Tokens that there must be memory for so that each of its texts can keep its keys and values: the least
-    /// [`SchedulerOptions::kv_tokens`] that it can be made with, whole panels of 16.
+    /// Returns the KV cache capacity that a sequence of the request needs, in tokens.
+    ///
+    /// This is the smallest usable [`SchedulerOptions::kv_tokens`], a multiple of 16.
     ///
     /// # Errors
-    /// When the prompt is refused, see [`GenerationConfig::fit_prompt`].
+    /// Returns an error if the prompt is rejected; see [`GenerationConfig::fit_prompt`].
     pub fn kv_tokens(&self, model: &Gpt2Config) -> Result<usize, GenerationError> {
         let prompt = self.config.fit_prompt(&self.prompt, model)?;
         let capacity = kept_tokens(&self.config, prompt.len(), model.n_positions);
@@ -116,38 +132,43 @@ impl Request {
     }
 }
 
-/// What can be wrong with the block before which passes stop.
+/// Checks the block at which passes stop.
 pub(super) fn check_stop(request: &Request, n_layer: usize) -> Result<(), GenerationError> {
     let Some(layer) = request.stop_at_layer else { return Ok(()) };
     if layer > n_layer {
-        let (expected, found) = (format!("at most {n_layer}, the model's blocks"), layer.to_string());
+        let (expected, found) = (format!("at most the model's {n_layer} blocks"), layer.to_string());
         return Err(GenerationError::OptionOutOfRange { option: "stop_at_layer", expected, found });
     }
     if request.config.max_new_tokens > 0 || request.prompt_logprobs.is_some() {
-        let what = "passes that stop at a block have no logits: `stop_at_layer` needs `max_new_tokens` 0, without `prompt_logprobs`";
+        let what = "passes that stop at a block have no logits; \
+            with `stop_at_layer`, set `max_new_tokens` to 0 and do not set `prompt_logprobs`";
         return Err(GenerationError::Conflict { what: what.into() });
     }
     Ok(())
 }
 
-/// The number of a request, counted from 0 in the order they came. [`Scheduler::submit`](crate::Scheduler::submit) gives it.
+/// Number of a request, counted from 0 in order of submission.
+///
+/// [`Scheduler::submit`](crate::Scheduler::submit) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
 impl RequestId {
-    /// The place of the request among all that were submitted, counted from 0.
-    pub fn place(self) -> usize {
+    /// Returns the index of the request in order of submission.
+    pub fn index(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }
 
-/// A request for a search that was checked; its processors are all there are.
+/// A checked request for a search, with all of its processors.
 pub(super) struct Search {
     pub(super) id: RequestId,
     pub(super) request: Request,
 }
 
-/// Tokens whose keys and values a text needs room for. The last token is produced and not read again.
+/// Returns the number of tokens that a sequence keeps in the KV cache.
+///
+/// The last token is generated but not read.
 pub(super) fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize) -> usize {
     let read = config.new_tokens(prompt_len).saturating_sub(1);
     prompt_len.saturating_add(read).min(n_positions)

@@ -1,4 +1,4 @@
-//! Requests whose texts are searched for: by beams, or contrastively. All texts of one are found in one step.
+//! Requests for beam or contrastive search; one step finds all completions of a request.
 
 use std::ops::{ControlFlow, Deref};
 
@@ -11,10 +11,10 @@ use super::request::{Request, Search};
 use crate::{GenerationError, SearchMode, beam_search, contrastive_search, decode};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// Makes the texts of the first request that waits for a search.
+    /// Runs the first waiting search.
     pub(super) fn search(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Result<(), GenerationError> {
         let Some(Search { id, request }) = self.searches.pop_front() else { return Ok(()) };
-        match self.found(&request, progress) {
+        match self.run_search(&request, progress) {
             Ok(texts) => self.ready.push(Event::Found { request: id, texts }),
             Err(error @ GenerationError::Candle(_)) => return Err(error),
             Err(error) => self.fail(id, error),
@@ -22,7 +22,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    fn found(
+    fn run_search(
         &self,
         request: &Request,
         progress: &dyn Fn() -> ControlFlow<()>,
@@ -30,8 +30,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let Request { prompt, config, processors, .. } = request;
         let (model, clock) = (&self.model, self.clock.as_ref());
         let mut texts: Vec<_> = if config.search_mode() == SearchMode::Beams {
-            let found = beam_search(model, prompt, config, processors, clock, progress)?;
-            found.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
+            let hypotheses = beam_search(model, prompt, config, processors, clock, progress)?;
+            hypotheses.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
         } else {
             let (ids, reason) = contrastive_search(model, prompt, config, processors, clock, progress)?;
             vec![(ids, reason, None)]
@@ -40,11 +40,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             let reason = if is_interrupted() { StopReason::Interrupted } else { StopReason::MaxNewTokens };
             texts = vec![(Vec::new(), reason, None); config.num_return_sequences];
         }
-        let told = |(ids, stop_reason, score): (Vec<u32>, StopReason, Option<f64>)| {
+        let to_found = |(ids, stop_reason, score): (Vec<u32>, StopReason, Option<f64>)| {
             let text = self.tokenizer.as_ref().map(|tokenizer| decode(tokenizer, &ids, true)).transpose()?;
             let text = text.unwrap_or_default();
             Ok(Found { ids, text, stop_reason, score })
         };
-        texts.into_iter().map(told).collect()
+        texts.into_iter().map(to_found).collect()
     }
 }

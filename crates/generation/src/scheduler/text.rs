@@ -1,4 +1,4 @@
-//! One text: what was asked, what it has so far, and how its next tokens are chosen.
+//! A single sequence: its request, its tokens so far, and the choice of its next tokens.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -12,36 +12,36 @@ use super::event::{Event, StopReason};
 use super::request::RequestId;
 use super::text_observer::TextObserver;
 use crate::clock::Deadline;
-use crate::draft::Success;
+use crate::draft::DraftStats;
 use crate::logprobs::{Expected, biased};
-use crate::prefixes::{PromptScores, Sharers};
+use crate::prefixes::{PromptScores, ReuseGroup};
 use crate::{
     GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, TextStream, TokenLogprobs, WhenFull,
 };
 
-/// A request that was checked.
+/// A request that passed all checks.
 pub(super) struct Accepted {
     pub(super) id: RequestId,
-    /// The prompt as the model gets it.
+    /// Prompt as the model reads it.
     pub(super) prompt: Vec<u32>,
     pub(super) max_new_tokens: usize,
-    /// Tokens whose keys and values a text may have to keep.
+    /// Maximum number of tokens in the KV cache of a sequence.
     pub(super) capacity: usize,
     pub(super) config: Arc<GenerationConfig>,
     pub(super) processors: Vec<LogitsProcessor>,
     pub(super) stream: u64,
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
-    /// Who may continue what is computed for its texts.
-    pub(super) sharers: Sharers,
+    /// Sequences that may reuse the computed prefixes.
+    pub(super) reuse_group: ReuseGroup,
     pub(super) observers: Vec<TextObserver>,
     pub(super) stop_at_layer: Option<usize>,
-    /// Tokens of the prompt that are shown in front of its texts.
+    /// Tokens of the prompt that precede the completion in the output.
     pub(super) echoed: Option<Vec<u32>>,
 }
 
 impl Accepted {
-    /// Stream of the text after the prompt.
+    /// Creates the text stream of the completion.
     pub(super) fn text_stream<T: Deref<Target = Tokenizer>>(
         &self,
         tokenizer: T,
@@ -52,31 +52,31 @@ impl Accepted {
     }
 }
 
-/// The observed texts that gain a token in each step, each with its memory.
-pub(super) type Observed<T> = VecDeque<(Text<T>, Gpt2Cache)>;
+/// Observed sequences that gain a token in each step, each with its KV cache.
+pub(super) type Observed<T> = VecDeque<(SequenceState<T>, Gpt2Cache)>;
 
-/// A text in the making.
-pub(super) struct Text<T> {
+/// A sequence that has begun and not ended.
+pub(super) struct SequenceState<T> {
     pub(super) request: Arc<Accepted>,
     pub(super) sequence: usize,
     /// Prompt and new tokens.
     pub(super) ids: Vec<u32>,
-    /// How probable the tokens of its prompt are, as far as that is known.
+    /// Scores of the prompt's tokens, as far as they are known.
     pub(super) scores: PromptScores,
-    /// Counted from when its prompt is begun.
+    /// Time limit, which starts when the prefill begins.
     pub(super) deadline: Deadline,
     pub(super) sampler: Sampler,
     pub(super) stream: Option<TextStream<T>>,
-    /// Whether its row of the cache no longer begins with the prompt.
+    /// Whether the row of the cache no longer begins with the prompt.
     pub(super) has_slid: bool,
-    pub(super) success: Success,
-    /// Tokens of the last draft that were right, and that the text does not have yet.
+    pub(super) draft_stats: DraftStats,
+    /// Number of correct tokens of the last draft that are not yet part of the sequence.
     pub(super) right: usize,
-    /// What the assistant keeps of it.
+    /// The assistant's KV cache for the sequence.
     pub(super) assisted: Option<Gpt2Cache>,
 }
 
-/// The next tokens of a text, and why there are no more.
+/// Next tokens of a sequence, and the error that prevents more of them.
 pub(super) struct Chosen {
     pub(super) tokens: Vec<ChosenToken>,
     pub(super) error: Option<GenerationError>,
@@ -85,16 +85,16 @@ pub(super) struct Chosen {
 pub(super) struct ChosenToken {
     pub(super) id: u32,
     pub(super) logprobs: Option<TokenLogprobs>,
-    /// Whether nothing may come after it.
+    /// Whether nothing may follow the token.
     pub(super) is_complete: bool,
 }
 
-impl<T> Text<T> {
+impl<T> SequenceState<T> {
     pub(super) fn is_observed(&self) -> bool {
         !self.request.observers.is_empty()
     }
 
-    /// Computes in a pass of its own, which its observer sees if it has one.
+    /// Calls `compute` with a pass for this sequence alone, observed by its observer, if any.
     pub(super) fn in_pass<R>(&self, compute: impl FnOnce(&mut Pass) -> R) -> R {
         let pass = Pass::inference();
         let mut pass = match self.request.stop_at_layer {
@@ -109,8 +109,8 @@ impl<T> Text<T> {
     }
 }
 
-impl<T: Deref<Target = Tokenizer>> Text<T> {
-    /// Counts the drafted tokens and those of them that continue the text, before they are added.
+impl<T: Deref<Target = Tokenizer>> SequenceState<T> {
+    /// Counts the drafted tokens, and the correct ones among them, before they are appended.
     pub(super) fn count_draft(
         &mut self,
         draft: &[u32],
@@ -119,7 +119,7 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
         let is_right = |(drafted, chosen): &(&u32, &ChosenToken)| **drafted == chosen.id;
         let accepted = draft.iter().zip(chosen).take_while(is_right).count();
         if !draft.is_empty() {
-            self.success.count(draft.len(), accepted);
+            self.draft_stats.count(draft.len(), accepted);
         }
         self.right = accepted;
         if let Some(cache) = &mut self.assisted {
@@ -129,16 +129,18 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
         Ok(())
     }
 
-    /// Adds its next tokens and tells them; says whether it ends with the last of them. Its memory holds so many tokens by then.
+    /// Appends the next tokens and reports them as events; returns whether the last one ends the sequence.
+    ///
+    /// `held` is the number of tokens in the KV cache after these tokens.
     ///
     /// # Errors
-    /// When it cannot continue.
-    pub(super) fn gain(
+    /// Returns an error if the sequence cannot continue.
+    pub(super) fn append_tokens(
         &mut self,
         Chosen { tokens, error }: Chosen,
         held: usize,
         n_positions: usize,
-        told: &mut Vec<Event>,
+        events: &mut Vec<Event>,
     ) -> Result<bool, GenerationError> {
         let (request, sequence) = (self.request.id, self.sequence);
         let mut left = tokens.len();
@@ -146,11 +148,11 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
             left -= 1;
             if self.right > 0 {
                 self.right -= 1;
-                self.success.drafts.accepted += 1;
+                self.draft_stats.drafts.accepted += 1;
             }
-            let drafts = self.success.drafts;
+            let drafts = self.draft_stats.drafts;
             let (text, stop_reason) = self.push(id, is_complete, held - left >= n_positions)?;
-            told.push(Event::Token { request, sequence, id, text, logprobs, stop_reason, drafts });
+            events.push(Event::Token { request, sequence, id, text, logprobs, stop_reason, drafts });
             if stop_reason.is_some() {
                 return Ok(true);
             }
@@ -158,7 +160,7 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
         error.map_or(Ok(false), Err)
     }
 
-    /// Adds a token; returns the text it completes and why the text ends with it, if it does.
+    /// Appends a token; returns the text that it completes, and the stop reason, if any.
     fn push(
         &mut self,
         id: u32,
@@ -184,15 +186,17 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
     }
 }
 
-/// The next tokens of each text, of which one is chosen after its last token and after each that was drafted rightly; on all
-/// threads. `logits` has a row for each of them.
+/// Chooses the next tokens of each sequence, on all threads.
+///
+/// One token is chosen after the last token, and one after each correctly drafted token. `logits` has a
+/// row for each of them.
 pub(super) fn sample<'a, T>(
-    texts: &mut [Text<T>],
+    texts: &mut [SequenceState<T>],
     drafts: &[Vec<u32>],
     logits: impl IntoIterator<Item = &'a mut [Vec<f32>]>,
 ) -> Vec<Chosen> {
     let rows = texts.iter_mut().zip(drafts).zip(logits).map(|((text, draft), logits)| {
-        let Text { request, ids, sampler, .. } = text;
+        let SequenceState { request, ids, sampler, .. } = text;
         (request, ids, sampler, draft, logits)
     });
     map_items(rows, |(request, ids, sampler, draft, logits)| {
@@ -218,7 +222,7 @@ pub(super) fn sample<'a, T>(
     })
 }
 
-/// The next token of a text.
+/// Chooses the next token of a sequence.
 fn choose(
     request: &Accepted,
     sampler: &mut Sampler,

@@ -1,4 +1,4 @@
-//! The observer of a text, and which requests may have one.
+//! Observer of a sequence, and the checks for requests with observers.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,8 +7,10 @@ use candle_gpt2::Observer;
 
 use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 
-/// The observer of one text of a [`Request`](crate::Request): it sees every pass of that text, and nothing of other texts. Its
-/// maker keeps a handle, and finds there what it saw.
+/// Observer of one sequence of a [`Request`](crate::Request).
+///
+/// It sees every pass of its own sequence and nothing of other sequences. The caller keeps a handle to
+/// read what the observer recorded.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -41,14 +43,14 @@ use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 /// let request = Request { observers, ..Request::new(vec![1, 2], config) };
 /// let tokens = <TokenGenerator>::of_request(&model, request, None)?;
 /// assert_eq!(tokens.collect::<Result<Vec<_>, _>>()?.len(), 3);
-/// assert_eq!(count.lock().unwrap().0, 2 + 2, "the last new token is not read any more");
+/// assert_eq!(count.lock().unwrap().0, 2 + 2, "the model does not read the last new token");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct TextObserver(Arc<Mutex<dyn Observer + Send>>);
 
 impl TextObserver {
-    /// An observer that is shared with the owners of its clones.
+    /// Creates an observer that is shared with the owners of the `Arc`.
     pub fn new(observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         Self(observer)
     }
@@ -64,7 +66,7 @@ impl fmt::Debug for TextObserver {
     }
 }
 
-/// What can be wrong with the observers of a request.
+/// Checks the number of observers, and that the request can be observed.
 pub(super) fn check_observers(
     observers: &[TextObserver],
     config: &GenerationConfig,
@@ -76,14 +78,14 @@ pub(super) fn check_observers(
     }
     if config.search_mode() != SearchMode::TokenByToken {
         return conflict(
-            "texts are observed that are made token by token, not those of beam and contrastive search",
+            "observers work only when decoding token by token, not with beam or contrastive search",
         );
     }
     if matches!(config.when_full, WhenFull::Slide { .. }) {
-        return conflict("an observed text ends when the context is full: it cannot slide");
+        return conflict("an observed completion cannot slide; it must end when the context is full");
     }
     if found != texts {
-        let expected = format!("one for each of the request's texts, {texts}, or none");
+        let expected = format!("0 or {texts}, one for each completion");
         return Err(GenerationError::OptionOutOfRange {
             option: "observers",
             expected,

@@ -1,4 +1,4 @@
-//! Laws of generation: a text is the same alone and in any company, and where the context ends.
+//! Batched completions equal single ones; behavior at the end of the context.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +14,7 @@ use candle_gpt2_testing::{fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 
 fn tiny() -> Gpt2LMHeadModel {
-    Checkpoint::open(&fixture_path("tiny-checkpoint"))
-        .unwrap()
-        .load(&LoadOptions::default(), &|_| ())
-        .unwrap()
+    Checkpoint::open(fixture_path("tiny-checkpoint")).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap()
 }
 
 fn alone(model: &Gpt2LMHeadModel, prompt: &[u32], config: &GenerationConfig) -> (Vec<u32>, StopReason) {
@@ -26,28 +23,28 @@ fn alone(model: &Gpt2LMHeadModel, prompt: &[u32], config: &GenerationConfig) -> 
     (ids, tokens.stop_reason().unwrap())
 }
 
-/// The ids of every text, by prompt and sequence, with the reasons.
-fn together(
+/// Returns the ids and the stop reason of every completion, by prompt and sequence.
+fn batched(
     model: &Gpt2LMHeadModel,
     prompts: &[Vec<u32>],
     batch_size: usize,
     config: &GenerationConfig,
 ) -> Vec<(Vec<u32>, Option<StopReason>)> {
-    let texts = config.num_return_sequences;
-    let mut found = vec![(Vec::new(), None); prompts.len() * texts];
+    let sequences = config.num_return_sequences;
+    let mut found = vec![(Vec::new(), None); prompts.len() * sequences];
     for token in
         BatchGenerator::<&Tokenizer>::new(model, Request::each(prompts, config), batch_size, None).unwrap()
     {
         let token = token.unwrap();
-        let text = &mut found[token.prompt * texts + token.sequence];
-        assert_eq!(text.1, None, "nothing comes after the end of a text");
-        text.0.push(token.id);
-        text.1 = token.stop_reason;
+        let completion = &mut found[token.prompt * sequences + token.sequence];
+        assert_eq!(completion.1, None, "no event follows the end of a completion");
+        completion.0.push(token.id);
+        completion.1 = token.stop_reason;
     }
     found
 }
 
-/// Lengths from one token to the whole context, some prompts twice.
+/// Returns prompts of one token up to the whole context, with duplicates.
 fn prompts() -> Vec<Vec<u32>> {
     let prompt = |length: u32, seed: u32| (0..length).map(|index| (index * 37 + seed) % 300).collect();
     [(3, 5), (1, 90), (30, 7), (47, 2), (48, 3), (12, 11), (3, 5), (3, 5), (20, 250)]
@@ -55,12 +52,15 @@ fn prompts() -> Vec<Vec<u32>> {
         .to_vec()
 }
 
-/// huggingface/transformers#3021 and #4122: no pad token, no mask to forget; texts end at different lengths by several ends.
+/// Rows of different lengths need neither a padding token nor a mask.
+///
+/// Several end-of-text tokens end them at different lengths. See huggingface/transformers#3021 and
+/// #4122.
 #[test]
-fn every_row_of_a_batch_is_the_row_alone() {
+fn batched_rows_equal_single_rows() {
     let model = tiny();
     let prompts = prompts();
-    // Ends that cut some of the texts early.
+    // End-of-text tokens that end some of the completions early.
     let ends: Vec<u32> = alone(&model, &prompts[2], &GenerationConfig::default()).0[3..5].to_vec();
     let config = GenerationConfig { max_new_tokens: 20, eos_token_id: ends, ..GenerationConfig::default() };
     let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, &config)).collect();
@@ -68,30 +68,30 @@ fn every_row_of_a_batch_is_the_row_alone() {
     assert!(expected.iter().any(|(_, reason)| *reason == StopReason::MaxNewTokens));
     assert!(expected.iter().any(|(_, reason)| *reason == StopReason::Context));
     for batch_size in [1, 2, 4, 9, 100] {
-        let found = together(&model, &prompts, batch_size, &config);
+        let found = batched(&model, &prompts, batch_size, &config);
         let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
         assert_eq!(found, expected, "batches of {batch_size}");
     }
 }
 
-/// Every type of weights.
+/// All weight dtypes.
 const DTYPES: [WeightDType; 6] =
     [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q5, WeightDType::Q4];
 
-fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHeadModel {
+fn load(folder: &Path, dtype: WeightDType) -> Gpt2LMHeadModel {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
 }
 
-/// The logits of a step are the same bits for a row alone and among any number of others, at other lengths than its own.
+/// A step computes the same logits, bit for bit, for a row alone and among rows of other lengths.
 #[test]
-fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
+fn step_logits_do_not_depend_on_the_batch() {
     const ROWS: usize = 40;
     let prompts: Vec<Vec<u32>> =
         (0..40u32).map(|row| (0..1 + row * 7 % 40).map(|index| (index * 37 + row) % 300).collect()).collect();
     let next: Vec<u32> = (0..40u32).map(|row| row * 5 % 300).collect();
     for dtype in DTYPES {
-        let model = loaded(&fixture_path("tiny-checkpoint"), dtype);
+        let model = load(&fixture_path("tiny-checkpoint"), dtype);
         let mut cache = model.new_cache(ROWS, 48).unwrap();
         let step = |ids: &[u32], rows: usize, cache: &mut _| -> Vec<Vec<u32>> {
             let ids = Tensor::from_slice(ids, (rows, ids.len() / rows), &Device::Cpu).unwrap();
@@ -119,21 +119,21 @@ fn a_step_gives_each_row_the_bits_that_it_gives_it_alone() {
     }
 }
 
-/// Two hundred prompts of all lengths, half of the texts greedy and half drawn, alone and in batches, in every type of weights.
+/// Compares 200 prompts of all lengths, half greedy and half sampled, in every weight dtype.
 #[test]
-fn two_hundred_texts_are_the_same_alone_and_in_every_batch() {
+fn completions_do_not_depend_on_the_batch() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let prompts: Vec<Vec<u32>> = (0..200u32)
         .map(|prompt| (0..1 + prompt * 13 % 41).map(|index| (index * 137 + prompt * 61) % 2048).collect())
         .collect();
     let greedy = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
-    let drawn = GenerationConfig { do_sample: true, seed: 4, ..greedy.clone() };
+    let sampled = GenerationConfig { do_sample: true, seed: 4, ..greedy.clone() };
     for dtype in DTYPES {
-        let model = loaded(&folder, dtype);
-        for (prompts, config) in [(&prompts[..100], &greedy), (&prompts[100..], &drawn)] {
+        let model = load(&folder, dtype);
+        for (prompts, config) in [(&prompts[..100], &greedy), (&prompts[100..], &sampled)] {
             let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, config)).collect();
             for batch_size in [2, 7, 32] {
-                let found = together(&model, prompts, batch_size, config);
+                let found = batched(&model, prompts, batch_size, config);
                 let found: Vec<_> = found.into_iter().map(|(ids, reason)| (ids, reason.unwrap())).collect();
                 assert_eq!(found, expected, "{dtype:?} in batches of {batch_size}");
             }
@@ -141,21 +141,21 @@ fn two_hundred_texts_are_the_same_alone_and_in_every_batch() {
     }
 }
 
-/// Keys and values of 11 bits change no greedy text of this model, alone or in a batch.
+/// Rounding keys and values to 11 bits changes no greedy completion of this model, alone or in a batch.
 #[test]
-fn a_cache_in_f16_gives_the_same_greedy_texts() {
+fn f16_cache_keeps_greedy_completions() {
     let (model, half) = (tiny(), tiny().with_kv_dtype(DType::F16));
     let (prompts, config) =
         (prompts(), GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() });
-    let expected = together(&model, &prompts, 1, &config);
+    let expected = batched(&model, &prompts, 1, &config);
     for batch_size in [1, 4, 9] {
-        assert_eq!(together(&half, &prompts, batch_size, &config), expected, "batches of {batch_size}");
+        assert_eq!(batched(&half, &prompts, batch_size, &config), expected, "batches of {batch_size}");
     }
 }
 
-/// With penalties, which look at each row's own history.
+/// Includes penalties, which depend on the history of each row.
 #[test]
-fn a_seed_gives_a_prompt_the_same_text_in_any_batch() {
+fn sampled_completions_do_not_depend_on_the_batch() {
     let model = tiny();
     let prompts = prompts();
     let config = GenerationConfig {
@@ -171,22 +171,22 @@ fn a_seed_gives_a_prompt_the_same_text_in_any_batch() {
     let expected: Vec<_> = prompts.iter().map(|prompt| alone(&model, prompt, &config).0).collect();
     for batch_size in [2, 5, 9] {
         let found: Vec<_> =
-            together(&model, &prompts, batch_size, &config).into_iter().map(|text| text.0).collect();
+            batched(&model, &prompts, batch_size, &config).into_iter().map(|text| text.0).collect();
         assert_eq!(found, expected, "batches of {batch_size}");
     }
 }
 
-/// Several texts of one prompt share its keys and values; the first is that of a single text.
+/// Completions of one prompt share its keys and values; the first equals a single completion.
 #[test]
-fn texts_of_one_prompt_differ_and_repeat() {
+fn completions_of_one_prompt_differ_and_are_reproducible() {
     let model = tiny();
     let single =
         GenerationConfig { do_sample: true, seed: 4, max_new_tokens: 10, ..GenerationConfig::default() };
     let config = GenerationConfig { num_return_sequences: 4, ..single.clone() };
     let prompts = &prompts()[..3];
-    let expected = together(&model, prompts, 1, &config);
+    let expected = batched(&model, prompts, 1, &config);
     for batch_size in [2, 3, 12] {
-        assert_eq!(together(&model, prompts, batch_size, &config), expected);
+        assert_eq!(batched(&model, prompts, batch_size, &config), expected);
     }
     for (index, prompt) in prompts.iter().enumerate() {
         let texts = &expected[index * 4..][..4];
@@ -196,9 +196,9 @@ fn texts_of_one_prompt_differ_and_repeat() {
 }
 
 #[test]
-fn texts_of_a_batch_come_with_their_characters() {
+fn batched_tokens_carry_their_decoded_text() {
     let model = tiny();
-    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let tokenizer = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
     let config = GenerationConfig { max_new_tokens: 15, ..GenerationConfig::default() };
     let prompts = prompts();
     let mut texts = vec![String::new(); prompts.len()];
@@ -213,14 +213,16 @@ fn texts_of_a_batch_come_with_their_characters() {
     }
 }
 
-/// huggingface/transformers#14384, with the numbers of the refusal: keep the end, or the head and the end.
+/// A long prompt is rejected with both lengths, or cut to its end or to its head and end.
+///
+/// See huggingface/transformers#14384.
 #[test]
-fn a_long_prompt_is_refused_or_cut_as_asked() {
+fn long_prompt_is_rejected_or_truncated() {
     let model = tiny();
     let long: Vec<u32> = (0..60).collect();
     let config = GenerationConfig { max_new_tokens: 5, ..GenerationConfig::default() };
-    let refused = TokenGenerator::new(&model, &long, &config).err().unwrap().to_string();
-    assert!(refused.contains("the prompt has 60 tokens, the model's context 48"), "{refused}");
+    let error = TokenGenerator::new(&model, &long, &config).err().unwrap().to_string();
+    assert!(error.contains("the prompt has 60 tokens, but the model's context has 48"), "{error}");
     let keep =
         |head, last| GenerationConfig { long_prompt: LongPrompt::Keep { head, last }, ..config.clone() };
     let last = alone(&model, &long, &keep(0, 40));
@@ -237,9 +239,11 @@ fn a_long_prompt_is_refused_or_cut_as_asked() {
     }
 }
 
-/// After a full context the text is that of the slid window as a prompt: head, last half, and on.
+/// After the context is full, the completion equals that with the slid window as a prompt.
+///
+/// The window consists of the head and the last half of the context.
 #[test]
-fn a_sliding_window_goes_on_after_the_context() {
+fn sliding_window_continues_past_the_context() {
     let model = tiny();
     let prompt: Vec<u32> = (0..40).map(|index| (index * 7) % 300).collect();
     for head in [0, 3] {
@@ -259,20 +263,20 @@ fn a_sliding_window_goes_on_after_the_context() {
             window = [&all[..head], &all[all.len() - 24..]].concat();
         }
         assert_eq!(found, all[40..], "head {head}");
-        // In company too.
-        let company = [prompt.clone(), vec![5; 10], prompt.clone()];
-        let texts = together(&model, &company, 3, &config);
+        // A batch gives the same result.
+        let batch = [prompt.clone(), vec![5; 10], prompt.clone()];
+        let texts = batched(&model, &batch, 3, &config);
         assert_eq!((&texts[0].0, &texts[2].0), (&found, &found));
     }
-    let too_much =
+    let oversized =
         GenerationConfig { when_full: WhenFull::Slide { head: 25 }, ..GenerationConfig::default() };
-    let error = TokenGenerator::new(&model, &[1], &too_much).err().unwrap();
+    let error = TokenGenerator::new(&model, &[1], &oversized).err().unwrap();
     assert!(matches!(error, GenerationError::WindowTooLong { kept: 49, n_positions: 48 }), "{error}");
 }
 
-/// karpathy/nanoGPT#169: what has no token cannot be drawn.
+/// Padding rows of the vocabulary can be excluded from sampling; see karpathy/nanoGPT#169.
 #[test]
-fn suppressed_tokens_never_come() {
+fn suppressed_tokens_are_never_sampled() {
     let model = tiny();
     let padding: Vec<u32> = (100..300).collect();
     let config = GenerationConfig {
@@ -287,7 +291,7 @@ fn suppressed_tokens_never_come() {
 }
 
 #[test]
-fn a_time_that_is_over_ends_the_text_with_the_next_token() {
+fn time_limit_stops_after_the_next_token() {
     let model = tiny();
     let config = GenerationConfig { max_time: Some(1e-9), max_new_tokens: 9, ..GenerationConfig::default() };
     let clock = || {
@@ -302,7 +306,7 @@ fn a_time_that_is_over_ends_the_text_with_the_next_token() {
 }
 
 #[test]
-fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
+fn out_of_vocabulary_ids_name_the_option() {
     let model = tiny();
     let start = GenerationConfig::default;
     for (option, config) in [
@@ -321,9 +325,9 @@ fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
     assert!(matches!(error, GenerationError::StopStringsWithoutTokenizer));
 }
 
-/// huggingface/transformers#25420: generation runs with the cache, and writes what the reference does.
+/// Generation with the KV cache gives the reference completions; see huggingface/transformers#25420.
 #[test]
-fn a_batch_of_the_reference_prompts_writes_the_reference_texts() {
+fn batched_completions_equal_the_reference() {
     let model = tiny();
     let expected = json_fixture("tiny_checkpoint_expected");
     let cases = expected["greedy"].as_array().unwrap();
@@ -335,7 +339,7 @@ fn a_batch_of_the_reference_prompts_writes_the_reference_texts() {
         eos_token_id: model.config().eos_token_id.clone(),
         ..GenerationConfig::default()
     };
-    for (found, case) in together(&model, &prompts, 8, &config).iter().zip(cases) {
+    for (found, case) in batched(&model, &prompts, 8, &config).iter().zip(cases) {
         assert_eq!(found.0, ids(&case["ids"]));
     }
 }

@@ -1,4 +1,4 @@
-//! Text of ids: streamed, whole and as the `tokenizers` library decodes it, for vocabularies of every kind.
+//! Decoding of ids: streamed, whole, and by the `tokenizers` library, for all kinds of vocabularies.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{TextStream, decode, is_fallback_byte};
@@ -6,7 +6,9 @@ use candle_gpt2_testing::{fixture_path, json_fixture, tokenizer_json};
 use candle_gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
 use serde_json::{Value, json};
 
-/// Words that people add to a vocabulary. Each has a letter that GPT-2's alphabet of bytes uses for another byte, or a space.
+/// Words to add to a vocabulary.
+///
+/// Each contains a space, or a letter that GPT-2's byte alphabet uses for another byte.
 const ADDED: [&str; 8] = ["für", "kuća", "đem", "Začnimo", "ĠĠ", "日本", "¿qué?", " two words"];
 
 fn tokenizer(decoder: &Value, tokens: &[String], added: &[&str]) -> Tokenizer {
@@ -18,7 +20,8 @@ fn strings(tokens: &[&str]) -> Vec<String> {
 }
 
 fn byte_level(added: &[&str]) -> Tokenizer {
-    // Every letter of the alphabet, and a few merged tokens: a whole character, and parts of two.
+    // Every letter of the alphabet, and a few merged tokens: a whole character, and parts of two
+    // characters.
     let alphabet = (0..=0x143).filter_map(char::from_u32).filter(|letter| !letter.is_control());
     let mut tokens = strings(&["</s>", "Ġthe", "ing", "ä¸Ń", "Ńä¸"]);
     tokens.extend(alphabet.map(String::from));
@@ -27,7 +30,7 @@ fn byte_level(added: &[&str]) -> Tokenizer {
     tokenizer(&decoder, &tokens, added)
 }
 
-/// Vocabularies that the library decodes as they should be: those of the fixtures, and one for each kind of decoder.
+/// Creates vocabularies that the library decodes correctly: fixtures, and one for each decoder type.
 fn vocabularies() -> Vec<(String, Tokenizer)> {
     let folders = [
         "tiny-checkpoint",
@@ -38,10 +41,10 @@ fn vocabularies() -> Vec<(String, Tokenizer)> {
         "cross-attention",
     ];
     let mut found: Vec<(String, Tokenizer)> =
-        folders.map(|name| (name.to_owned(), load_tokenizer(&fixture_path(name)).unwrap())).into();
+        folders.map(|name| (name.to_owned(), load_tokenizer(fixture_path(name)).unwrap())).into();
     for name in ["unigram.model", "unigram_bytes.model", "bpe.model", "bpe_bytes.model", "lowercase"] {
         let path = fixture_path("tokenizers").join(name);
-        found.push((name.to_owned(), load_tokenizer(&path).unwrap()));
+        found.push((name.to_owned(), load_tokenizer(path).unwrap()));
     }
     found.push(("built-in".into(), Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER).unwrap()));
     let words = strings(&[
@@ -76,13 +79,15 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     pieces + &stream.finish().unwrap()
 }
 
-/// Sequences of ids, some of which have no token: 9,900 short ones, and 100 that move the window of a stream several times.
+/// Creates 9,900 short sequences of ids, and 100 that move the window of a stream several times.
+///
+/// Some of the ids have no token.
 fn sequences(tokenizer: &Tokenizer) -> impl Iterator<Item = Vec<u32>> {
     let end = u64::try_from(tokenizer.get_vocab_size(true)).unwrap() + 2;
     let mut random = RandomStream::with_stream(66, 0);
     (0..10_000).map(move |number| {
         let length = if number % 100 == 0 { 120 } else { 1 + random.below(10) };
-        // Few different ids make runs of bytes and of equal tokens.
+        // Few distinct ids give runs of bytes and of equal tokens.
         let kinds: Vec<u64> = (0..1 + random.below(12)).map(|_| random.below(end)).collect();
         let mut id = || kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()];
         (0..length).map(|_| u32::try_from(id()).unwrap()).collect()
@@ -90,12 +95,13 @@ fn sequences(tokenizer: &Tokenizer) -> impl Iterator<Item = Vec<u32>> {
 }
 
 #[test]
-fn streamed_text_is_the_whole_text_and_that_of_the_library() {
+fn streamed_text_equals_whole_and_library_decoding() {
     for (name, tokenizer) in vocabularies() {
         for ids in sequences(&tokenizer) {
             let whole = decode(&tokenizer, &ids, true).unwrap();
             assert_eq!(streamed(&tokenizer, &ids), whole, "{name}: {ids:?}");
-            // The library panics where its `BPEDecoder` gets no token, and replaces valid characters among SentencePiece's bytes.
+            // The library panics if its `BPEDecoder` gets no token, and replaces valid characters among
+            // SentencePiece's bytes.
             let has_own_bytes =
                 name.ends_with("_bytes.model") && ids.iter().any(|id| is_fallback_byte(&tokenizer, *id));
             if !whole.is_empty() && !has_own_bytes {
@@ -105,9 +111,9 @@ fn streamed_text_is_the_whole_text_and_that_of_the_library() {
     }
 }
 
-/// huggingface/tokenizers#1996: the library reads the letters of an added token as bytes.
+/// The library reads the letters of an added token as bytes; see huggingface/tokenizers#1996.
 #[test]
-fn added_tokens_of_a_byte_level_vocabulary_stand_for_themselves() {
+fn added_tokens_decode_verbatim_in_byte_level_vocabularies() {
     let tokenizer = byte_level(&ADDED);
     for word in ADDED {
         let id = tokenizer.token_to_id(word).unwrap();
@@ -124,7 +130,7 @@ fn added_tokens_of_a_byte_level_vocabulary_stand_for_themselves() {
 }
 
 #[test]
-fn a_text_completes_the_character_that_its_prompt_begins() {
+fn completion_finishes_a_character_split_by_the_prompt() {
     let tokenizer = byte_level(&[]);
     let ids = |text: &str| -> Vec<u32> {
         let spelled = text
@@ -143,12 +149,14 @@ fn a_text_completes_the_character_that_its_prompt_begins() {
     }
 }
 
-/// Texts of the `sentencepiece` package and of transformers, which `scripts/reference/vocabularies.py` wrote.
+/// Compares with the `sentencepiece` package and transformers.
+///
+/// `scripts/reference/vocabularies.py` wrote the expected texts.
 #[test]
-fn texts_are_those_of_sentencepiece_and_transformers() {
+fn decoded_text_equals_sentencepiece_and_transformers() {
     let expected = json_fixture("tokenizers/expected");
     for (name, cases) in expected.as_object().unwrap() {
-        let tokenizer = load_tokenizer(&fixture_path("tokenizers").join(name)).unwrap();
+        let tokenizer = load_tokenizer(fixture_path("tokenizers").join(name)).unwrap();
         for case in cases.as_array().unwrap() {
             let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
             assert_eq!(decode(&tokenizer, &ids, false).unwrap(), case["decoded"], "{name}: {ids:?}");
@@ -156,10 +164,10 @@ fn texts_are_those_of_sentencepiece_and_transformers() {
     }
 }
 
-/// SentencePiece keeps the characters of a run of bytes in which others are invalid.
+/// SentencePiece keeps the valid characters in a run of bytes that contains invalid ones.
 #[test]
-fn bytes_of_sentencepiece_become_characters_one_by_one() {
-    let tokenizer = load_tokenizer(&fixture_path("tokenizers").join("unigram_bytes.model")).unwrap();
+fn sentencepiece_keeps_valid_characters_among_invalid_bytes() {
+    let tokenizer = load_tokenizer(fixture_path("tokenizers").join("unigram_bytes.model")).unwrap();
     let text = |bytes: &[u8]| {
         let ids: Vec<u32> =
             bytes.iter().map(|byte| tokenizer.token_to_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
@@ -168,6 +176,6 @@ fn bytes_of_sentencepiece_become_characters_one_by_one() {
     };
     assert_eq!(text(&[0x29, 0xff, 0xe2]), ")\u{FFFD}\u{FFFD}");
     assert_eq!(text(&[0xe2, 0x82, 0xac, 0xe2, 0x82, 0x41]), "€\u{FFFD}\u{FFFD}A");
-    assert_eq!(text("▁".as_bytes()), "▁", "a sign of a space that no piece has");
+    assert_eq!(text("▁".as_bytes()), "▁", "a space marker that is not part of a piece");
     assert_eq!(text(&[0x20, 0xf0, 0x9f, 0x98, 0x80]), " 😀");
 }

@@ -1,4 +1,4 @@
-//! Drafts change how many passes a text takes and nothing else.
+//! Drafts change only the number of passes of a completion.
 
 use std::collections::HashMap;
 
@@ -14,60 +14,63 @@ use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType};
 use candle_nn::VarBuilder;
 use serde_json::json;
 
-use super::scheduler::{Found, Texts, alone, collect, options, prompt, requests, run, scheduler, tiny};
+use super::scheduler::{
+    Completion, Completions, alone, collect, options, prompt, requests, run, scheduler, tiny,
+};
 
-/// A scheduler for which drafts are worth their cost, as for a model whose weights take long to read.
+/// Creates a scheduler for which drafts pay off, as with a large model.
 fn eager(model: &Gpt2LMHeadModel, options: SchedulerOptions) -> Scheduler<&'static Tokenizer> {
     let mut scheduler = scheduler(model, options);
     scheduler.set_token_cost(0.02);
     scheduler
 }
 
-/// A request whose drafts come from the text itself.
-fn looked_up(request: &Request) -> Request {
+/// Returns the request with prompt lookup.
+fn with_prompt_lookup(request: &Request) -> Request {
     let config =
         GenerationConfig { prompt_lookup_num_tokens: Some(5), ..GenerationConfig::clone(&request.config) };
     Request::new(request.prompt.clone(), config)
 }
 
-/// Prompts that repeat themselves, besides those of the scheduler's own tests.
+/// Returns requests with repetitive prompts and the requests of the scheduler tests.
 fn all_requests(ends: &[u32]) -> Vec<Request> {
     let mut requests = requests(ends);
     let repeated = |length: u32| prompt(length, 7).into_iter().cycle().take(30).collect::<Vec<_>>();
     for length in [2, 5, 11] {
         let config = GenerationConfig { max_new_tokens: 17, ..GenerationConfig::default() };
-        let drawn = GenerationConfig { do_sample: true, top_k: 3, temperature: 0.5, ..config.clone() };
-        requests.extend([config, drawn].map(|config| Request::new(repeated(length), config)));
+        let sampled = GenerationConfig { do_sample: true, top_k: 3, temperature: 0.5, ..config.clone() };
+        requests.extend([config, sampled].map(|config| Request::new(repeated(length), config)));
     }
     requests
 }
 
-/// Every text, alone and beside others, with an assistant that is often right, one that seldom is and one that never is, and with
-/// lookup, is the one that is made without drafts; in f32 and in integers.
+/// Every completion with drafts equals the one without, alone and in a batch, in f32 and q8.
+///
+/// Drafts come from prompt lookup, and from assistants that are often, seldom or never right.
 #[test]
-fn drafts_change_no_byte_of_a_text() {
+fn drafts_do_not_change_completions() {
     for dtype in [WeightDType::F32, WeightDType::Q8] {
         let model = deep(4, dtype);
         let ends = alone(&model, &requests(&[])[0]).ids[5..6].to_vec();
         let requests = all_requests(&ends);
-        let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
+        let expected: Vec<Completion> = requests.iter().map(|request| alone(&model, request)).collect();
         for reason in [StopReason::Eos, StopReason::MaxNewTokens, StopReason::Context] {
             assert!(expected.iter().any(|text| text.reason == Some(reason)), "{reason:?} is among them");
         }
-        let assistants = [None, Some(deep(1, dtype)), Some(deep(0, WeightDType::Q4)), Some(foreign())];
+        let assistants = [None, Some(deep(1, dtype)), Some(deep(0, WeightDType::Q4)), Some(uniform_model())];
         for (max_texts, kv_tokens) in [(1, 48), (3, 200), (20, 2_000)] {
             for (number, assistant) in assistants.iter().enumerate() {
                 let mut scheduler = eager(&model, options(max_texts, kv_tokens, 11));
                 if let Some(assistant) = assistant {
                     scheduler.set_assistant(assistant).unwrap();
                 }
-                let asked: Vec<Request> = match assistant {
+                let submitted: Vec<Request> = match assistant {
                     Some(_) => requests.clone(),
-                    None => requests.iter().map(looked_up).collect(),
+                    None => requests.iter().map(with_prompt_lookup).collect(),
                 };
                 let ids: Vec<_> =
-                    asked.into_iter().map(|request| scheduler.submit(request).unwrap()).collect();
-                let mut texts = Texts::new();
+                    submitted.into_iter().map(|request| scheduler.submit(request).unwrap()).collect();
+                let mut texts = Completions::new();
                 run(&mut scheduler, &mut texts);
                 for (request, (id, expected)) in ids.iter().zip(&expected).enumerate() {
                     let found = &texts[&(*id, 0)];
@@ -82,20 +85,22 @@ fn drafts_change_no_byte_of_a_text() {
     }
 }
 
-/// A model of so many layers, whose later ones change little: so one of fewer layers is a good assistant.
+/// Loads a model with this number of layers; the later ones change little.
+///
+/// A model with fewer layers is therefore a good assistant.
 fn deep(n_layer: usize, dtype: WeightDType) -> Gpt2LMHeadModel {
-    deep_in(n_layer, dtype, 48)
+    deep_with_context(n_layer, dtype, 48)
 }
 
-/// The same with a context of `n_positions`.
-fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHeadModel {
+/// Loads the same model with a context of `n_positions`.
+fn deep_with_context(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHeadModel {
     const C: usize = 64;
     let sizes = json!({"n_embd": C, "n_inner": 4 * C, "n_layer": n_layer.max(1), "n_positions": n_positions, "n_ctx": n_positions});
     let folder = CheckpointFolder::tiny().with_config(sizes).with_tensors(|tensors| {
         let mut shapes =
             vec![("wte.weight".to_owned(), vec![300, C]), ("wpe.weight".into(), vec![n_positions, C])];
         for layer in 0..n_layer.max(1) {
-            let mut of_layer =
+            let mut add_shape =
                 |name: &str, shape: &[usize]| shapes.push((format!("h.{layer}.{name}"), shape.to_vec()));
             for (name, inputs, outputs) in [
                 ("attn.c_attn", C, 3 * C),
@@ -103,12 +108,12 @@ fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHead
                 ("mlp.c_fc", C, 4 * C),
                 ("mlp.c_proj", 4 * C, C),
             ] {
-                of_layer(&format!("{name}.weight"), &[inputs, outputs]);
-                of_layer(&format!("{name}.bias"), &[outputs]);
+                add_shape(&format!("{name}.weight"), &[inputs, outputs]);
+                add_shape(&format!("{name}.bias"), &[outputs]);
             }
             ["ln_1", "ln_2"].iter().for_each(|norm| {
-                of_layer(&format!("{norm}.weight"), &[C]);
-                of_layer(&format!("{norm}.bias"), &[C]);
+                add_shape(&format!("{norm}.weight"), &[C]);
+                add_shape(&format!("{norm}.bias"), &[C]);
             });
         }
         shapes.extend([("ln_f.weight".to_owned(), vec![C]), ("ln_f.bias".into(), vec![C])]);
@@ -121,7 +126,7 @@ fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHead
             let count = shape.iter().product();
             let values = (0..count).map(|_| (random.uniform() - 0.5) * 2.0 * scale).collect::<Vec<f64>>();
             let values = Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
-            // Without layers of its own it is the same but for its block, which does nothing.
+            // A model without layers is the same, except that its only block is zero.
             let values =
                 if n_layer == 0 && name.starts_with("h.") { (values * 0.0).unwrap() } else { values };
             let values = if is_norm { values.ones_like().unwrap() } else { values };
@@ -132,25 +137,27 @@ fn deep_in(n_layer: usize, dtype: WeightDType, n_positions: usize) -> Gpt2LMHead
     Checkpoint::open(folder.path()).unwrap().load(&options, &|_| ()).unwrap()
 }
 
-/// An assistant whose context ends in the middle of texts drafts as far as it reaches, and not at all after longer prompts; a long
-/// prompt is read by it in pieces no larger than a chunk.
+/// An assistant drafts up to the end of its context, and not at all after longer prompts.
+///
+/// It reads a long prompt in pieces that do not exceed a chunk.
 #[test]
-fn a_short_context_of_the_assistant_ends_its_drafts() {
-    let (model, assistant) = (deep(4, WeightDType::F32), deep_in(1, WeightDType::F32, 20));
+fn assistant_drafts_only_within_its_context() {
+    let (model, assistant) = (deep(4, WeightDType::F32), deep_with_context(1, WeightDType::F32, 20));
     let config = GenerationConfig { max_new_tokens: 12, ..GenerationConfig::default() };
-    let drawn = GenerationConfig { do_sample: true, seed: 2, ..config.clone() };
+    let sampled = GenerationConfig { do_sample: true, seed: 2, ..config.clone() };
     let mut requests = Vec::new();
     for length in [1, 3, 15, 18, 19, 20, 21, 30, 40] {
-        requests.extend([&config, &drawn].map(|config| Request::new(prompt(length, length), config.clone())));
+        requests
+            .extend([&config, &sampled].map(|config| Request::new(prompt(length, length), config.clone())));
     }
     let stopped = GenerationConfig { max_new_tokens: 40, ..config };
     requests.push(Request::new(prompt(2, 1), stopped));
-    let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
+    let expected: Vec<Completion> = requests.iter().map(|request| alone(&model, request)).collect();
     for (max_texts, chunk_tokens) in [(1, 4), (3, 4), (30, 100)] {
         let mut scheduler = eager(&model, options(max_texts, 2_000, chunk_tokens));
         scheduler.set_assistant(&assistant).unwrap();
         let ids: Vec<_> = requests.iter().map(|request| scheduler.submit(request.clone()).unwrap()).collect();
-        let (mut texts, mut drafted) = (Texts::new(), HashMap::new());
+        let (mut texts, mut drafted) = (Completions::new(), HashMap::new());
         while !scheduler.is_idle() {
             let events = scheduler.step().into_result().unwrap();
             for event in &events {
@@ -163,22 +170,22 @@ fn a_short_context_of_the_assistant_ends_its_drafts() {
         }
         for (index, (id, expected)) in ids.iter().zip(&expected).enumerate() {
             assert_eq!(&texts[&(*id, 0)], expected, "{max_texts} texts, request {index}");
-            let reaches = requests[index].prompt.len() < 15;
-            assert!(drafted[id].accepted > 0 || !reaches || max_texts > 1, "request {index}");
+            let can_draft = requests[index].prompt.len() < 15;
+            assert!(drafted[id].accepted > 0 || !can_draft || max_texts > 1, "request {index}");
             assert!(drafted[id].drafted == 0 || requests[index].prompt.len() < 20, "request {index}");
         }
     }
 }
 
-/// A small model of the same vocabulary to which all tokens are the same.
-fn foreign() -> Gpt2LMHeadModel {
+/// Loads a small model with the same vocabulary, which considers all tokens equally likely.
+fn uniform_model() -> Gpt2LMHeadModel {
     let json = r#"{"model_type": "gpt2", "vocab_size": 300, "n_positions": 48, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     Gpt2LMHeadModel::load(&Gpt2Config::from_json(json).unwrap(), vb).unwrap()
 }
 
-/// How many steps a text takes, and what was drafted for it.
-fn steps(
+/// Returns the number of steps and of tokens of a completion, and its draft statistics.
+fn count_steps(
     model: &Gpt2LMHeadModel,
     assistant: Option<&Gpt2LMHeadModel>,
     request: Request,
@@ -199,32 +206,37 @@ fn steps(
 }
 
 #[test]
-fn right_drafts_save_passes() {
+fn accepted_drafts_save_passes() {
     let model = deep(4, WeightDType::F32);
     let config = GenerationConfig { max_new_tokens: 33, ..GenerationConfig::default() };
     let request = || Request::new(prompt(3, 1), config.clone());
-    assert_eq!(steps(&model, None, request()), (33, 33, Drafts::default()));
-    let (passes, tokens, drafts) = steps(&model, Some(&deep(1, WeightDType::F32)), request());
+    assert_eq!(count_steps(&model, None, request()), (33, 33, Drafts::default()));
+    let (passes, tokens, drafts) = count_steps(&model, Some(&deep(1, WeightDType::F32)), request());
     assert_eq!((tokens, passes), (33, 33 - drafts.accepted));
     assert!(drafts.accepted > 10 && drafts.accepted <= drafts.drafted, "{passes} passes, {drafts:?}");
-    // What was written over and over is looked up.
+    // Prompt lookup drafts tokens that repeat.
     let repeated =
         Request::new([5, 9, 70].repeat(10), GenerationConfig { max_new_tokens: 18, ..config.clone() });
     let processors = LogitsProcessor::of_config(&GenerationConfig {
         sequence_bias: vec![(vec![5, 9], 1e4), (vec![9, 70], 1e4), (vec![70, 5], 1e4)],
         ..GenerationConfig::default()
     });
-    let (passes, tokens, drafts) = steps(&model, None, Request { processors, ..looked_up(&repeated) });
-    assert_eq!((tokens, passes, drafts.accepted), (18, 18 - drafts.accepted, drafts.drafted), "as before");
+    let (passes, tokens, drafts) =
+        count_steps(&model, None, Request { processors, ..with_prompt_lookup(&repeated) });
+    assert_eq!(
+        (tokens, passes, drafts.accepted),
+        (18, 18 - drafts.accepted, drafts.drafted),
+        "every draft is accepted"
+    );
     assert!(drafts.drafted >= 10, "{passes} passes, {drafts:?}");
-    // An assistant that is no help drafts less and less.
-    let (passes, tokens, drafts) = steps(&model, Some(&foreign()), request());
+    // A useless assistant drafts less and less.
+    let (passes, tokens, drafts) = count_steps(&model, Some(&uniform_model()), request());
     assert_eq!(tokens, 33);
     assert!(drafts.accepted <= 2 && drafts.drafted < 20, "{passes} passes, {drafts:?}");
 }
 
-/// Tokens that follow one another in a circle, whatever the model says.
-fn circling(max_new_tokens: usize) -> Request {
+/// Creates a request whose tokens follow each other in a cycle, regardless of the model.
+fn cyclic_request(max_new_tokens: usize) -> Request {
     let processors = LogitsProcessor::of_config(&GenerationConfig {
         sequence_bias: vec![(vec![5, 9], 1e4), (vec![9, 70], 1e4), (vec![70, 5], 1e4)],
         ..GenerationConfig::default()
@@ -234,20 +246,23 @@ fn circling(max_new_tokens: usize) -> Request {
     Request { processors, ..Request::new([5, 9, 70].repeat(8), config) }
 }
 
-/// Texts beside it that have no room for a draft take no draft from a text: neither the last token of another text nor a full
-/// context, and the others read one token a step as they would alone.
+/// Sequences without capacity for a draft do not prevent drafts for another sequence.
+///
+/// Their last token or the end of the context leaves no capacity. They read one token in each step, as
+/// they would alone.
 #[test]
-fn each_row_drafts_as_much_as_it_has_room_for() {
+fn rows_without_capacity_do_not_block_other_drafts() {
     let model = deep(4, WeightDType::F32);
     let alone_for = {
-        let (passes, tokens, drafts) = steps(&model, None, circling(20));
+        let (passes, tokens, drafts) = count_steps(&model, None, cyclic_request(20));
         assert_eq!((tokens, passes), (20, 20 - drafts.accepted));
         assert!(drafts.accepted >= 12, "{drafts:?}");
         passes
     };
     let mut scheduler = eager(&model, options(3, 400, 64));
-    let long = scheduler.submit(circling(20)).unwrap();
-    // One new token is the last one in each step: such a text never has room.
+    let long = scheduler.submit(cyclic_request(20)).unwrap();
+    // After the first of two new tokens, the next one is the last, so these sequences never have capacity
+    // for a draft.
     let others: Vec<(RequestId, Request)> = (0..30)
         .map(|seed| {
             let config = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
@@ -255,26 +270,26 @@ fn each_row_drafts_as_much_as_it_has_room_for() {
             (scheduler.submit(request.clone()).unwrap(), request)
         })
         .collect();
-    let (mut texts, mut steps_of_long) = (Texts::new(), 0);
+    let (mut texts, mut steps_of_long) = (Completions::new(), 0);
     while !scheduler.is_idle() {
         let events = scheduler.step().into_result().unwrap();
         steps_of_long += usize::from(events.iter().any(|event| event.request() == long));
         collect(&mut texts, events);
     }
-    assert_eq!(texts[&(long, 0)].ids, alone(&model, &circling(20)).ids);
-    assert!(steps_of_long <= alone_for, "{steps_of_long} steps beside others, {alone_for} alone");
+    assert_eq!(texts[&(long, 0)].ids, alone(&model, &cyclic_request(20)).ids);
+    assert!(steps_of_long <= alone_for, "{steps_of_long} steps in a batch, {alone_for} alone");
     for (id, request) in others {
         assert_eq!(texts[&(id, 0)], alone(&model, &request));
     }
 }
 
-/// A model that fits into a processor's caches reads few tokens in vain.
+/// A model that fits into the processor's caches wastes few passes on rejected drafts.
 #[test]
-fn a_small_model_soon_leaves_off_what_is_refused() {
+fn small_model_stops_rejected_drafts_early() {
     let model = deep(4, WeightDType::F32);
     let config = GenerationConfig {
         prompt_lookup_num_tokens: Some(10),
-        // The text goes another way than the prompt, over and over.
+        // The completion repeatedly departs from the prompt.
         sequence_bias: vec![(vec![5, 9], -1e4), (vec![9, 70], -1e4), (vec![70, 5], -1e4)],
         max_new_tokens: 24,
         ..GenerationConfig::default()
@@ -292,13 +307,13 @@ fn a_small_model_soon_leaves_off_what_is_refused() {
     assert!(last.drafted - last.accepted <= 4, "{last:?}");
 }
 
-/// Beside others it drafts nothing at all, however well that would do.
+/// In a batch, a small model gets no drafts, even if they would be accepted.
 #[test]
-fn texts_of_a_small_model_get_no_drafts_beside_others() {
+fn small_model_gets_no_drafts_in_a_batch() {
     let model = deep(4, WeightDType::F32);
     let mut scheduler = scheduler(&model, options(2, 200, 64));
-    let ids = [(); 2].map(|()| scheduler.submit(circling(20)).unwrap());
-    let (mut texts, mut drafted) = (Texts::new(), 0);
+    let ids = [(); 2].map(|()| scheduler.submit(cyclic_request(20)).unwrap());
+    let (mut texts, mut drafted) = (Completions::new(), 0);
     while !scheduler.is_idle() {
         let events = scheduler.step().into_result().unwrap();
         for event in &events {
@@ -309,33 +324,35 @@ fn texts_of_a_small_model_get_no_drafts_beside_others() {
         collect(&mut texts, events);
     }
     assert_eq!(drafted, 0);
-    assert!(ids.iter().all(|id| texts[&(*id, 0)].ids == alone(&model, &circling(20)).ids));
+    assert!(ids.iter().all(|id| texts[&(*id, 0)].ids == alone(&model, &cyclic_request(20)).ids));
 }
 
-/// Drawn texts have the distribution of the model: Pearson's test over the 27 texts of three tokens from three each, where the
-/// second and third are drafted by an assistant.
+/// Sampled completions with drafts follow the distribution of the model.
+///
+/// Pearson's chi-squared test covers the 27 completions of three tokens with three choices each. An
+/// assistant drafts the second and third token.
 #[test]
-fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
-    const DRAWS: usize = 100_352;
-    const TEXTS: usize = 3_584;
+fn sampling_with_drafts_follows_the_model_distribution() {
+    const SAMPLES: usize = 100_352;
+    const SEQUENCES: usize = 3_584;
     let (model, assistant) = (deep(4, WeightDType::F32), deep(1, WeightDType::F32));
     let config = |seed| GenerationConfig {
         do_sample: true,
         top_k: 3,
         temperature: 1.5,
         max_new_tokens: 3,
-        num_return_sequences: TEXTS,
+        num_return_sequences: SEQUENCES,
         seed,
         ..GenerationConfig::default()
     };
     let prompt = prompt(5, 2);
-    // What the model says of each text of three tokens.
+    // Probability of each completion of three tokens under the model.
     let mut expected: HashMap<Vec<u32>, f64> = HashMap::from([(Vec::new(), 1.0)]);
     for _ in 0..3 {
         let mut longer = HashMap::new();
         for (text, probability) in expected {
-            for (id, of_id) in probabilities(&model, &[&prompt[..], &text].concat()) {
-                longer.insert([&text[..], &[id]].concat(), probability * of_id);
+            for (id, conditional) in probabilities(&model, &[&prompt[..], &text].concat()) {
+                longer.insert([&text[..], &[id]].concat(), probability * conditional);
             }
         }
         expected = longer;
@@ -343,11 +360,11 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
     assert_eq!(expected.len(), 27);
     let mut counts: HashMap<Vec<u32>, usize> = HashMap::new();
     let mut accepted = 0;
-    for seed in 0..DRAWS / TEXTS {
+    for seed in 0..SAMPLES / SEQUENCES {
         let mut scheduler = eager(&model, options(2, 2 * 16, 64));
         scheduler.set_assistant(&assistant).unwrap();
         let id = scheduler.submit(Request::new(prompt.clone(), config(seed as u64))).unwrap();
-        let mut texts = Texts::new();
+        let mut texts = Completions::new();
         while !scheduler.is_idle() {
             let events = scheduler.step().into_result().unwrap();
             for event in &events {
@@ -357,24 +374,24 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
             }
             collect(&mut texts, events);
         }
-        for sequence in 0..TEXTS {
+        for sequence in 0..SEQUENCES {
             *counts.entry(texts[&(id, sequence)].ids.clone()).or_default() += 1;
         }
     }
-    assert!(accepted >= 1, "tokens were drafted, rightly sometimes");
-    let of_text = |(text, probability): (&Vec<u32>, &f64)| {
-        let expected = probability * DRAWS as f64;
+    assert!(accepted >= 1, "some drafted tokens were accepted");
+    let term = |(text, probability): (&Vec<u32>, &f64)| {
+        let expected = probability * SAMPLES as f64;
         let found = counts.get(text).copied().unwrap_or(0) as f64;
         (found - expected).powi(2) / expected
     };
-    let chi_square: f64 = expected.iter().map(of_text).sum();
-    assert_eq!(counts.values().sum::<usize>(), DRAWS);
+    let chi_square: f64 = expected.iter().map(term).sum();
+    assert_eq!(counts.values().sum::<usize>(), SAMPLES);
     assert!(counts.keys().all(|text| expected.contains_key(text)));
-    // 26 degrees of freedom: one in ten thousand is above 61.
+    // With 26 degrees of freedom, one value in ten thousand exceeds 61.
     assert!(chi_square < 61.0, "{chi_square}");
 }
 
-/// The three tokens that may come next, and how probable they are.
+/// Returns the three tokens that may come next, with their probabilities.
 fn probabilities(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<(u32, f64)> {
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
     let logits = model.forward_with(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
@@ -387,7 +404,7 @@ fn probabilities(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<(u32, f64)> {
 }
 
 #[test]
-fn an_assistant_needs_the_same_vocabulary() {
+fn assistant_with_another_vocabulary_is_rejected() {
     let model = tiny();
     let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);

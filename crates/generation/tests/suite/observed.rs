@@ -1,4 +1,4 @@
-//! Requests with observers: what they see and change is their own text's, and nobody else's.
+//! Requests with observers, which see and change only their own sequence.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,9 +12,9 @@ use candle_gpt2_generation::{
 };
 use candle_gpt2_weights::{Tokenizer, WeightDType};
 
-use super::scheduler::{Texts, options, prompt, run, scheduler, tiny, tiny_in};
+use super::scheduler::{Completions, options, prompt, run, scheduler, tiny, tiny_in};
 
-/// Adds a multiple of one direction to the input of a block, and keeps what is there then, token by token.
+/// Adds a multiple of a direction to the input of a block and records the sum, token by token.
 struct Steer {
     scale: f32,
     seen: Vec<Vec<u32>>,
@@ -46,14 +46,14 @@ fn steer(scale: f32) -> Arc<Mutex<Steer>> {
     Arc::new(Mutex::new(Steer { scale, seen: Vec::new() }))
 }
 
-/// The same request with this observer.
+/// Returns the request with this observer.
 fn observed(request: &Request, observer: &Arc<Mutex<Steer>>) -> Request {
     Request { observers: vec![TextObserver::new(observer.clone())], ..request.clone() }
 }
 
-/// All that is told of a request, and how many of its tokens were there.
+/// Collected events of a request, including the number of reused tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Told {
+struct Report {
     cached: usize,
     prompt: Vec<Option<TokenLogprobs>>,
     tokens: Vec<(usize, u32, Option<TokenLogprobs>)>,
@@ -61,49 +61,54 @@ struct Told {
     error: Option<String>,
 }
 
-impl Told {
-    /// What does not depend on the company.
-    fn text(self) -> Self {
+impl Report {
+    /// Returns the report without the number of reused tokens, which depends on the batch.
+    fn without_cached(self) -> Self {
         Self { cached: 0, ..self }
     }
 }
 
-fn listen(scheduler: &mut Scheduler<&Tokenizer>, told: &mut BTreeMap<RequestId, Told>) {
+fn step_and_record(scheduler: &mut Scheduler<&Tokenizer>, report: &mut BTreeMap<RequestId, Report>) {
     for event in scheduler.step().into_result().unwrap() {
-        let told = told.entry(event.request()).or_default();
+        let report = report.entry(event.request()).or_default();
         match event {
             Event::Begun { cached_tokens, prompt, .. } => {
-                (told.cached, told.prompt) = (cached_tokens, prompt);
+                (report.cached, report.prompt) = (cached_tokens, prompt);
             }
             Event::Token { sequence, id, logprobs, stop_reason, .. } => {
-                told.tokens.push((sequence, id, logprobs));
-                stop_reason.map(|reason| told.ends.insert(sequence, reason));
+                report.tokens.push((sequence, id, logprobs));
+                stop_reason.map(|reason| report.ends.insert(sequence, reason));
             }
-            Event::Empty { sequence, .. } => _ = told.ends.insert(sequence, StopReason::MaxNewTokens),
-            Event::Failed { error, .. } => told.error = Some(error.to_string()),
+            Event::Empty { sequence, .. } => _ = report.ends.insert(sequence, StopReason::MaxNewTokens),
+            Event::Failed { error, .. } => report.error = Some(error.to_string()),
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Told {
+fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Report {
     let mut scheduler = scheduler(model, options(8, 4_000, 48));
     let id = scheduler.submit(request.clone()).unwrap();
-    let mut told = BTreeMap::new();
+    let mut report = BTreeMap::new();
     while !scheduler.is_idle() {
-        listen(&mut scheduler, &mut told);
+        step_and_record(&mut scheduler, &mut report);
     }
     assert_eq!(scheduler.kv_tokens_in_use(), 0);
-    told.remove(&id).unwrap_or_default()
+    report.remove(&id).unwrap_or_default()
 }
 
 fn scored(prompt: Vec<u32>, config: GenerationConfig, reuse: u64) -> Request {
-    let asked = Some(2);
-    Request { logprobs: asked, prompt_logprobs: asked, reuse: Some(reuse), ..Request::new(prompt, config) }
+    let alternatives = Some(2);
+    Request {
+        logprobs: alternatives,
+        prompt_logprobs: alternatives,
+        reuse: Some(reuse),
+        ..Request::new(prompt, config)
+    }
 }
 
-/// Sixteen clients, greedy and drawn, whose prompts begin alike.
-fn sixteen() -> Vec<Request> {
+/// Creates sixteen requests, greedy and sampled, whose prompts have a common prefix.
+fn sixteen_requests() -> Vec<Request> {
     (0..16_u32)
         .map(|client| {
             let config = GenerationConfig {
@@ -118,86 +123,99 @@ fn sixteen() -> Vec<Request> {
         .collect()
 }
 
-/// Sixteen clients, one steered and one recorded, in every type of weights and of the cache: the other fourteen get the texts and
-/// the numbers that they get alone, and the steered one what the same request gets alone.
+/// One steered and one recorded sequence do not affect the other fourteen of a batch.
+///
+/// The fourteen get the same completions and log-probabilities as alone, and so does the steered one.
+/// The test covers every weight dtype, with KV caches in f32 and q8.
 #[test]
-fn who_is_not_observed_notices_nothing() {
-    let weights = WeightDType::ALL.into_iter().filter(|dtype| dtype.on_cpu().is_ok());
+fn observers_do_not_affect_other_sequences() {
+    let weights = WeightDType::all().filter(|dtype| dtype.on_cpu().is_ok());
     for (dtype, kv_dtype) in weights.flat_map(|dtype| [KvDType::F32, KvDType::Q8].map(|kv| (dtype, kv))) {
         let model = tiny_in(dtype).with_kv_dtype(kv_dtype);
-        let requests = sixteen();
-        let plain: Vec<Told> = requests.iter().map(|request| alone(&model, request)).collect();
-        let (of_steered, of_recorded) = (steer(2.0), steer(0.0));
-        let steered_alone = alone(&model, &observed(&requests[3], &of_steered));
+        let requests = sixteen_requests();
+        let plain: Vec<Report> = requests.iter().map(|request| alone(&model, request)).collect();
+        let (steered_observer, recording_observer) = (steer(2.0), steer(0.0));
+        let steered_alone = alone(&model, &observed(&requests[3], &steered_observer));
         assert_ne!(steered_alone.tokens, plain[3].tokens, "{dtype:?}: steering does something");
-        alone(&model, &observed(&requests[8], &of_recorded));
-        let seen_alone = [&of_steered, &of_recorded].map(|of| of.lock().unwrap().seen.clone());
+        alone(&model, &observed(&requests[8], &recording_observer));
+        let seen_alone =
+            [&steered_observer, &recording_observer].map(|observer| observer.lock().unwrap().seen.clone());
         for (max_texts, kv_tokens, chunk_tokens) in [(16, 2_000, 5), (5, 170, 48)] {
             let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, chunk_tokens));
-            let (of_steered, of_recorded) = (steer(2.0), steer(0.0));
-            let (mut ids, mut told) = (Vec::new(), BTreeMap::new());
+            let (steered_observer, recording_observer) = (steer(2.0), steer(0.0));
+            let (mut ids, mut report) = (Vec::new(), BTreeMap::new());
             for (client, request) in requests.iter().enumerate() {
                 let request = match client {
-                    3 => observed(request, &of_steered),
-                    8 => observed(request, &of_recorded),
+                    3 => observed(request, &steered_observer),
+                    8 => observed(request, &recording_observer),
                     _ => request.clone(),
                 };
                 ids.push(scheduler.submit(request).unwrap());
-                listen(&mut scheduler, &mut told);
+                step_and_record(&mut scheduler, &mut report);
                 assert!(scheduler.running() <= max_texts);
             }
             while !scheduler.is_idle() {
-                listen(&mut scheduler, &mut told);
+                step_and_record(&mut scheduler, &mut report);
             }
             assert_eq!(scheduler.kv_tokens_in_use(), 0);
             for (client, id) in ids.iter().enumerate() {
-                let found = told[id].clone();
+                let found = report[id].clone();
                 if [3, 8].contains(&client) {
-                    assert_eq!(found.cached, 0, "an observed text goes on from nothing");
+                    assert_eq!(found.cached, 0, "an observed sequence reuses no prefix");
                 }
                 let expected = if client == 3 { &steered_alone } else { &plain[client] };
-                assert_eq!(found.text(), expected.clone().text(), "{dtype:?}, {kv_dtype}: client {client}");
+                assert_eq!(
+                    found.without_cached(),
+                    expected.clone().without_cached(),
+                    "{dtype:?}, {kv_dtype}: client {client}"
+                );
             }
-            let seen = [&of_steered, &of_recorded].map(|of| of.lock().unwrap().seen.clone());
-            assert!(seen == seen_alone, "{dtype:?}, {kv_dtype}: what is seen is what is seen alone");
+            let seen = [&steered_observer, &recording_observer]
+                .map(|observer| observer.lock().unwrap().seen.clone());
+            assert!(
+                seen == seen_alone,
+                "{dtype:?}, {kv_dtype}: the observed values equal those of a single run"
+            );
         }
     }
 }
 
-/// What a steered text leaves in the cache is given to nobody, neither while it runs nor later, nor does it go on from others.
+/// The KV cache of a steered sequence is never reused, and such a sequence reuses no other.
 #[test]
-fn beginnings_of_observed_texts_are_shared_with_nobody() {
+fn observed_prefixes_are_never_shared() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 6, ..GenerationConfig::default() };
     let request = scored(prompt(30, 1), config, 1);
     let (plain, steered) = (alone(&model, &request), alone(&model, &observed(&request, &steer(2.0))));
     let mut scheduler = scheduler(&model, options(4, 400, 48));
-    let mut told = BTreeMap::new();
-    let mut ask = |request: Request, steps: usize| {
+    let mut report = BTreeMap::new();
+    let mut submit = |request: Request, steps: usize| {
         let id = scheduler.submit(request).unwrap();
         for _ in 0..steps {
-            listen(&mut scheduler, &mut told);
+            step_and_record(&mut scheduler, &mut report);
         }
         (id, scheduler.kv_tokens_kept())
     };
-    let (first, _) = ask(observed(&request, &steer(2.0)), 3);
-    // The steered one still runs, and has ended with the next.
-    let (second, _) = ask(request.clone(), 2);
-    let (_, kept) = ask(observed(&request, &steer(2.0)), 8);
-    assert_eq!(kept, 48, "what the second one left, and that alone");
-    let (fourth, _) = ask(request.clone(), 8);
-    let (fifth, _) = ask(observed(&request, &steer(2.0)), 8);
+    let (first, _) = submit(observed(&request, &steer(2.0)), 3);
+    // The steered sequence is still running here, and ends during the third request.
+    let (second, _) = submit(request.clone(), 2);
+    let (_, kept) = submit(observed(&request, &steer(2.0)), 8);
+    assert_eq!(kept, 48, "only the second request's prefix is kept");
+    let (fourth, _) = submit(request.clone(), 8);
+    let (fifth, _) = submit(observed(&request, &steer(2.0)), 8);
     assert!(scheduler.is_idle());
-    let cached = |id| told[&id].cached;
+    let cached = |id| report[&id].cached;
     assert_eq!([first, second, fourth, fifth].map(cached), [0, 0, 29, 0]);
     for (id, expected) in [(first, &steered), (second, &plain), (fourth, &plain), (fifth, &steered)] {
-        assert_eq!(told[&id].clone().text(), expected.clone().text());
+        assert_eq!(report[&id].clone().without_cached(), expected.clone().without_cached());
     }
 }
 
-/// Each text of a request has its own observer, also where nothing is generated; an observer sees each token that is read once.
+/// Each sequence of a request has its own observer, even if nothing is generated.
+///
+/// An observer sees each token that is read exactly once.
 #[test]
-fn each_text_of_a_request_has_its_observer() {
+fn each_sequence_has_its_own_observer() {
     let model = tiny();
     for max_new_tokens in [0, 4] {
         let config = GenerationConfig {
@@ -208,25 +226,25 @@ fn each_text_of_a_request_has_its_observer() {
         };
         let observers = [0.0, 0.0, 3.0].map(steer);
         let request = Request {
-            observers: observers.iter().map(|of| TextObserver::new(of.clone())).collect(),
+            observers: observers.iter().map(|observer| TextObserver::new(observer.clone())).collect(),
             ..Request::new(prompt(20, 2), config.clone())
         };
-        let told = alone(&model, &request);
-        assert_eq!(told.ends.len(), 3);
+        let report = alone(&model, &request);
+        assert_eq!(report.ends.len(), 3);
         let plain = alone(&model, &Request::new(prompt(20, 2), config));
         for (sequence, observer) in observers.iter().enumerate() {
-            let of = |told: &Told| -> Vec<u32> {
-                told.tokens.iter().filter(|token| token.0 == sequence).map(|token| token.1).collect()
+            let ids_of = |report: &Report| -> Vec<u32> {
+                report.tokens.iter().filter(|token| token.0 == sequence).map(|token| token.1).collect()
             };
-            let is_same = of(&told) == of(&plain);
-            assert!(is_same || sequence == 2, "{sequence}: looking on changes nothing");
+            let is_same = ids_of(&report) == ids_of(&plain);
+            assert!(is_same || sequence == 2, "{sequence}: observing has no effect");
             let seen = observer.lock().unwrap().seen.len();
             assert_eq!(seen, 20 + max_new_tokens.saturating_sub(1), "the last token is not read");
         }
     }
 }
 
-/// Fails at the third pass.
+/// Observer that fails at the third pass.
 struct Broken(usize);
 
 impl Observer for Broken {
@@ -243,9 +261,9 @@ impl Observer for Broken {
     }
 }
 
-/// An observer that fails, at the prompt or later, ends its own request.
+/// An observer that fails, at the prompt or later, ends only its own request.
 #[test]
-fn an_observer_that_fails_ends_its_own_request() {
+fn failing_observer_ends_only_its_own_request() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 12, ..GenerationConfig::default() };
     let good = scored(prompt(7, 1), config.clone(), 1);
@@ -256,27 +274,27 @@ fn an_observer_that_fails_ends_its_own_request() {
         let bad = Request { observers: vec![broken], ..Request::new(prompt(length, 2), config.clone()) };
         let ids = [good.clone(), bad, observed(&good, &steer(0.0)), good.clone()]
             .map(|request| scheduler.submit(request).unwrap());
-        let mut told = BTreeMap::new();
+        let mut report = BTreeMap::new();
         while !scheduler.is_idle() {
-            listen(&mut scheduler, &mut told);
+            step_and_record(&mut scheduler, &mut report);
         }
-        assert!(told[&ids[1]].error.as_deref().unwrap().starts_with("a broken observer"));
+        assert!(report[&ids[1]].error.as_deref().unwrap().starts_with("a broken observer"));
         for id in [ids[0], ids[2], ids[3]] {
-            assert_eq!(told[&id].clone().text(), expected.clone().text());
+            assert_eq!(report[&id].clone().without_cached(), expected.clone().without_cached());
         }
         assert_eq!(scheduler.kv_tokens_in_use(), 0);
     }
 }
 
-/// A cancelled text gives its room back, whatever it was doing.
+/// An observed sequence can be canceled in any state, and then frees its memory.
 #[test]
-fn an_observed_text_is_cancelled_at_any_time() {
+fn observed_sequence_can_be_canceled_at_any_time() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
     for steps in 0..8 {
         let mut scheduler = scheduler(&model, options(4, 400, 10));
         let id = scheduler.submit(observed(&scored(prompt(30, 1), config.clone(), 1), &steer(1.0))).unwrap();
-        let mut texts = Texts::new();
+        let mut texts = Completions::new();
         for _ in 0..steps {
             super::scheduler::collect(&mut texts, scheduler.step().into_result().unwrap());
         }
@@ -286,7 +304,7 @@ fn an_observed_text_is_cancelled_at_any_time() {
     }
 }
 
-/// What a text sees, and the last block that asks for it.
+/// Observer that also records the last block whose hook points were queried.
 struct Reach {
     steer: Steer,
     furthest: AtomicUsize,
@@ -303,9 +321,11 @@ impl Observer for Reach {
     }
 }
 
-/// A prompt that is only observed stops at a block, chunk by chunk: up to there each bit is the same.
+/// A prompt that is only observed stops at a block, in each chunk.
+///
+/// Up to that block, each bit is the same as without the stop.
 #[test]
-fn a_prompt_that_is_only_observed_stops_at_a_block() {
+fn observed_prompt_stops_at_the_requested_block() {
     let model = tiny();
     let last = model.config().n_layer - 1;
     let config = GenerationConfig { max_new_tokens: 0, ..GenerationConfig::default() };
@@ -316,18 +336,18 @@ fn a_prompt_that_is_only_observed_stops_at_a_block() {
         let mut scheduler = scheduler(&model, options(4, 400, 7));
         let request = Request::new(prompt(30, 1), config.clone());
         let id = scheduler.submit(Request { observers, stop_at_layer, ..request }).unwrap();
-        let mut told = BTreeMap::new();
+        let mut report = BTreeMap::new();
         while !scheduler.is_idle() {
-            listen(&mut scheduler, &mut told);
+            step_and_record(&mut scheduler, &mut report);
         }
-        assert_eq!(told[&id].ends, BTreeMap::from([(0, StopReason::MaxNewTokens)]));
+        assert_eq!(report[&id].ends, BTreeMap::from([(0, StopReason::MaxNewTokens)]));
         assert_eq!(scheduler.kv_tokens_in_use(), 0);
         let reach = reach.lock().unwrap();
         (reach.steer.seen.clone(), reach.furthest.load(Ordering::Relaxed))
     };
     let (whole, furthest) = seen(None);
     assert_eq!((whole.len(), furthest), (30, last));
-    assert!(last > 1, "there is a block to leave out");
+    assert!(last > 1, "at least one block can be skipped");
     for stop in 1..=last + 1 {
         assert_eq!(seen(Some(stop)), (whole.clone(), stop.min(last)), "{stop}");
     }
@@ -337,7 +357,7 @@ fn a_prompt_that_is_only_observed_stops_at_a_block() {
         (
             0,
             last + 2,
-            format!("`stop_at_layer`: expected at most {}, the model's blocks, found {}", last + 1, last + 2),
+            format!("`stop_at_layer`: expected at most the model's {} blocks, found {}", last + 1, last + 2),
         ),
         (1, 1, "passes that stop at a block have no logits".into()),
     ] {
@@ -348,35 +368,32 @@ fn a_prompt_that_is_only_observed_stops_at_a_block() {
     }
 }
 
-/// What has no observers is refused before any work.
+/// Requests that cannot have observers are rejected before any computation.
 #[test]
-fn requests_whose_texts_cannot_be_observed_are_refused() {
+fn unobservable_requests_are_rejected() {
     let model = tiny();
     let mut scheduler = scheduler(&model, options(4, 400, 10));
     let config = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
-    let refused = |scheduler: &mut Scheduler<&Tokenizer>, config: GenerationConfig| {
+    let rejection = |scheduler: &mut Scheduler<&Tokenizer>, config: GenerationConfig| {
         let request = observed(&Request::new(prompt(5, 1), config), &steer(1.0));
         scheduler.submit(request).unwrap_err()
     };
     let two = GenerationConfig { num_return_sequences: 2, do_sample: true, ..config.clone() };
-    let told = refused(&mut scheduler, two);
-    assert!(told.is_usage());
-    assert_eq!(
-        told.to_string(),
-        "`observers`: expected one for each of the request's texts, 2, or none, found 1"
-    );
+    let error = rejection(&mut scheduler, two);
+    assert!(error.is_usage());
+    assert_eq!(error.to_string(), "`observers`: expected 0 or 2, one for each completion, found 1");
     for (config, expected) in [
         (
             GenerationConfig { num_beams: 3, ..config.clone() },
-            "texts are observed that are made token by token",
+            "observers work only when decoding token by token",
         ),
         (
             GenerationConfig { when_full: WhenFull::Slide { head: 0 }, ..config },
-            "an observed text ends when the context is full",
+            "an observed completion cannot slide",
         ),
     ] {
-        let told = refused(&mut scheduler, config);
-        assert!(matches!(told, GenerationError::Conflict { .. }) && told.to_string().starts_with(expected));
+        let error = rejection(&mut scheduler, config);
+        assert!(matches!(error, GenerationError::Conflict { .. }) && error.to_string().starts_with(expected));
     }
     assert!(scheduler.is_idle());
 }

@@ -1,4 +1,4 @@
-//! What a request sets, over what the files of a checkpoint say.
+//! Options of a request, applied to the options from a checkpoint's files.
 
 use candle_gpt2_generation::{EarlyStopping, GenerationConfig, GenerationOptions, OPTIONS};
 use serde_json::{Value, json};
@@ -16,16 +16,16 @@ fn applied(fields: &Value, to: GenerationConfig) -> GenerationConfig {
 }
 
 #[test]
-fn every_field_of_a_configuration_is_an_option() {
+fn every_config_field_is_an_option() {
     let config = serde_json::to_value(GenerationConfig::default()).unwrap();
     let fields: Vec<&str> = config.as_object().unwrap().keys().map(String::as_str).collect();
     let options: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
     assert_eq!(fields, options);
 }
 
-/// What a help text gives as the default is the default.
+/// Defaults in help texts are the actual defaults.
 #[test]
-fn help_has_the_defaults() {
+fn help_shows_the_actual_defaults() {
     let config = serde_json::to_value(GenerationConfig::default()).unwrap();
     let with_default = OPTIONS.iter().filter_map(|option| {
         let (_, default) = option.doc.rsplit_once("[default: ")?;
@@ -39,7 +39,7 @@ fn help_has_the_defaults() {
 }
 
 #[test]
-fn a_way_to_choose_takes_the_place_of_that_of_the_files() {
+fn requested_decoding_method_replaces_the_configured_one() {
     let beams = || GenerationConfig {
         num_beams: 4,
         num_beam_groups: 2,
@@ -69,19 +69,19 @@ fn a_way_to_choose_takes_the_place_of_that_of_the_files() {
 }
 
 #[test]
-fn one_thing_may_stand_for_a_list_of_it() {
+fn single_value_is_accepted_as_a_list() {
     let read = options(&json!({"eos_token_id": 3, "stop_strings": "a", "early_stopping": "never"}));
     assert_eq!((read.eos_token_id, read.stop_strings), (Some(vec![3]), Some(vec!["a".into()])));
     assert_eq!(read.early_stopping, Some(EarlyStopping::Never));
     let mut options = GenerationOptions::default();
-    let told = options.set("temperature", json!("hot")).unwrap_err().to_string();
-    assert!(told.starts_with("`temperature`: invalid type: string"), "{told}");
+    let error = options.set("temperature", json!("hot")).unwrap_err().to_string();
+    assert!(error.starts_with("`temperature`: invalid type: string"), "{error}");
     assert!(options.set("seed", json!(-1)).is_err() && options.set("heat", json!(1)).is_err());
 }
 
-/// As `--greedy` and `do_sample=False`, with any of the options of sampling.
+/// Equivalent to `--greedy` and `do_sample=False`, with any of the sampling options.
 #[test]
-fn a_temperature_of_0_is_greedy() {
+fn zero_temperature_is_greedy() {
     let files =
         || GenerationConfig { do_sample: true, num_beams: 3, top_k: 7, ..GenerationConfig::default() };
     let greedy = applied(&json!({"do_sample": false}), files());
@@ -99,12 +99,12 @@ fn a_temperature_of_0_is_greedy() {
     assert_eq!(beams, applied(&json!({"num_beams": 4}), files()));
     let contrastive = applied(&json!({"temperature": 0, "penalty_alpha": 0.6, "top_k": 4}), files());
     assert_eq!(contrastive, applied(&json!({"penalty_alpha": 0.6, "top_k": 4}), files()));
-    // A temperature that is large enough samples.
+    // The smallest valid temperature samples.
     assert!(applied(&json!({"temperature": 1e-6}), files()).do_sample);
 }
 
 #[test]
-fn what_a_temperature_of_0_leaves_without_effect_is_noted() {
+fn zero_temperature_notes_ignored_options() {
     let notes = |fields: Value| options(&fields).notes();
     let expected = "`temperature` 0 is greedy: `top_k`, `seed` have no effect";
     assert_eq!(notes(json!({"temperature": 0.0, "top_k": 4, "seed": 7})), [expected]);
@@ -116,34 +116,37 @@ fn what_a_temperature_of_0_leaves_without_effect_is_noted() {
 }
 
 #[test]
-fn contradictions_name_the_options() {
-    let told = |fields: Value| options(&fields).check().err().map(|error| error.to_string());
+fn conflicts_name_the_options() {
+    let error_of = |fields: Value| options(&fields).check().err().map(|error| error.to_string());
     for (fields, expected) in [
         (json!({"num_beams": 3, "top_p": 0.5}), "`top_p` is for sampling"),
-        (json!({"num_beams": 3, "penalty_alpha": 0.5}), "`num_beams` and `penalty_alpha` cannot"),
+        (
+            json!({"num_beams": 3, "penalty_alpha": 0.5}),
+            "`num_beams` and `penalty_alpha` are mutually exclusive",
+        ),
         (json!({"temperature": -0.5}), "`temperature`: expected at least 0 (0 is greedy)"),
         (json!({"temperature": 1e39}), "`temperature`: expected at least 0 (0 is greedy)"),
-        (json!({"num_assistant_tokens": 3}), "`num_assistant_tokens` is for an assistant"),
+        (json!({"num_assistant_tokens": 3}), "`num_assistant_tokens` needs an assistant"),
         (json!({"repetition_penalty": 0.0}), "`repetition_penalty`: expected greater than 0"),
     ] {
-        let told = told(fields).unwrap();
-        assert!(told.starts_with(expected), "{told}");
+        let error = error_of(fields).unwrap();
+        assert!(error.starts_with(expected), "{error}");
     }
     for harmless in [json!({"do_sample": false, "temperature": 0.5}), json!({"top_k": 0})] {
-        assert_eq!(told(harmless), None);
+        assert_eq!(error_of(harmless), None);
     }
     let empty = GenerationOptions { bad_words: Some(vec![String::new()]), ..GenerationOptions::default() };
     assert!(empty.check().unwrap_err().to_string().starts_with("`bad_words`: "));
     let head = GenerationOptions { keep_head: Some(3), ..GenerationOptions::default() };
-    let told = head.check().unwrap_err().to_string();
-    assert_eq!(told, "`keep_head` keeps tokens when others are dropped; give `keep_last` or `slide` too");
+    let error = head.check().unwrap_err().to_string();
+    assert_eq!(error, "`keep_head` has no effect without `keep_last` or `slide`; set one of them");
     let lengths = GenerationOptions { length_penalty: Some(2.0), ..GenerationOptions::default() };
-    let told = lengths.applied_to(GenerationConfig::default()).unwrap_err().to_string();
-    assert_eq!(told, "`length_penalty` is an option of beam search; give `num_beams`");
+    let error = lengths.applied_to(GenerationConfig::default()).unwrap_err().to_string();
+    assert_eq!(error, "`length_penalty` needs beam search; set `num_beams`");
 }
 
 #[test]
-fn what_chooses_tokens_otherwise_than_greedily_is_named() {
+fn non_greedy_options_are_reported() {
     for (fields, expected) in [
         (json!({"do_sample": false, "top_k": 4}), Some("top_k")),
         (json!({"temperature": 0.5}), Some("temperature")),
@@ -151,12 +154,12 @@ fn what_chooses_tokens_otherwise_than_greedily_is_named() {
         (json!({"penalty_alpha": 0.5, "top_k": 4}), Some("penalty_alpha")),
         (json!({"temperature": 0, "top_k": 4, "num_beams": 1, "repetition_penalty": 2.0}), None),
     ] {
-        assert_eq!(options(&fields).chooses_otherwise(), expected, "{fields}");
+        assert_eq!(options(&fields).non_greedy_option(), expected, "{fields}");
     }
 }
 
 #[test]
-fn options_are_read_by_serde() {
+fn options_deserialize_with_serde() {
     let read: GenerationOptions =
         serde_json::from_value(json!({"top_k": 4, "stop_strings": "a", "bad_words": ["b"], "seed": null}))
             .unwrap();
@@ -167,13 +170,13 @@ fn options_are_read_by_serde() {
         ..GenerationOptions::default()
     };
     assert_eq!(read, expected);
-    let told = serde_json::from_value::<GenerationOptions>(json!({"heat": 1})).unwrap_err().to_string();
-    assert!(told.starts_with("unknown field `heat`"), "{told}");
+    let error = serde_json::from_value::<GenerationOptions>(json!({"heat": 1})).unwrap_err().to_string();
+    assert!(error.starts_with("unknown field `heat`"), "{error}");
 }
 
-/// Biases of the files stay, and what comes later counts.
+/// Configured biases remain; the request's biases follow and take precedence.
 #[test]
-fn biases_are_added_to_those_of_the_files() {
+fn request_biases_extend_the_configured_ones() {
     let files = GenerationConfig { sequence_bias: vec![(vec![1], 2.0)], ..GenerationConfig::default() };
     let changed = applied(&json!({"sequence_bias": [[[3, 4], -1.0]]}), files);
     assert_eq!(changed.sequence_bias, [(vec![1], 2.0), (vec![3, 4], -1.0)]);

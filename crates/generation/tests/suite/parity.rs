@@ -1,6 +1,6 @@
-//! Greedy text and scores against transformers, on the tiny checkpoint and on a published one.
+//! Greedy completions and scores against transformers, on the tiny and a published checkpoint.
 //!
-//! `GPT2_TEST_DEVICE` chooses the device; the texts are the same on all of them.
+//! `GPT2_TEST_DEVICE` selects the device; the completions are the same on all devices.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,9 +15,9 @@ use candle_gpt2_testing::{checkpoints, device, fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 use serde_json::Value;
 
-/// Log-probabilities of two f32 computations; the reference takes the logarithm in f64, as we do.
+/// Tolerance for log-probabilities of two f32 computations; both take the logarithm in f64.
 const LOGPROB: f64 = 1e-4;
-/// On a GPU, logits of size 10 differ by as much.
+/// Tolerance on a GPU, where logits of magnitude 10 differ by this much.
 const LOGPROB_ON_GPU: f64 = 1e-3;
 
 fn load(folder: &Path) -> Gpt2LMHeadModel {
@@ -47,7 +47,7 @@ fn generate(model: &Gpt2LMHeadModel, prompt: &[u32], config: &GenerationConfig) 
     (ids, tokens.stop_reason().unwrap())
 }
 
-/// Compares greedy ids and text with what transformers generated, and the streamed pieces with the whole text.
+/// Compares greedy ids and text with transformers, and the streamed pieces with the whole text.
 #[track_caller]
 fn assert_greedy(model: &Gpt2LMHeadModel, tokenizer: &Tokenizer, case: &Value, max_new_tokens: usize) {
     let prompt = case["prompt"].as_str().unwrap();
@@ -102,7 +102,7 @@ fn greedy_text_equals_transformers() {
 }
 
 #[test]
-fn scores_equal_transformers_in_one_window_and_in_many() {
+fn scores_equal_transformers_in_one_or_many_windows() {
     let (model, _) = tiny();
     let expected = json_fixture("tiny_checkpoint_expected");
     for key in ["score", "score_strided"] {
@@ -114,13 +114,13 @@ fn scores_equal_transformers_in_one_window_and_in_many() {
     }
 }
 
-/// 60 greedy tokens from three prompts, and a score, of a GPT-2 that others trained and published.
+/// Compares 60 greedy tokens from three prompts, and a score, on a GPT-2 trained by others.
 #[test]
-fn the_published_tarotble_checkpoint_writes_what_transformers_writes() {
+fn published_tarotble_checkpoint_equals_transformers() {
     let Some(folder) = checkpoints() else { return };
     let folder = folder.join("tarotble");
     let model = load(&folder);
-    let tokenizer = load_tokenizer(&folder.join("aitextgen.tokenizer.json")).unwrap();
+    let tokenizer = load_tokenizer(folder.join("aitextgen.tokenizer.json")).unwrap();
     let expected = json_fixture("tarotble_expected");
     let cases = expected["greedy"].as_array().unwrap();
     assert_eq!(cases.len(), 3);
@@ -137,11 +137,12 @@ fn generation_stops_for_each_reason() {
     let (ids, reason) = generate(&model, &prompt, &greedy(&model, 4));
     assert_eq!((ids.len(), reason), (4, StopReason::MaxNewTokens));
     assert_eq!(generate(&model, &prompt, &greedy(&model, 0)), (vec![], StopReason::MaxNewTokens));
-    // The third greedy token, taken as the end of the text, ends it.
+    // The third greedy token ends the completion if it is configured as an end-of-text token.
     let until = GenerationConfig { eos_token_id: vec![299, ids[2]], ..greedy(&model, 40) };
     let end = ids.iter().position(|id| *id == ids[2]).unwrap();
     assert_eq!(generate(&model, &prompt, &until), (ids[..=end].to_vec(), StopReason::Eos));
-    // 48 positions: three for the prompt, 45 for tokens that are read again, one more that is not.
+    // 48 positions: three for the prompt and 45 for tokens that are read. One more token is generated but
+    // not read.
     let forever = GenerationConfig { eos_token_id: vec![], ..greedy(&model, usize::MAX) };
     let (ids, reason) = generate(&model, &prompt, &forever);
     assert_eq!((ids.len(), reason), (46, StopReason::Context));
@@ -150,21 +151,21 @@ fn generation_stops_for_each_reason() {
 }
 
 #[test]
-fn requests_that_cannot_be_served_are_refused_before_any_work() {
+fn invalid_requests_are_rejected_before_any_work() {
     let (model, _) = tiny();
-    let refuse = |prompt: &[u32], config: &GenerationConfig| {
+    let reject = |prompt: &[u32], config: &GenerationConfig| {
         TokenGenerator::new(&model, prompt, config).err().unwrap()
     };
     let config = greedy(&model, 4);
-    assert!(matches!(refuse(&[], &config), GenerationError::EmptyPrompt));
-    let too_long = refuse(&[0; 49], &config).to_string();
+    assert!(matches!(reject(&[], &config), GenerationError::EmptyPrompt));
+    let too_long = reject(&[0; 49], &config).to_string();
     assert_eq!(
         too_long,
-        "the prompt has 49 tokens, the model's context 48; shorten the prompt by 1, or keep a part of it"
+        "the prompt has 49 tokens, but the model's context has 48; shorten the prompt by 1, or keep only part of it"
     );
-    let beyond = refuse(&[0, 300], &config).to_string();
+    let beyond = reject(&[0, 300], &config).to_string();
     assert!(
-        beyond.contains("token id 300 (number 2 of the prompt) is beyond the vocabulary of 300"),
+        beyond.contains("token id 300 (token 2 of the input) is outside the vocabulary of 300"),
         "{beyond}"
     );
     let score = |ids: &[u32], stride| score(&model, ids, stride, 0, &|_| ()).unwrap_err();
@@ -186,7 +187,7 @@ fn generation_ends_after_an_error() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_tokens() {
+fn same_seed_samples_the_same_tokens() {
     let (model, _) = tiny();
     let sample = |seed| {
         let config = GenerationConfig { do_sample: true, top_p: 0.95, seed, ..greedy(&model, 30) };
@@ -194,13 +195,13 @@ fn the_same_seed_gives_the_same_tokens() {
     };
     assert_eq!(sample(1), sample(1));
     assert_ne!(sample(1), sample(2));
-    // The generator is ChaCha8 and the arithmetic is fixed: on every machine these are the ids that `scripts/reference/sampling.py`
-    // computed from the model's logits.
+    // The generator is ChaCha8 and the arithmetic is fixed, so these ids are the same on every machine.
+    // `scripts/reference/sampling.py` computed them from the model's logits.
     let config =
         GenerationConfig { do_sample: true, seed: 42, temperature: 0.8, top_k: 20, ..greedy(&model, 12) };
-    let drawn = generate(&model, &[289, 221, 299], &config).0;
-    assert_eq!(drawn, ids(&json_fixture("sampled_expected")["ids"]));
-    // Almost no temperature leaves the most probable token alone.
+    let sampled = generate(&model, &[289, 221, 299], &config).0;
+    assert_eq!(sampled, ids(&json_fixture("sampled_expected")["ids"]));
+    // A temperature near zero leaves only the most probable token.
     let cold =
         GenerationConfig { do_sample: true, temperature: 1e-4, top_k: 0, seed: 3, ..greedy(&model, 30) };
     let cold = generate(&model, &[289, 221], &cold);

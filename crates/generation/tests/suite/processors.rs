@@ -1,4 +1,6 @@
-//! Logits processors against transformers on random logits, the sampler against exact probabilities, ranges of options.
+//! Logits processors against transformers, sampling against exact probabilities, and option ranges.
+//!
+//! The logits are random.
 
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::json_fixture;
 use serde_json::{Value, json};
 
-/// f32 logits that went through the same operations in f32, or in f64 where ours are more exact.
+/// Tolerance for f32 logits after the same operations in f32, or in f64 where this crate is more exact.
 const LOGIT: f32 = 1e-5;
 
 fn config(options: &Value) -> GenerationConfig {
@@ -23,7 +25,7 @@ fn process(processors: &[LogitsProcessor], history: History<'_>, logits: &[f32])
     logits
 }
 
-/// The processors of a case, with the function for allowed tokens where the case has one.
+/// Returns the processors of a case, including its function for allowed tokens, if any.
 fn processors_of(case: &Value, config: &GenerationConfig) -> Vec<LogitsProcessor> {
     let mut processors = LogitsProcessor::of_config(config);
     if case["has_allowed"] == true {
@@ -38,10 +40,9 @@ fn processors_of(case: &Value, config: &GenerationConfig) -> Vec<LogitsProcessor
     processors
 }
 
-/// Every processor alone, and many together in the order of transformers. The options are read from their JSON form.
-/// What is shown of a draw is what is drawn from: of the same sampler with the same settings.
+/// Returned probabilities are those from which a sampler with the same settings samples.
 #[test]
-fn probabilities_are_those_of_the_draw() {
+fn probabilities_match_the_sampler() {
     let config = GenerationConfig {
         do_sample: true,
         top_k: 3,
@@ -51,29 +52,32 @@ fn probabilities_are_those_of_the_draw() {
     };
     let logits = [0.5, 2.0, 1.0, -1.0, 1.5];
     let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
-    let probabilities = sampler.probabilities(NOTHING, &mut logits.clone()).unwrap();
+    let probabilities = sampler.probabilities(EMPTY_HISTORY, &mut logits.clone()).unwrap();
     let weights =
         [0.0, 2.0_f64, 1.0, 0.0, 1.5].map(|logit| if logit > 0.0 { (logit / 0.8).exp() } else { 0.0 });
     let sum: f64 = weights.iter().sum();
     for (found, weight) in probabilities.iter().zip(weights) {
         assert!((found - weight / sum).abs() < 1e-6, "{probabilities:?}");
     }
-    // Asking draws nothing: the next token is that of a sampler that was not asked.
+    // `probabilities` uses no random numbers, so the next token is that of a fresh sampler.
     let mut fresh = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
     for _ in 0..20 {
-        sampler.probabilities(NOTHING, &mut logits.clone()).unwrap();
-        let drawn = sampler.sample(NOTHING, &mut logits.clone()).unwrap();
-        assert_eq!(drawn, fresh.sample(NOTHING, &mut logits.clone()).unwrap());
-        assert!(probabilities[drawn as usize] > 0.0);
+        sampler.probabilities(EMPTY_HISTORY, &mut logits.clone()).unwrap();
+        let sampled = sampler.sample(EMPTY_HISTORY, &mut logits.clone()).unwrap();
+        assert_eq!(sampled, fresh.sample(EMPTY_HISTORY, &mut logits.clone()).unwrap());
+        assert!(probabilities[sampled as usize] > 0.0);
     }
     let mut greedy = Sampler::new(&GenerationConfig::default(), Vec::new(), 0);
-    let of_equals = greedy.probabilities(NOTHING, &mut [0.0, 2.0, 2.0]).unwrap();
-    assert_eq!(of_equals, [0.0, 1.0, 0.0], "the first, as it is taken");
-    assert!(greedy.probabilities(NOTHING, &mut [0.0, f32::NAN]).is_err());
+    let tied = greedy.probabilities(EMPTY_HISTORY, &mut [0.0, 2.0, 2.0]).unwrap();
+    assert_eq!(tied, [0.0, 1.0, 0.0], "the first token, as greedy decoding picks it");
+    assert!(greedy.probabilities(EMPTY_HISTORY, &mut [0.0, f32::NAN]).is_err());
 }
 
+/// Compares every processor alone, and many together in the order of transformers.
+///
+/// The options are read from JSON.
 #[test]
-fn processed_logits_equal_those_of_transformers() {
+fn processed_logits_equal_transformers() {
     let fixture = json_fixture("generation");
     let cases = fixture["processors"].as_array().unwrap();
     assert!(cases.len() > 30);
@@ -92,29 +96,29 @@ fn processed_logits_equal_those_of_transformers() {
     }
 }
 
-const NOTHING: History<'static> = History { ids: &[], prompt_len: 0 };
-const GONE: f32 = f32::NEG_INFINITY;
+const EMPTY_HISTORY: History<'static> = History { ids: &[], prompt_len: 0 };
+const MASKED: f32 = f32::NEG_INFINITY;
 
 fn processed(processor: &LogitsProcessor, logits: &[f32]) -> Vec<f32> {
-    process(std::slice::from_ref(processor), NOTHING, logits)
+    process(std::slice::from_ref(processor), EMPTY_HISTORY, logits)
 }
 
 #[test]
-fn top_k_keeps_the_largest_and_their_equals() {
+fn top_k_keeps_the_largest_and_ties() {
     let logits = [1.0, 3.0, 2.0, 3.0, 0.0];
-    assert_eq!(processed(&LogitsProcessor::TopK(2), &logits), [GONE, 3.0, GONE, 3.0, GONE]);
-    assert_eq!(processed(&LogitsProcessor::TopK(1), &logits), [GONE, 3.0, GONE, 3.0, GONE]);
-    assert_eq!(processed(&LogitsProcessor::TopK(3), &logits), [GONE, 3.0, 2.0, 3.0, GONE]);
+    assert_eq!(processed(&LogitsProcessor::TopK(2), &logits), [MASKED, 3.0, MASKED, 3.0, MASKED]);
+    assert_eq!(processed(&LogitsProcessor::TopK(1), &logits), [MASKED, 3.0, MASKED, 3.0, MASKED]);
+    assert_eq!(processed(&LogitsProcessor::TopK(3), &logits), [MASKED, 3.0, 2.0, 3.0, MASKED]);
     assert_eq!(processed(&LogitsProcessor::TopK(9), &logits), logits);
 }
 
-/// The selection in one pass against a full sort, for lengths around those of its chunks.
+/// Compares the selection in one pass with a full sort, for lengths near the chunk sizes.
 #[test]
 fn top_k_equals_a_full_sort() {
     let mut state = 7u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Few different values, so that there are equals.
+        // Few distinct values, so that ties occur.
         (state >> 22) as f32 / 64.0
     };
     for length in [1, 15, 16, 17, 63, 64, 65, 200, 1000] {
@@ -124,7 +128,7 @@ fn top_k_equals_a_full_sort() {
         for top_k in [1, 2, 5, 50, 64, length.max(2) - 1, length] {
             let smallest = sorted[top_k.min(length) - 1];
             let expected: Vec<f32> =
-                logits.iter().map(|logit| if *logit < smallest { GONE } else { *logit }).collect();
+                logits.iter().map(|logit| if *logit < smallest { MASKED } else { *logit }).collect();
             assert_eq!(processed(&LogitsProcessor::TopK(top_k), &logits), expected, "{top_k} of {length}");
         }
     }
@@ -132,18 +136,18 @@ fn top_k_equals_a_full_sort() {
 
 #[test]
 fn top_p_keeps_the_smallest_set_that_reaches_p() {
-    // Probabilities 0.5, 0.25, 0.125, 0.125.
+    // The probabilities are 0.5, 0.25, 0.125 and 0.125.
     let logits = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
     let kept = |top_p: f64| {
         processed(&LogitsProcessor::TopP(top_p), &logits).iter().filter(|logit| logit.is_finite()).count()
     };
     assert_eq!([0.0, 0.1, 0.49, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 1, 1, 2, 3, 4, 4]);
-    // Of the two least probable the one with the larger id stays, as in the reference.
-    let at_the_edge = processed(&LogitsProcessor::TopP(0.8), &logits);
-    assert_eq!((at_the_edge[2], at_the_edge[3].is_finite()), (GONE, true));
+    // Among the two least probable tokens, the one with the larger id remains, as in the reference.
+    let boundary = processed(&LogitsProcessor::TopP(0.8), &logits);
+    assert_eq!((boundary[2], boundary[3].is_finite()), (MASKED, true));
 }
 
-/// More tokens than are sorted at first.
+/// Uses more tokens than the first sorted part contains.
 #[test]
 fn top_p_equals_a_full_sort() {
     let logits: Vec<f32> =
@@ -157,7 +161,7 @@ fn top_p_equals_a_full_sort() {
         let mut before = 0.0;
         for token in &order {
             if before >= top_p {
-                expected[*token] = GONE;
+                expected[*token] = MASKED;
             }
             before += exponentials[*token] / sum;
         }
@@ -165,13 +169,13 @@ fn top_p_equals_a_full_sort() {
     }
 }
 
-/// Against a stable sort of all tokens by their distance from the entropy: the same tokens stay, equals included.
+/// Compares with a stable sort of all tokens by their distance from the entropy, including ties.
 #[test]
 fn typical_p_equals_a_full_sort() {
-    // Few different values, so that there are equals; and more tokens than are sorted at first.
+    // Few distinct values, so that ties occur, and more tokens than the first sorted part contains.
     let logits: Vec<f32> =
         (0..3000u32).map(|token| (token.wrapping_mul(2_654_435_761) >> 20) as f32 / 1e3).collect();
-    let largest = logits.iter().copied().fold(GONE, f32::max);
+    let largest = logits.iter().copied().fold(MASKED, f32::max);
     let exponentials: Vec<f64> = logits.iter().map(|logit| f64::from(logit - largest).exp()).collect();
     let sum: f64 = exponentials.iter().sum();
     let probabilities: Vec<f64> = exponentials.iter().map(|exponential| exponential / sum).collect();
@@ -188,36 +192,40 @@ fn typical_p_equals_a_full_sort() {
         let farthest = last.map_or(f64::INFINITY, |last| distance(order[last]));
         let kept = |token: usize| token == order[0] || distance(token) <= farthest;
         let expected: Vec<f32> =
-            (0..logits.len()).map(|token| if kept(token) { logits[token] } else { GONE }).collect();
+            (0..logits.len()).map(|token| if kept(token) { logits[token] } else { MASKED }).collect();
         assert_eq!(processed(&LogitsProcessor::TypicalP(mass), &logits), expected, "{mass}");
     }
 }
 
 #[test]
-fn penalties_count_what_they_are_defined_on() {
-    // Token 1 twice in the prompt and once after it, token 2 twice after it.
-    let history = History { ids: &[1, 1, 1, 2, 2], prompt_len: 2 };
+fn presence_and_frequency_penalties_ignore_the_prompt() {
+    // Token 1 occurs twice in the prompt and once after it, token 2 twice after it, token 3 in the prompt.
+    let history = History { ids: &[1, 1, 3, 1, 2, 2], prompt_len: 3 };
     let logits = [1.0, 1.0, -1.0, 1.0];
     let process = |processor| process(&[processor], history, &logits);
     assert_eq!(process(LogitsProcessor::PresencePenalty(0.5)), [1.0, 0.5, -1.5, 1.0]);
     assert_eq!(process(LogitsProcessor::FrequencyPenalty(0.5)), [1.0, 0.5, -2.0, 1.0]);
-    assert_eq!(process(LogitsProcessor::RepetitionPenalty(2.0)), [1.0, 0.5, -2.0, 1.0]);
+    // The repetition penalty counts the prompt.
+    assert_eq!(process(LogitsProcessor::RepetitionPenalty(2.0)), [1.0, 0.5, -2.0, 0.5]);
 }
 
-/// transformers' `EncoderNoRepeatNGramLogitsProcessor`, whose encoder input is the prompt: what is generated may repeat itself.
+/// Prevents repetition of the prompt's n-grams, but not of the completion's own.
+///
+/// Corresponds to transformers' `EncoderNoRepeatNGramLogitsProcessor`, whose encoder input is the
+/// prompt.
 #[test]
-fn sequences_of_the_prompt_are_not_generated() {
-    let of_prompt = |size| {
+fn prompt_ngrams_are_not_repeated() {
+    let processors_for = |size| {
         let options = json!({"encoder_no_repeat_ngram_size": size});
         LogitsProcessor::of_config(&config(&options))
     };
     let removed = |size, ids: &[u32], prompt_len| {
-        let logits = process(&of_prompt(size), History { ids, prompt_len }, &[0.0; 8]);
+        let logits = process(&processors_for(size), History { ids, prompt_len }, &[0.0; 8]);
         (0..8).filter(|id| logits[*id].is_infinite()).collect::<Vec<_>>()
     };
-    assert!(of_prompt(0).is_empty());
+    assert!(processors_for(0).is_empty());
     assert_eq!(removed(2, &[1, 2, 1, 3, 1], 5), [2, 3]);
-    // 5 came after 1 too, but in what was generated.
+    // 5 followed 1 too, but in the completion.
     assert_eq!(removed(2, &[1, 2, 1, 5, 1], 3), [2]);
     assert_eq!(removed(3, &[1, 2, 4, 7, 1, 2], 4), [4]);
     assert_eq!(removed(3, &[1, 2, 4, 7, 1, 2], 2), [0; 0]);
@@ -225,25 +233,29 @@ fn sequences_of_the_prompt_are_not_generated() {
     assert_eq!(removed(5, &[1, 2], 2), [0; 0]);
 }
 
-/// transformers' `EncoderRepetitionPenaltyLogitsProcessor`: the inverse of the penalty, on the tokens of the prompt.
+/// Applies the inverse of the penalty to the tokens of the prompt.
+///
+/// Corresponds to transformers' `EncoderRepetitionPenaltyLogitsProcessor`.
 #[test]
-fn tokens_of_the_prompt_are_favoured() {
+fn prompt_tokens_are_favored() {
     let processors = LogitsProcessor::of_config(&config(&json!({"encoder_repetition_penalty": 2.0})));
     let logits = process(&processors, History { ids: &[0, 1, 0, 2], prompt_len: 3 }, &[3.0, -3.0, 3.0, -3.0]);
     assert_eq!(logits, [6.0, -1.5, 3.0, -3.0]);
     assert!(LogitsProcessor::of_config(&config(&json!({"encoder_repetition_penalty": 1.0}))).is_empty());
 }
 
-/// Numbers that look random, each below `limit`.
+/// Returns a pseudorandom number below `limit`.
 fn random_below(state: &mut u64, limit: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*state >> 33).unwrap() % limit
 }
 
-/// A sampler counts as a text grows; a processor counts its whole history. The same bits come out, also where a history does
-/// not continue the last one: a shorter one, one with another token in it, one with another prompt.
+/// Incremental counts of a sampler give the same bits as counts of the whole history.
+///
+/// This includes histories that do not extend the previous one. They are shorter, contain a changed
+/// token, or have another prompt length.
 #[test]
-fn a_sampler_remembers_what_processors_count_anew() {
+fn incremental_counts_equal_full_recounts() {
     const VOCABULARY: usize = 12;
     let processors: Vec<LogitsProcessor> = vec![
         LogitsProcessor::RepetitionPenalty(1.3),
@@ -269,12 +281,12 @@ fn a_sampler_remembers_what_processors_count_anew() {
                 0 => ids.truncate(random_below(&mut state, ids.len() + 1)),
                 1 => prompt_len = random_below(&mut state, 9),
                 2 if !ids.is_empty() => {
-                    let place = random_below(&mut state, ids.len());
-                    ids[place] = 1;
+                    let index = random_below(&mut state, ids.len());
+                    ids[index] = 1;
                 }
                 // The same history again.
                 3 => {}
-                // Texts that repeat themselves, so that sequences of 33 tokens do.
+                // Sequences that repeat themselves, including n-grams of 33 tokens.
                 _ if case % 2 == 0 => ids.push(u32::try_from(ids.len() % 7).unwrap()),
                 _ => ids.push(u32::try_from(random_below(&mut state, VOCABULARY + 2)).unwrap()),
             }
@@ -284,7 +296,7 @@ fn a_sampler_remembers_what_processors_count_anew() {
             let history = History { ids: &ids, prompt_len };
             let expected = process(&processors, history, &logits);
             let mut found = logits.clone();
-            // With every token removed the sampler says so, and has removed them.
+            // If every token is removed, the sampler returns an error, but has still changed the logits.
             let _ = sampler.sample(history, &mut found);
             let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&found), bits(&expected), "{processors:?}, {ids:?}, {prompt_len}");
@@ -296,17 +308,17 @@ fn a_sampler_remembers_what_processors_count_anew() {
 }
 
 #[test]
-fn allowed_tokens_must_be_tokens() {
+fn invalid_allowed_tokens_are_rejected() {
     for found in [vec![], vec![1, 4]] {
         let callback = found.clone();
         let processor = LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| callback.clone()));
-        let error = processor.process(NOTHING, &mut [0.0; 4]).unwrap_err();
+        let error = processor.process(EMPTY_HISTORY, &mut [0.0; 4]).unwrap_err();
         assert!(matches!(error, GenerationError::AllowedTokens { vocab_size: 4, .. }), "{error}");
     }
 }
 
 #[test]
-fn functions_change_logits_in_front_of_what_narrows_a_draw() {
+fn logits_function_runs_after_penalties_and_before_filters() {
     let function = LogitsFunction::new(|history, logits| {
         let what = || GenerationError::Function { what: format!("no token {}", history.ids[0]) };
         *logits.get_mut(history.ids[0] as usize).ok_or_else(what)? += 10.0;
@@ -321,9 +333,10 @@ fn functions_change_logits_in_front_of_what_narrows_a_draw() {
     };
     let mut processors = LogitsProcessor::of_config(&options);
     LogitsProcessor::Function(function.clone()).add_to(&mut processors);
-    let of = |ids: &[u32]| process(&processors, History { ids, prompt_len: 0 }, &[1.0, 4.0, 3.0, 9.0]);
-    assert_eq!(of(&[1]), [GONE, 12.0, GONE, GONE], "after the penalty");
-    assert_eq!(of(&[3]), [GONE, 4.0, GONE, GONE], "before tokens are suppressed");
+    let processed_for =
+        |ids: &[u32]| process(&processors, History { ids, prompt_len: 0 }, &[1.0, 4.0, 3.0, 9.0]);
+    assert_eq!(processed_for(&[1]), [MASKED, 12.0, MASKED, MASKED], "after the penalty");
+    assert_eq!(processed_for(&[3]), [MASKED, 4.0, MASKED, MASKED], "before tokens are suppressed");
     let error = LogitsProcessor::Function(function)
         .process(History { ids: &[4], prompt_len: 0 }, &mut [0.0; 4])
         .unwrap_err();
@@ -335,34 +348,37 @@ fn greedy() -> Sampler {
 }
 
 #[test]
-fn greedy_takes_the_smallest_id_of_the_largest() {
-    assert_eq!(greedy().sample(NOTHING, &mut [0.0, 2.0, 2.0, 1.0]).unwrap(), 1);
-    assert_eq!(greedy().sample(NOTHING, &mut [GONE, GONE, -5.0]).unwrap(), 2);
+fn greedy_breaks_ties_by_smallest_id() {
+    assert_eq!(greedy().sample(EMPTY_HISTORY, &mut [0.0, 2.0, 2.0, 1.0]).unwrap(), 1);
+    assert_eq!(greedy().sample(EMPTY_HISTORY, &mut [MASKED, MASKED, -5.0]).unwrap(), 2);
 }
 
 #[test]
-fn logits_that_are_not_finite_are_an_error() {
+fn non_finite_logits_are_an_error() {
     for mut logits in
-        [vec![0.0, f32::NAN], vec![-f32::NAN, 0.0], vec![f32::INFINITY, 0.0], vec![GONE; 2], vec![]]
+        [vec![0.0, f32::NAN], vec![-f32::NAN, 0.0], vec![f32::INFINITY, 0.0], vec![MASKED; 2], vec![]]
     {
-        let error = greedy().sample(NOTHING, &mut logits).unwrap_err();
+        let error = greedy().sample(EMPTY_HISTORY, &mut logits).unwrap_err();
         assert!(matches!(error, GenerationError::NotFinite), "{logits:?}");
     }
     let nothing_left = vec![LogitsProcessor::SuppressTokens(vec![0, 1])];
-    let error = Sampler::new(&GenerationConfig::default(), nothing_left, 0).sample(NOTHING, &mut [0.0; 2]);
+    let error =
+        Sampler::new(&GenerationConfig::default(), nothing_left, 0).sample(EMPTY_HISTORY, &mut [0.0; 2]);
     assert!(matches!(error, Err(GenerationError::NoTokenLeft { .. })));
 }
 
-/// 100,000 draws through each processor against the probabilities that transformers' processed logits give.
+/// Compares 100,000 samples through each processor with the probabilities of transformers.
+///
+/// The probabilities follow from transformers' processed logits.
 #[test]
-fn draws_follow_the_distribution_of_transformers() {
-    const DRAWS: u32 = 100_000;
+fn samples_follow_the_transformers_distribution() {
+    const SAMPLES: u32 = 100_000;
     let fixture = json_fixture("generation");
-    let mut drawn_options = std::collections::BTreeSet::new();
+    let mut tested_options = std::collections::BTreeSet::new();
     for case in fixture["processors"].as_array().unwrap() {
-        // One case of each kind; what only changes scores or keeps all is left to the comparison above.
+        // Test one case for each combination of options; the comparison above covers the others.
         let names: Vec<&String> = case["options"].as_object().unwrap().keys().collect();
-        if !drawn_options
+        if !tested_options
             .insert((names.into_iter().cloned().collect::<Vec<_>>(), case["has_allowed"] == true))
         {
             continue;
@@ -380,7 +396,7 @@ fn draws_follow_the_distribution_of_transformers() {
         let history = History { ids: &ids, prompt_len };
         let mut sampler = Sampler::new(&config, processors, 0);
         let mut counts = vec![0u32; logits.len()];
-        for _ in 0..DRAWS {
+        for _ in 0..SAMPLES {
             counts[sampler.sample(history, &mut logits.clone()).unwrap() as usize] += 1;
         }
         assert_counts_follow(
@@ -389,11 +405,13 @@ fn draws_follow_the_distribution_of_transformers() {
             &case["options"],
         );
     }
-    assert!(drawn_options.len() > 20, "{}", drawn_options.len());
+    assert!(tested_options.len() > 20, "{}", tested_options.len());
 }
 
-/// Pearson's test at a probability of 0.0001 for a wrong alarm, which a fixed seed makes impossible or permanent.
-/// Tokens expected less than ten times count together.
+/// Pearson's chi-squared test with a false alarm probability of 0.0001.
+///
+/// With a fixed seed, a false alarm is either impossible or permanent. Tokens with an expected count
+/// below ten are pooled.
 fn assert_counts_follow(counts: &[u32], probabilities: &[f64], what: &Value) {
     const NORMAL_QUANTILE: f64 = 3.719;
     let draws = f64::from(counts.iter().sum::<u32>());
@@ -401,7 +419,7 @@ fn assert_counts_follow(counts: &[u32], probabilities: &[f64], what: &Value) {
     for (count, probability) in counts.iter().zip(probabilities) {
         let (count, expected) = (f64::from(*count), probability * draws);
         if expected == 0.0 {
-            assert_eq!(count, 0.0, "{what}: a removed token was drawn");
+            assert_eq!(count, 0.0, "{what}: a removed token was sampled");
         } else if expected < 10.0 {
             rare_count += count;
             rare_expected += expected;
@@ -414,7 +432,7 @@ fn assert_counts_follow(counts: &[u32], probabilities: &[f64], what: &Value) {
         chi_square += (rare_count - rare_expected).powi(2) / rare_expected;
         cells += 1.0;
     }
-    // Wilson and Hilferty's quantile of the chi-square distribution.
+    // Chi-squared quantile by Wilson and Hilferty.
     let freedom: f64 = cells - 1.0;
     let spread = 2.0 / (9.0 * freedom);
     let limit = freedom * (1.0 - spread + NORMAL_QUANTILE * spread.sqrt()).powi(3);
@@ -422,19 +440,19 @@ fn assert_counts_follow(counts: &[u32], probabilities: &[f64], what: &Value) {
 }
 
 #[test]
-fn the_same_seed_draws_the_same_tokens_and_streams_differ() {
-    let draws = |seed, stream| -> Vec<u32> {
+fn same_seed_repeats_and_streams_differ() {
+    let samples = |seed, stream| -> Vec<u32> {
         let config = GenerationConfig { do_sample: true, seed, ..GenerationConfig::default() };
         let mut sampler = Sampler::new(&config, Vec::new(), stream);
-        (0..50).map(|_| sampler.sample(NOTHING, &mut [0.0; 100]).unwrap()).collect()
+        (0..50).map(|_| sampler.sample(EMPTY_HISTORY, &mut [0.0; 100]).unwrap()).collect()
     };
-    assert_eq!(draws(5, 0), draws(5, 0));
-    assert_ne!(draws(5, 0), draws(6, 0));
-    assert_ne!(draws(5, 0), draws(5, 1));
+    assert_eq!(samples(5, 0), samples(5, 0));
+    assert_ne!(samples(5, 0), samples(6, 0));
+    assert_ne!(samples(5, 0), samples(5, 1));
 }
 
 #[test]
-fn options_out_of_their_range_are_refused_by_name() {
+fn out_of_range_options_are_rejected_by_name() {
     for (option, values) in [
         ("max_time", vec![json!(0.0), json!(-1)]),
         ("temperature", vec![json!(0), json!(-1), json!(1e-9)]),
@@ -479,10 +497,10 @@ fn options_out_of_their_range_are_refused_by_name() {
 }
 
 #[test]
-fn options_that_contradict_each_other_are_refused() {
-    for (options, told) in [
+fn conflicting_options_are_rejected() {
+    for (options, message) in [
         (json!({"num_beams": 2, "do_sample": true}), "does not sample"),
-        (json!({"num_beams": 2, "penalty_alpha": 0.5}), "one of both"),
+        (json!({"num_beams": 2, "penalty_alpha": 0.5}), "mutually exclusive"),
         (json!({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}), "does not divide"),
         (json!({"num_beams": 4, "num_beam_groups": 2}), "diversity_penalty"),
         (json!({"num_beams": 2, "num_return_sequences": 3}), "more than `num_beams`"),
@@ -496,7 +514,7 @@ fn options_that_contradict_each_other_are_refused() {
     ] {
         let error = config(&options).check().unwrap_err();
         assert!(matches!(error, GenerationError::Conflict { .. }) && error.is_usage(), "{options}: {error}");
-        assert!(error.to_string().contains(told), "{options}: {error}");
+        assert!(error.to_string().contains(message), "{options}: {error}");
     }
     let sliding = GenerationConfig {
         num_beams: 2,
@@ -506,13 +524,13 @@ fn options_that_contradict_each_other_are_refused() {
     assert!(matches!(sliding.check(), Err(GenerationError::Conflict { .. })));
 }
 
-fn start_of(max_new_tokens: usize) -> GenerationConfig {
+fn with_max_new_tokens(max_new_tokens: usize) -> GenerationConfig {
     GenerationConfig { max_new_tokens, ..GenerationConfig::default() }
 }
 
-/// What transformers writes into `generation_config.json`, and what it may hold besides.
+/// Reads the keys that transformers writes into `generation_config.json`, and others.
 #[test]
-fn a_generation_config_is_read_key_by_key() {
+fn generation_config_is_read_key_by_key() {
     let start = GenerationConfig { max_new_tokens: 7, seed: 3, ..GenerationConfig::default() };
     let same = start.clone().with_json(
         r#"{"_from_model_config": true, "transformers_version": "5.23.0", "pad_token_id": 0, "use_cache": true,
@@ -524,36 +542,38 @@ fn a_generation_config_is_read_key_by_key() {
             "early_stopping": "never", "stop_strings": "x", "bad_words_ids": [[1], [2, 3]], "num_beams": 1}"#,
     );
     let read = read.unwrap();
-    // Null is not set, and what only a draw looks at may be anything without one.
-    let unset =
-        start_of(7).with_json(r#"{"max_new_tokens": null, "max_length": 9, "temperature": 0.0}"#).unwrap();
+    // Null leaves an option unset. Options that only sampling reads may have any value without sampling.
+    let unset = with_max_new_tokens(7)
+        .with_json(r#"{"max_new_tokens": null, "max_length": 9, "temperature": 0.0}"#)
+        .unwrap();
     assert_eq!((unset.max_length, unset.check().is_ok()), (Some(9), true));
-    let biased = GenerationConfig { sequence_bias: vec![(vec![4], f64::NEG_INFINITY)], ..start_of(7) };
+    let biased =
+        GenerationConfig { sequence_bias: vec![(vec![4], f64::NEG_INFINITY)], ..with_max_new_tokens(7) };
     assert_eq!(biased.clone().with_json(r#"{"top_k": 5}"#).unwrap().sequence_bias, biased.sequence_bias);
     assert_eq!((read.eos_token_id, read.stop_strings), (vec![5], vec!["x".to_owned()]));
     assert_eq!((read.do_sample, read.temperature, read.top_k, read.max_length), (true, 0.9, 0, Some(30)));
     assert_eq!((read.early_stopping, read.max_new_tokens, read.seed), (EarlyStopping::Never, usize::MAX, 3));
     assert_eq!(read.bad_words_ids, [vec![1], vec![2, 3]]);
-    for (json, told) in [
+    for (json, message) in [
         ("[]", "not a JSON object"),
         ("{", "not a JSON object"),
         (r#"{"temperature": "warm"}"#, "`temperature`"),
         (r#"{"top_k": -1}"#, "`top_k`"),
         (r#"{"early_stopping": "soon"}"#, "`early_stopping`"),
-        (r#"{"min_length": 3}"#, "`min_length` is 3"),
-        (r#"{"guidance_scale": 1.5}"#, "`guidance_scale` is 1.5, which is not supported"),
+        (r#"{"min_length": 3}"#, "`min_length` 3"),
+        (r#"{"guidance_scale": 1.5}"#, "`guidance_scale` 1.5 is not supported"),
         (r#"{"watermarking_config": {"bias": 2}}"#, "`watermarking_config`"),
     ] {
         let error = GenerationConfig::default().with_json(json).unwrap_err().to_string();
-        assert!(error.contains(told), "{json}: {error}");
+        assert!(error.contains(message), "{json}: {error}");
     }
 }
 
 /// A constraint that allows the same tokens everywhere.
 #[derive(Debug)]
-struct Always(Vec<bool>);
+struct FixedConstraint(Vec<bool>);
 
-impl Constraint for Always {
+impl Constraint for FixedConstraint {
     fn allow(&self, _: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError> {
         allowed.copy_from_slice(&self.0);
         Ok(())
@@ -568,7 +588,7 @@ impl Constraint for Always {
     }
 }
 
-/// Whatever excludes tokens excludes them for good: the tokens left are those that each option leaves, with their logits.
+/// Only tokens that every option allows remain, and their logits are unchanged.
 #[test]
 fn exclusions_intersect_and_change_no_other_logit() {
     const TOKENS: u64 = 12;
@@ -584,7 +604,7 @@ fn exclusions_intersect_and_change_no_other_logit() {
         let by_function = allowed.clone();
         let all = [
             LogitsProcessor::SequenceBias(
-                words(without(&unbiased)).into_iter().map(|ids| (ids, GONE.into())).collect(),
+                words(without(&unbiased)).into_iter().map(|ids| (ids, MASKED.into())).collect(),
             ),
             LogitsProcessor::BadWords(words(without(&wanted))),
             LogitsProcessor::NoRepeatNgram(2),
@@ -593,7 +613,9 @@ fn exclusions_intersect_and_change_no_other_logit() {
                 true => vec![3],
                 false => by_function.clone(),
             })),
-            LogitsProcessor::Constraint(Arc::new(Always((0..12).map(|id| accepted.contains(&id)).collect()))),
+            LogitsProcessor::Constraint(Arc::new(FixedConstraint(
+                (0..12).map(|id| accepted.contains(&id)).collect(),
+            ))),
             LogitsProcessor::SuppressTokens(vec![7]),
         ];
         let processors: Vec<_> = all.into_iter().filter(|_| random.below(2) > 0).collect();
@@ -603,17 +625,17 @@ fn exclusions_intersect_and_change_no_other_logit() {
         for processor in &processors {
             let mut alone = logits.clone();
             processor.process(history, &mut alone).unwrap();
-            let gone = expected.iter_mut().zip(&alone).filter(|(_, alone)| **alone == GONE);
-            gone.for_each(|(logit, _)| *logit = GONE);
+            let masked = expected.iter_mut().zip(&alone).filter(|(_, alone)| **alone == MASKED);
+            masked.for_each(|(logit, _)| *logit = MASKED);
         }
         let mut found = logits.clone();
         let mut sampler = Sampler::new(&GenerationConfig::default(), processors.clone(), 0);
         let picked = sampler.sample(history, &mut found);
         assert_eq!(found, expected, "{processors:?}");
         match picked {
-            Ok(id) => assert!(expected[id as usize] > GONE),
+            Ok(id) => assert!(expected[id as usize] > MASKED),
             Err(error) => {
-                assert!(expected.iter().all(|logit| *logit == GONE), "{error}");
+                assert!(expected.iter().all(|logit| *logit == MASKED), "{error}");
                 empty += 1;
             }
         }
@@ -622,11 +644,11 @@ fn exclusions_intersect_and_change_no_other_logit() {
 }
 
 #[test]
-fn an_empty_intersection_names_the_options() {
+fn empty_intersection_names_the_options() {
     let processors = vec![
         LogitsProcessor::BadWords(vec![vec![0]]),
         LogitsProcessor::MinNewTokens { min_new_tokens: 2, eos_token_id: vec![1] },
-        LogitsProcessor::Constraint(Arc::new(Always(vec![true, true, false]))),
+        LogitsProcessor::Constraint(Arc::new(FixedConstraint(vec![true, true, false]))),
         LogitsProcessor::Temperature(0.5),
         LogitsProcessor::Renormalize,
     ];
@@ -643,9 +665,9 @@ fn an_empty_intersection_names_the_options() {
     assert_eq!(sample(&[5, 2, 2], processors).unwrap(), 1);
 }
 
-/// transformers' `ForcedBOSTokenLogitsProcessor` acts where the text so far has one token.
+/// Acts only on a sequence of one token, like transformers' `ForcedBOSTokenLogitsProcessor`.
 #[test]
-fn a_forced_first_token_follows_a_prompt_of_one_token_only() {
+fn forced_bos_token_applies_only_to_one_token_prompts() {
     let config = GenerationConfig { forced_bos_token_id: Some(2), ..GenerationConfig::default() };
     let pick = |ids: &[u32]| {
         let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);

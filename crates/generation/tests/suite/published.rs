@@ -1,8 +1,11 @@
-//! Published texts of penalties, beams, banned and allowed words, batches and contrastive search: acceptance tests for real checkpoints.
-//! Greedy texts, logits and losses are in the table of `gpt2 verify --published`.
+//! Acceptance tests of real checkpoints with published completions.
 //!
-//! They run for `gpt2` and `gpt2-large`, each where it is a folder in the folder that `GPT2_PUBLISHED` names, and say so where it is
-//! not. The sources are the test suites of transformers and rust-bert.
+//! They cover penalties, beams, banned and allowed words, batches and contrastive search. Greedy
+//! completions, logits and losses are in the table of `gpt2 verify --published`.
+//!
+//! The tests run for `gpt2` and `gpt2-large` if these folders exist in the folder that `GPT2_PUBLISHED`
+//! names. Otherwise, they report that they are skipped. The sources are the test suites of transformers
+//! and rust-bert.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -15,9 +18,9 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::skipped;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
 
-/// Names the folder of the published checkpoints.
+/// Environment variable with the folder of the published checkpoints.
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
-/// Scores are published with four digits.
+/// Tolerance for scores, which are published with four digits.
 const SCORE: f64 = 1e-4;
 
 struct Published {
@@ -25,20 +28,20 @@ struct Published {
     tokenizer: Tokenizer,
 }
 
-/// The model, where its folder is there.
+/// Loads the model if its folder exists.
 fn published(name: &str) -> Option<Published> {
     let folder = std::env::var_os(PUBLISHED_VARIABLE).map(|folder| PathBuf::from(folder).join(name));
     let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
         skipped(&format!("{PUBLISHED_VARIABLE} does not name a folder with {name}"));
         return None;
     };
-    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let checkpoint = Checkpoint::open(folder).unwrap();
     let tokenizer = checkpoint.tokenizer(None).unwrap();
     Some(Published { model: checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap(), tokenizer })
 }
 
 impl Published {
-    /// Greedy, up to as many tokens of prompt and text.
+    /// Returns a greedy configuration with this maximum length of prompt and completion together.
     fn up_to(&self, max_length: usize) -> GenerationConfig {
         let eos_token_id = self.model.config().eos_token_id.clone();
         let max_length = Some(max_length);
@@ -58,7 +61,7 @@ impl Published {
         encode(&self.tokenizer, text).unwrap()
     }
 
-    /// The text after the prompt.
+    /// Returns the text after the prompt.
     fn text(&self, prompt: &str, config: &GenerationConfig) -> String {
         let pieces = TextGenerator::new(&self.model, &self.ids(prompt), config, &self.tokenizer).unwrap();
         pieces.collect::<Result<_, _>>().unwrap()
@@ -96,13 +99,13 @@ fn gpt2_repetition_penalty() {
     assert_eq!(gpt2.text("The cat", &config), expected);
 }
 
-/// Two prompts of different lengths at once, without the padding that the source needs.
+/// Two prompts of different lengths in a batch, without the padding that the source needs.
 #[test]
 fn gpt2_batch_of_two() {
     let Some(gpt2) = published("gpt2") else { return };
     let prompts = ["Hello, my dog is a little", "Today, I"].map(|prompt| gpt2.ids(prompt));
     let mut texts = [String::new(), String::new()];
-    // The source counts the padded length of the longer prompt, seven tokens, for both.
+    // For both prompts, the source counts the padded length of the longer one, which is seven tokens.
     let config = gpt2.new_tokens(13);
     for token in
         BatchGenerator::new(&gpt2.model, Request::each(&prompts, &config), 2, Some(&gpt2.tokenizer)).unwrap()
@@ -112,7 +115,7 @@ fn gpt2_batch_of_two() {
     }
     assert_eq!(texts[0], " bit of a mess. I'm not sure if he's going");
     assert!(texts[1].starts_with("'m going to be doing a lot of research on this. I"), "{}", texts[1]);
-    // The published lines are of f16, 20 tokens long.
+    // The published lines come from an f16 model and are 20 tokens long.
     let config = gpt2.new_tokens(20);
     let kolkata = ", who was born in the city of Kolkata, was a member of the Kolkata";
     assert!(gpt2.text("hi", &config).starts_with(kolkata));
@@ -171,7 +174,7 @@ fn gpt2_diverse_beams() {
             ControlFlow::Continue(())
         })
         .unwrap();
-        // The source pads the shorter prompt, which takes a token from the texts of the longer.
+        // The source pads the shorter prompt, which costs its completions a token.
         for (text, expected) in found.iter().zip(expected) {
             let text = gpt2.decoded(&text.ids);
             assert!(
@@ -202,7 +205,7 @@ fn gpt2_bad_words() {
 #[test]
 fn gpt2_allowed_tokens() {
     let Some(gpt2) = published("gpt2") else { return };
-    /// One paragraph: after a line break only the end of the text.
+    /// Line breaks end the paragraph; after one, only the end-of-text token is allowed.
     const LINE_BREAKS: [u32; 2] = [198, 628];
     let one_paragraph = || {
         LogitsProcessor::AllowedTokens(AllowedTokens::new(|history| {

@@ -1,4 +1,4 @@
-//! What a request may ask for besides its text: how probable tokens are, what others computed, what a text conforms to.
+//! Additional features of requests: log-probabilities, prefix reuse and constraints.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -14,51 +14,54 @@ use candle_gpt2_weights::{Tokenizer, WeightDType};
 
 use super::scheduler::{options, prompt, scheduler, tiny, tiny_in};
 
-/// All that is told of a request's texts.
+/// Collected events of a request.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Told {
+struct Report {
     prompt: Vec<Option<TokenLogprobs>>,
     ids: BTreeMap<usize, Vec<u32>>,
     logprobs: BTreeMap<usize, Vec<Option<TokenLogprobs>>>,
     reasons: BTreeMap<usize, StopReason>,
 }
 
-/// What each request is told, in their order, and how many tokens of its prompt were there.
-fn listen(scheduler: &mut Scheduler<&Tokenizer>, told: &mut BTreeMap<u64, (Told, usize)>) {
+/// Runs a step and collects the events of each request, and the number of its reused tokens.
+fn step_and_record(scheduler: &mut Scheduler<&Tokenizer>, report: &mut BTreeMap<u64, (Report, usize)>) {
     for event in scheduler.step().into_result().unwrap() {
-        let (told, cached) = told.entry(event.request().0).or_default();
+        let (report, cached) = report.entry(event.request().0).or_default();
         match event {
             Event::Begun { cached_tokens, prompt, .. } => {
-                assert_eq!((*cached, told.prompt.len(), told.ids.len()), (0, 0, 0), "once, and first");
-                (told.prompt, *cached) = (prompt, cached_tokens);
+                assert_eq!((*cached, report.prompt.len(), report.ids.len()), (0, 0, 0), "once, and first");
+                (report.prompt, *cached) = (prompt, cached_tokens);
             }
             Event::Token { sequence, id, logprobs, stop_reason, .. } => {
-                told.ids.entry(sequence).or_default().push(id);
-                told.logprobs.entry(sequence).or_default().push(logprobs);
-                stop_reason.map(|reason| told.reasons.insert(sequence, reason));
+                report.ids.entry(sequence).or_default().push(id);
+                report.logprobs.entry(sequence).or_default().push(logprobs);
+                stop_reason.map(|reason| report.reasons.insert(sequence, reason));
             }
-            Event::Empty { sequence, .. } => _ = told.reasons.insert(sequence, StopReason::MaxNewTokens),
+            Event::Empty { sequence, .. } => _ = report.reasons.insert(sequence, StopReason::MaxNewTokens),
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Told {
+fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Report {
     let mut scheduler = scheduler(model, options(8, 4_000, 48));
     scheduler.submit(request.clone()).unwrap();
-    let mut told = BTreeMap::new();
+    let mut report = BTreeMap::new();
     while !scheduler.is_idle() {
-        listen(&mut scheduler, &mut told);
+        step_and_record(&mut scheduler, &mut report);
     }
-    told.remove(&0).unwrap_or_default().0
+    report.remove(&0).unwrap_or_default().0
 }
 
 fn scored(length: u32, seed: u32, config: GenerationConfig, alternatives: usize) -> Request {
-    let asked = Some(alternatives);
-    Request { logprobs: asked, prompt_logprobs: asked, ..Request::new(prompt(length, seed), config) }
+    let count = Some(alternatives);
+    Request { logprobs: count, prompt_logprobs: count, ..Request::new(prompt(length, seed), config) }
 }
 
-/// Scoring reads whole windows, whose attention adds in another order than that with a cache: a few roundings of f32.
+/// Tolerance between scoring and generation, a few roundings of f32.
+///
+/// Scoring reads whole windows, whose attention may sum in another order than attention with a KV
+/// cache.
 const OTHER_ORDER: f64 = 1e-5;
 
 fn assert_close(found: &[Option<f64>], expected: &[Option<f64>]) {
@@ -73,12 +76,12 @@ fn assert_close(found: &[Option<f64>], expected: &[Option<f64>]) {
     }
 }
 
-/// The numbers are those that scoring the whole text gives, whatever is drawn from the logits.
+/// Reported log-probabilities equal those of scoring the whole text, regardless of the sampler.
 #[test]
-fn told_log_probabilities_are_those_of_the_score() {
+fn reported_logprobs_equal_the_score() {
     let model = tiny();
     let greedy = GenerationConfig { max_new_tokens: 9, ..GenerationConfig::default() };
-    let drawn = GenerationConfig {
+    let sampled = GenerationConfig {
         do_sample: true,
         temperature: 1.7,
         top_k: 40,
@@ -87,38 +90,39 @@ fn told_log_probabilities_are_those_of_the_score() {
         seed: 3,
         ..greedy.clone()
     };
-    for (config, length, alternatives) in [(greedy, 20, 3), (drawn, 31, 0)] {
+    for (config, length, alternatives) in [(greedy, 20, 3), (sampled, 31, 0)] {
         let request = scored(length, 1, config, alternatives);
-        let told = alone(&model, &request);
-        let ids = [&request.prompt[..], &told.ids[&0]].concat();
+        let report = alone(&model, &request);
+        let ids = [&request.prompt[..], &report.ids[&0]].concat();
         let expected = score(&model, &ids, model.config().n_positions, alternatives, &|_| ()).unwrap();
-        let found: Vec<_> = told.prompt.iter().chain(&told.logprobs[&0]).cloned().collect();
+        let found: Vec<_> = report.prompt.iter().chain(&report.logprobs[&0]).cloned().collect();
         let logprobs: Vec<_> = found.iter().map(|found| found.as_ref().map(|found| found.logprob)).collect();
         assert_close(&logprobs, &expected.logprobs);
         for (found, expected) in found.iter().zip(&expected.alternatives) {
             let found: Vec<_> = found.iter().flat_map(|found| &found.alternatives).collect();
-            let numbers = |of: &[&(u32, f64)]| of.iter().map(|(_, p)| Some(*p)).collect::<Vec<_>>();
-            assert_close(&numbers(&found), &numbers(&expected.iter().collect::<Vec<_>>()));
+            let logprobs_of =
+                |alternatives: &[&(u32, f64)]| alternatives.iter().map(|(_, p)| Some(*p)).collect::<Vec<_>>();
+            assert_close(&logprobs_of(&found), &logprobs_of(&expected.iter().collect::<Vec<_>>()));
         }
     }
 }
 
-/// A token has the same number among its alternatives, and it is the largest where the text is greedy.
+/// A token has the same log-probability among its alternatives, and the largest one if it is greedy.
 #[test]
-fn a_greedy_token_is_its_own_best_alternative() {
+fn greedy_token_is_its_best_alternative() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 12, ..GenerationConfig::default() };
-    let told = alone(&model, &scored(5, 2, config, 4));
-    for (id, logprobs) in told.ids[&0].iter().zip(&told.logprobs[&0]) {
+    let report = alone(&model, &scored(5, 2, config, 4));
+    for (id, logprobs) in report.ids[&0].iter().zip(&report.logprobs[&0]) {
         let logprobs = logprobs.as_ref().unwrap();
         assert_eq!(logprobs.alternatives[0], (*id, logprobs.logprob));
         assert!(logprobs.alternatives.is_sorted_by(|a, b| a.1 >= b.1) && logprobs.alternatives.len() == 4);
     }
 }
 
-/// A prompt alone can be asked for; nothing comes after it.
+/// A request can score its prompt alone, without a completion.
 #[test]
-fn a_prompt_is_scored_without_a_text() {
+fn prompt_is_scored_without_a_completion() {
     let model = tiny();
     for count in [1, 3] {
         let config = GenerationConfig {
@@ -127,36 +131,36 @@ fn a_prompt_is_scored_without_a_text() {
             do_sample: count > 1,
             ..GenerationConfig::default()
         };
-        let told = alone(&model, &scored(30, 4, config, 2));
+        let report = alone(&model, &scored(30, 4, config, 2));
         let expected = score(&model, &prompt(30, 4), 48, 2, &|_| ()).unwrap();
-        let logprobs: Vec<_> = told.prompt.iter().map(|found| found.as_ref().map(|f| f.logprob)).collect();
+        let logprobs: Vec<_> = report.prompt.iter().map(|found| found.as_ref().map(|f| f.logprob)).collect();
         assert_close(&logprobs, &expected.logprobs);
-        assert_eq!((told.ids.len(), told.reasons.len()), (0, count));
+        assert_eq!((report.ids.len(), report.reasons.len()), (0, count));
     }
 }
 
-/// A bias belongs to what the model is asked; what a sampler does afterwards is not told.
+/// Reported log-probabilities include biases, but no other change by the sampler.
 #[test]
-fn biases_change_log_probabilities_and_draws_do_not() {
+fn logprobs_include_biases_but_not_sampling() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 1, ..GenerationConfig::default() };
     let plain = alone(&model, &scored(9, 1, config.clone(), 1)).logprobs[&0][0].clone().unwrap();
     let cold = GenerationConfig { do_sample: true, temperature: 0.01, top_k: 1, ..config.clone() };
     assert_eq!(alone(&model, &scored(9, 1, cold, 1)).logprobs[&0][0], Some(plain.clone()));
     let biased = GenerationConfig { sequence_bias: vec![(vec![7], 60.0)], ..config.clone() };
-    let told = alone(&model, &scored(9, 1, biased, 1));
-    assert_eq!(told.ids[&0], [7]);
-    let biased = told.logprobs[&0][0].clone().unwrap();
+    let report = alone(&model, &scored(9, 1, biased, 1));
+    assert_eq!(report.ids[&0], [7]);
+    let biased = report.logprobs[&0][0].clone().unwrap();
     assert!(biased.logprob > -1e-6 && biased.alternatives == [(7, biased.logprob)], "{biased:?}");
     let bad = GenerationConfig { bad_words_ids: vec![vec![plain.alternatives[0].0]], ..config };
-    let told = alone(&model, &scored(9, 1, bad, 1));
-    assert_ne!(told.ids[&0], [plain.alternatives[0].0]);
-    assert_eq!(told.logprobs[&0][0].as_ref().unwrap().alternatives, plain.alternatives, "not a bias");
+    let report = alone(&model, &scored(9, 1, bad, 1));
+    assert_ne!(report.ids[&0], [plain.alternatives[0].0]);
+    assert_eq!(report.logprobs[&0][0].as_ref().unwrap().alternatives, plain.alternatives, "not a bias");
 }
 
-/// Text `i` of a request that begins at stream `s` is text `s + i` of one that begins at 0.
+/// Completion `i` of a request with stream `s` equals completion `s + i` of a request with stream 0.
 #[test]
-fn streams_are_counted_on() {
+fn sequences_use_consecutive_streams() {
     let model = tiny();
     let config = GenerationConfig {
         do_sample: true,
@@ -171,20 +175,22 @@ fn streams_are_counted_on() {
     assert_eq!((&last.ids[&0], &last.ids[&1]), (&all.ids[&2], &all.ids[&3]));
 }
 
-/// Prompts with equal beginnings that arrive in any order, with much memory or little, some cancelled: each text, and every
-/// number told of it and of its prompt, is the one that it has alone.
+/// Reuse of prefixes changes no completion and no reported number.
+///
+/// Prompts with common prefixes arrive in any order, with much or little memory, and some of them are
+/// canceled.
 #[test]
-fn what_is_reused_changes_no_bit() {
+fn prefix_reuse_does_not_change_completions() {
     let cases = [(WeightDType::F32, 2_000, 400), (WeightDType::Q8, 130, 100), (WeightDType::F32, 48, 1)];
     for (dtype, kv_tokens, least) in cases {
         let model = tiny_in(dtype);
         let mut random = RandomStream::new(kv_tokens as u64);
         let mut below = |end: u64| usize::try_from(random.below(end)).unwrap();
-        let beginnings: Vec<Vec<u32>> = (0..3).map(|seed| prompt(34, seed)).collect();
+        let prefixes: Vec<Vec<u32>> = (0..3).map(|seed| prompt(34, seed)).collect();
         let prompts: Vec<Vec<u32>> = (0..18).map(|kind| prompt(kind / 3, 50 + kind % 3)).collect();
         let mut requests = Vec::new();
         for seed in 0..60 {
-            let shared = &beginnings[below(3)][..1 + below(34)];
+            let shared = &prefixes[below(3)][..1 + below(34)];
             let own = prompts[below(18)].clone();
             let config = GenerationConfig {
                 do_sample: below(2) == 0,
@@ -193,71 +199,71 @@ fn what_is_reused_changes_no_bit() {
                 num_return_sequences: 1,
                 ..GenerationConfig::default()
             };
-            let asked = [None, Some(0), Some(2)];
+            let counts = [None, Some(0), Some(2)];
             requests.push(Request {
-                prompt_logprobs: asked[below(3)],
-                logprobs: asked[below(3)],
+                prompt_logprobs: counts[below(3)],
+                logprobs: counts[below(3)],
                 reuse: [None, Some(1), Some(1), Some(1), Some(2)][below(5)],
                 ..Request::new([shared, &own].concat(), config)
             });
         }
         let mut scheduler = scheduler(&model, options(4, kv_tokens, 7));
-        let mut told = BTreeMap::new();
+        let mut report = BTreeMap::new();
         let mut cancelled = Vec::new();
         for request in &requests {
             let id = scheduler.submit(request.clone()).unwrap();
             for _ in 0..below(5) {
-                listen(&mut scheduler, &mut told);
+                step_and_record(&mut scheduler, &mut report);
             }
             if below(8) == 0 && scheduler.cancel(id) {
                 cancelled.push(id.0);
             }
         }
         while !scheduler.is_idle() {
-            listen(&mut scheduler, &mut told);
+            step_and_record(&mut scheduler, &mut report);
         }
         let mut reused = 0;
         for (request, number) in requests.iter().zip(0..) {
-            let (told, cached) = told.get(&number).cloned().unwrap_or_default();
+            let (report, cached) = report.get(&number).cloned().unwrap_or_default();
             assert!(request.reuse.is_some() || cached == 0);
             assert!(cached < request.prompt.len());
             reused += cached;
             if !cancelled.contains(&number) {
-                assert_eq!(told, alone(&model, request), "request {number} in {kv_tokens} tokens");
+                assert_eq!(report, alone(&model, request), "request {number} in {kv_tokens} tokens");
             }
         }
-        assert!(reused >= least, "{reused} tokens were computed for others");
+        assert!(reused >= least, "only {reused} tokens were reused");
         assert_eq!(scheduler.kv_tokens_in_use(), 0);
         assert!(scheduler.kv_tokens_kept() <= kv_tokens.next_multiple_of(16));
     }
 }
 
-/// Nobody sees what was computed for another number, and a second equal prompt computes its last token alone.
+/// Requests reuse prefixes only within a reuse group; a repeated prompt computes only its last token.
 #[test]
-fn beginnings_are_shared_among_those_of_one_number() {
+fn prefixes_are_shared_only_within_a_reuse_group() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
     let mut scheduler = scheduler(&model, options(2, 500, 48));
-    let mut told = BTreeMap::new();
+    let mut report = BTreeMap::new();
     for reuse in [Some(1), Some(2), None, Some(1)] {
         let request = Request { reuse, ..Request::new(prompt(20, 1), config.clone()) };
         scheduler.submit(request).unwrap();
         while !scheduler.is_idle() {
-            listen(&mut scheduler, &mut told);
+            step_and_record(&mut scheduler, &mut report);
         }
     }
-    assert_eq!(told.values().map(|(_, cached)| *cached).collect::<Vec<_>>(), [0, 0, 0, 19]);
+    assert_eq!(report.values().map(|(_, cached)| *cached).collect::<Vec<_>>(), [0, 0, 0, 19]);
     let scored = Request { reuse: Some(1), prompt_logprobs: Some(0), ..Request::new(prompt(20, 1), config) };
     scheduler.submit(scored.clone()).unwrap();
     scheduler.submit(scored).unwrap();
     while !scheduler.is_idle() {
-        listen(&mut scheduler, &mut told);
+        step_and_record(&mut scheduler, &mut report);
     }
-    let cached: Vec<_> = told.values().map(|(_, cached)| *cached).collect();
-    assert_eq!(cached[4..], [0, 19], "how probable tokens are is known of a prompt that was asked for it");
+    let cached: Vec<_> = report.values().map(|(_, cached)| *cached).collect();
+    assert_eq!(cached[4..], [0, 19], "prompt scores are reused only if the earlier request computed them");
 }
 
-/// Counts up by one or two, from 10 on, to 18 at most.
+/// A constraint that counts up by one or two, from 10 or 11 to at most 18.
 #[derive(Debug)]
 struct Counting;
 
@@ -277,17 +283,19 @@ impl Constraint for Counting {
     }
 }
 
-fn counts(ids: &[u32]) -> bool {
+fn counts_up(ids: &[u32]) -> bool {
     ids.windows(2).all(|pair| pair[1] == pair[0] + 1 || pair[1] == pair[0] + 2) && matches!(ids[0], 10 | 11)
 }
 
-/// A text conforms and ends where nothing may follow, beside other exclusions too; so do beams and drafts.
+/// Completions, beams and drafts satisfy a constraint and end where it allows no more tokens.
+///
+/// This includes combinations with other exclusions.
 #[test]
-fn a_text_conforms_to_its_constraint() {
+fn completions_satisfy_their_constraint() {
     let model = tiny();
     let constraint = || LogitsProcessor::Constraint(Arc::new(Counting));
     let greedy = GenerationConfig { max_new_tokens: 30, ..GenerationConfig::default() };
-    let drawn = GenerationConfig {
+    let sampled = GenerationConfig {
         do_sample: true,
         temperature: 3.0,
         num_return_sequences: 5,
@@ -299,22 +307,22 @@ fn a_text_conforms_to_its_constraint() {
         bad_words_ids: vec![vec![17], vec![10], vec![13]],
         ..greedy.clone()
     };
-    let beside = vec![10, 11, 12, 13, 14, 15, 16, 17, 18, 10, 11, 12];
-    for config in [greedy.clone(), drawn, narrowed] {
+    let prompt = vec![10, 11, 12, 13, 14, 15, 16, 17, 18, 10, 11, 12];
+    for config in [greedy.clone(), sampled, narrowed] {
         let request =
-            Request { processors: vec![constraint()], ..Request::new(beside.clone(), config.clone()) };
-        let told = alone(&model, &request);
-        assert_eq!(told.ids.len(), config.num_return_sequences);
-        for (sequence, ids) in &told.ids {
-            assert!(counts(ids) && ids.last() == Some(&18), "{ids:?}");
-            assert_eq!(told.reasons[sequence], StopReason::Complete);
+            Request { processors: vec![constraint()], ..Request::new(prompt.clone(), config.clone()) };
+        let report = alone(&model, &request);
+        assert_eq!(report.ids.len(), config.num_return_sequences);
+        for (sequence, ids) in &report.ids {
+            assert!(counts_up(ids) && ids.last() == Some(&18), "{ids:?}");
+            assert_eq!(report.reasons[sequence], StopReason::Complete);
         }
     }
-    // The text is complete before the end is allowed.
+    // The constraint allows no more tokens before `min_new_tokens` allows the end.
     let longer = GenerationConfig { min_new_tokens: 20, ..greedy };
     let mut scheduler = scheduler(&model, options(8, 4_000, 48));
     scheduler
-        .submit(Request { processors: vec![constraint()], ..Request::new(beside.clone(), longer) })
+        .submit(Request { processors: vec![constraint()], ..Request::new(prompt.clone(), longer) })
         .unwrap();
     let failed = loop {
         let events = scheduler.step().into_result().unwrap();
@@ -330,6 +338,6 @@ fn a_text_conforms_to_its_constraint() {
     let beams =
         GenerationConfig { num_beams: 3, num_return_sequences: 3, max_new_tokens: 4, ..Default::default() };
     let found =
-        beam_search(&model, &beside, &beams, &[constraint()], None, &|| ControlFlow::Continue(())).unwrap();
-    assert!(found.len() == 3 && found.iter().all(|text| counts(&text.ids)), "{found:?}");
+        beam_search(&model, &prompt, &beams, &[constraint()], None, &|| ControlFlow::Continue(())).unwrap();
+    assert!(found.len() == 3 && found.iter().all(|text| counts_up(&text.ids)), "{found:?}");
 }

@@ -1,5 +1,7 @@
-//! Laws of the scheduler: a text is the one that its prompt gives alone, whatever comes and goes beside it; memory is bounded
-//! and comes back; a long prompt holds nobody up for more than a chunk.
+//! Guarantees of the scheduler.
+//!
+//! No completion depends on its batch. Memory is bounded and freed. A long prompt delays other
+//! sequences by at most one chunk.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,7 +21,7 @@ use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_
 
 pub(super) fn tiny_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
-    Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap().load(&options, &|_| ()).unwrap()
+    Checkpoint::open(fixture_path("tiny-checkpoint")).unwrap().load(&options, &|_| ()).unwrap()
 }
 
 pub(super) fn tiny() -> Gpt2LMHeadModel {
@@ -38,17 +40,17 @@ pub(super) fn prompt(length: u32, seed: u32) -> Vec<u32> {
     (0..length).map(|index| (index * 37 + seed * 11) % 300).collect()
 }
 
-/// The ids of each text so far, and how it ended.
+/// Ids of a completion so far, and how it ended.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Found {
+pub(super) struct Completion {
     pub(super) ids: Vec<u32>,
     pub(super) reason: Option<StopReason>,
     pub(super) error: Option<String>,
 }
 
-pub(super) type Texts = BTreeMap<(RequestId, usize), Found>;
+pub(super) type Completions = BTreeMap<(RequestId, usize), Completion>;
 
-pub(super) fn collect(texts: &mut Texts, events: Vec<Event>) {
+pub(super) fn collect(texts: &mut Completions, events: Vec<Event>) {
     for event in events {
         match event {
             Event::Token { request, sequence, id, stop_reason, .. } => {
@@ -56,7 +58,7 @@ pub(super) fn collect(texts: &mut Texts, events: Vec<Event>) {
                 assert_eq!(
                     (text.reason, &text.error),
                     (None, &None),
-                    "nothing comes after the end of a text"
+                    "no event follows the end of a completion"
                 );
                 text.ids.push(id);
                 text.reason = stop_reason;
@@ -73,20 +75,20 @@ pub(super) fn collect(texts: &mut Texts, events: Vec<Event>) {
     }
 }
 
-pub(super) fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
+pub(super) fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Completions) {
     while !scheduler.is_idle() {
         collect(texts, scheduler.step().into_result().unwrap());
     }
 }
 
-/// The text that a request gives alone.
-pub(super) fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Found {
+/// Returns the completion of a request that runs alone.
+pub(super) fn alone(model: &Gpt2LMHeadModel, request: &Request) -> Completion {
     let mut tokens = TokenGenerator::<&Tokenizer>::of_request(model, request.clone(), None).unwrap();
     let ids = tokens.by_ref().collect::<Result<_, _>>().unwrap();
-    Found { ids, reason: tokens.stop_reason(), error: None }
+    Completion { ids, reason: tokens.stop_reason(), error: None }
 }
 
-/// Requests of all lengths and kinds: greedy, drawn, penalised, sliding, ended by a token.
+/// Creates requests of all lengths and kinds: greedy, sampled, penalized, sliding, ended by a token.
 pub(super) fn requests(ends: &[u32]) -> Vec<Request> {
     let greedy = GenerationConfig { max_new_tokens: 14, ..GenerationConfig::default() };
     let configs = [
@@ -110,14 +112,16 @@ pub(super) fn requests(ends: &[u32]) -> Vec<Request> {
     each.map(|((length, seed), config)| Request::new(prompt(*length, seed), config.clone())).collect()
 }
 
-/// Requests that arrive one by one, in prompts cut into chunks, with little memory, and with neighbours that are cancelled at
-/// random: every text that is not cancelled is the one that its request gives alone.
+/// Every completion that is not canceled equals the completion of its request alone.
+///
+/// Requests arrive one by one, with chunked prompts and little memory, and their neighbors are canceled
+/// at random.
 #[test]
-fn a_text_is_the_same_alone_and_in_any_company() {
+fn completions_do_not_depend_on_other_requests() {
     let model = tiny();
     let ends = alone(&model, &requests(&[])[0]).ids[5..6].to_vec();
     let requests = requests(&ends);
-    let expected: Vec<Found> = requests.iter().map(|request| alone(&model, request)).collect();
+    let expected: Vec<Completion> = requests.iter().map(|request| alone(&model, request)).collect();
     for reason in [StopReason::Eos, StopReason::MaxNewTokens, StopReason::Context] {
         assert!(expected.iter().any(|text| text.reason == Some(reason)), "{reason:?} is among them");
     }
@@ -128,7 +132,7 @@ fn a_text_is_the_same_alone_and_in_any_company() {
         [(1, 48, 2), (2, 60, 5), (4, 130, 7), (8, 400, 16), (12, 600, 48), (3, 5_000, 1_000)]
     {
         let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, chunk_tokens));
-        let (mut texts, mut kept) = (Texts::new(), BTreeMap::new());
+        let (mut texts, mut kept) = (Completions::new(), BTreeMap::new());
         for (index, request) in requests.iter().chain(&requests).enumerate() {
             let doomed = (random(3) == 0).then(|| scheduler.submit(request.clone()).unwrap());
             let id = scheduler.submit(request.clone()).unwrap();
@@ -144,7 +148,7 @@ fn a_text_is_the_same_alone_and_in_any_company() {
             }
         }
         run(&mut scheduler, &mut texts);
-        assert_eq!(scheduler.kv_tokens_in_use(), 0, "all room is given back");
+        assert_eq!(scheduler.kv_tokens_in_use(), 0, "all capacity is released");
         assert_eq!(texts.len(), kept.len());
         for (id, index) in kept {
             assert_eq!(
@@ -156,11 +160,13 @@ fn a_text_is_the_same_alone_and_in_any_company() {
     }
 }
 
-/// The logits after a prompt are the same bits however it is cut, in every type of weights and with the cache of each; and those
-/// of scoring, without a cache, are the bits of a cache in f32.
+/// The logits after a prompt do not depend on the chunk sizes, bit for bit.
+///
+/// This holds for every weight dtype with every KV cache dtype. Scoring without a cache gives the bits
+/// of a cache in f32.
 #[test]
-fn chunks_of_any_size_give_the_bits_of_the_whole() {
-    let weights = WeightDType::ALL.into_iter().filter(|dtype| dtype.on_cpu().is_ok());
+fn logits_do_not_depend_on_chunk_sizes() {
+    let weights = WeightDType::all().filter(|dtype| dtype.on_cpu().is_ok());
     let cached = [KvDType::F32, KvDType::F16, KvDType::Q8];
     for (dtype, kv_dtype) in weights.flat_map(|dtype| cached.map(|cached| (dtype, cached))) {
         let model = tiny_in(dtype).with_kv_dtype(kv_dtype);
@@ -194,9 +200,11 @@ fn chunks_of_any_size_give_the_bits_of_the_whole() {
     }
 }
 
-/// While a long prompt comes in, a running text has a token in every step, and no step computes more than one chunk.
+/// During the prefill of a long prompt, a running sequence gets a token in every step.
+///
+/// No step computes more than one chunk.
 #[test]
-fn a_long_prompt_holds_nobody_up_for_more_than_a_chunk() {
+fn long_prompt_delays_others_by_at_most_one_chunk() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 40, ..GenerationConfig::default() };
     let mut scheduler = scheduler(&model, options(4, 400, 6));
@@ -209,52 +217,57 @@ fn a_long_prompt_holds_nobody_up_for_more_than_a_chunk() {
         steps += 1;
         assert!(
             events.iter().any(|event| event.request() == first),
-            "the running text goes on in step {steps}"
+            "the running sequence continues in step {steps}"
         );
         if events.iter().any(|event| event.request() == long) {
             break;
         }
     }
     assert_eq!(steps, 44_usize.div_ceil(6), "a chunk of six tokens in each step");
-    // Short prompts share a step as far as they fit into a chunk.
+    // Short prompts share a step if they fit into a chunk together.
     let shorts: Vec<RequestId> =
         (0..3).map(|seed| scheduler.submit(Request::new(prompt(3, seed), config.clone())).unwrap()).collect();
-    let begun: Vec<RequestId> = scheduler.step().into_result().unwrap().iter().map(Event::request).collect();
-    assert!(begun.contains(&shorts[0]) && begun.contains(&shorts[1]) && !begun.contains(&shorts[2]));
+    let started: Vec<RequestId> =
+        scheduler.step().into_result().unwrap().iter().map(Event::request).collect();
+    assert!(started.contains(&shorts[0]) && started.contains(&shorts[1]) && !started.contains(&shorts[2]));
 }
 
-/// A chunk of a prompt goes through the blocks together with the next token of the running text: a pass asks in each block and product
-/// whether it is to end, and a step with a chunk asks about as often as one pass does, not twice.
+/// A chunk of a prompt shares a pass with the next token of the running sequence.
+///
+/// A pass polls for interrupts in each block and product. A step with a chunk polls about as often as a
+/// single pass, not twice as often.
 #[test]
-fn a_chunk_is_computed_in_the_pass_of_the_running_texts() {
+fn prefill_chunk_shares_the_decode_pass() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 40, eos_token_id: vec![], ..GenerationConfig::default() };
     let mut scheduler = scheduler(&model, options(4, 400, 6));
     let first = scheduler.submit(Request::new(prompt(4, 1), config.clone())).unwrap();
-    let asked = Arc::new(AtomicUsize::new(0));
+    let polls = Arc::new(AtomicUsize::new(0));
     let step = |scheduler: &mut Scheduler<_>| {
-        let counted = Arc::clone(&asked);
+        let counted = Arc::clone(&polls);
         let count = Arc::new(move || {
             counted.fetch_add(1, Ordering::Relaxed);
             false
         });
         let events = candle_gpt2_kernels::interruptible(count, || scheduler.step().into_result().unwrap());
-        (events, asked.swap(0, Ordering::Relaxed))
+        (events, polls.swap(0, Ordering::Relaxed))
     };
     let _ = step(&mut scheduler);
     let (_, alone) = step(&mut scheduler);
     let second = scheduler.submit(Request::new(prompt(9, 2), config)).unwrap();
-    let (events, beside) = step(&mut scheduler);
+    let (events, with_chunk) = step(&mut scheduler);
     assert!(events.iter().all(|event| event.request() == first), "six of nine tokens are read");
-    assert!(alone > 0 && 2 * beside < 3 * alone, "{beside} beside a chunk, {alone} alone");
-    let (events, beside) = step(&mut scheduler);
+    assert!(alone > 0 && 2 * with_chunk < 3 * alone, "{with_chunk} polls with a chunk, {alone} alone");
+    let (events, with_chunk) = step(&mut scheduler);
     assert!(events.iter().any(|event| event.request() == second), "the prompt is read");
-    assert!(2 * beside < 3 * alone, "{beside} beside the end of a prompt, {alone} alone");
+    assert!(2 * with_chunk < 3 * alone, "{with_chunk} polls with the end of a prompt, {alone} alone");
 }
 
-/// Texts of one request share its prompt and draw from streams of their own, with memory for one of them or for all.
+/// Sequences of a request share its prompt and sample from separate streams.
+///
+/// The KV cache has capacity for one of them or for all.
 #[test]
-fn texts_of_one_request_share_a_prompt() {
+fn sequences_of_a_request_share_its_prompt() {
     let model = tiny();
     let single =
         GenerationConfig { do_sample: true, seed: 9, max_new_tokens: 8, ..GenerationConfig::default() };
@@ -263,7 +276,7 @@ fn texts_of_one_request_share_a_prompt() {
     for (max_texts, kv_tokens) in [(8, 400), (8, 19), (2, 40), (1, 31), (8, 31)] {
         let mut scheduler = scheduler(&model, options(max_texts, kv_tokens, 48));
         let id = scheduler.submit(Request::new(prompt(12, 3), config.clone())).unwrap();
-        let mut texts = Texts::new();
+        let mut texts = Completions::new();
         run(&mut scheduler, &mut texts);
         assert_eq!(texts[&(id, 0)], alone(&model, &Request::new(prompt(12, 3), single.clone())));
         assert_eq!(texts.len(), 5);
@@ -274,13 +287,13 @@ fn texts_of_one_request_share_a_prompt() {
     assert!((1..5).all(|other| texts[&(RequestId(0), other)].ids != texts[&(RequestId(0), 0)].ids));
 }
 
-/// A request that cannot go on ends by itself, with its reason; the others never notice.
+/// A request that cannot continue ends with its own error and does not affect others.
 #[test]
-fn a_request_that_fails_fails_alone() {
+fn failing_request_does_not_affect_others() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 12, ..GenerationConfig::default() };
     let good = Request::new(prompt(7, 1), config.clone());
-    // After three tokens nothing is allowed any more.
+    // After three tokens, no token is allowed.
     let third = AllowedTokens::new(|history| if history.generated().len() < 3 { vec![1, 2] } else { vec![] });
     let bad = Request { processors: vec![LogitsProcessor::AllowedTokens(third)], ..good.clone() };
     let everything: Vec<u32> = (0..300).collect();
@@ -289,7 +302,7 @@ fn a_request_that_fails_fails_alone() {
     let ids: Vec<RequestId> = [good.clone(), bad, Request::new(prompt(5, 2), hopeless), good.clone()]
         .map(|request| scheduler.submit(request).unwrap())
         .to_vec();
-    let mut texts = Texts::new();
+    let mut texts = Completions::new();
     run(&mut scheduler, &mut texts);
     let expected = alone(&model, &good);
     assert_eq!((&texts[&(ids[0], 0)], &texts[&(ids[3], 0)]), (&expected, &expected));
@@ -300,10 +313,11 @@ fn a_request_that_fails_fails_alone() {
     assert_eq!(scheduler.kv_tokens_in_use(), 0);
 }
 
-/// Several texts of a failing request, before and after those of others, whichever of them fails: the others keep their tokens,
-/// and the reason comes once.
+/// If one sequence of a request fails, the request fails once, and other requests keep their tokens.
+///
+/// The failing request has several sequences, before and after other requests.
 #[test]
-fn texts_of_a_failing_request_fail_together_and_alone() {
+fn failing_sequence_fails_its_request_once() {
     let model = tiny();
     let config = GenerationConfig {
         do_sample: true,
@@ -315,25 +329,26 @@ fn texts_of_a_failing_request_fail_together_and_alone() {
     let expected = {
         let mut scheduler = scheduler(&model, options(3, 100, 48));
         scheduler.submit(good.clone()).unwrap();
-        let mut texts = Texts::new();
+        let mut texts = Completions::new();
         run(&mut scheduler, &mut texts);
         texts.into_values().collect::<Vec<_>>()
     };
     for seed in 0..8 {
-        // Where a text may go on depends on what it drew: some of the three fail, at different times.
-        let luck = AllowedTokens::new(|history| match history.generated().last() {
+        // The sampled tokens decide whether a sequence can continue, so some of the three fail, at different
+        // times.
+        let random_end = AllowedTokens::new(|history| match history.generated().last() {
             Some(id) if id % 3 == 0 => vec![],
             _ => (0..300).collect(),
         });
         let bad = GenerationConfig { seed, top_k: 0, ..config.clone() };
         let bad = Request {
-            processors: vec![LogitsProcessor::AllowedTokens(luck)],
+            processors: vec![LogitsProcessor::AllowedTokens(random_end)],
             ..Request::new(prompt(5, 2), bad)
         };
         let mut scheduler = scheduler(&model, options(12, 400, 48));
         let ids =
             [bad.clone(), good.clone(), bad, good.clone()].map(|request| scheduler.submit(request).unwrap());
-        let (mut texts, mut failures) = (Texts::new(), Vec::new());
+        let (mut texts, mut failures) = (Completions::new(), Vec::new());
         while !scheduler.is_idle() {
             let events = scheduler.step().into_result().unwrap();
             failures.extend(events.iter().filter_map(|event| match event {
@@ -347,16 +362,18 @@ fn texts_of_a_failing_request_fail_together_and_alone() {
         }
         assert_eq!(failures, [ids[0], ids[2]], "seed {seed}: each once");
         for good in [ids[1], ids[3]] {
-            let found: Vec<Found> = (0..3).map(|sequence| texts[&(good, sequence)].clone()).collect();
+            let found: Vec<Completion> = (0..3).map(|sequence| texts[&(good, sequence)].clone()).collect();
             assert_eq!(found, expected, "seed {seed}");
         }
         assert_eq!(scheduler.kv_tokens_in_use(), 0);
     }
 }
 
-/// As many texts of one prompt as may run all run, in the memory of that many; none waits for another to end.
+/// All sequences of a request run concurrently if the limit and the memory are exactly sufficient.
+///
+/// None of them waits for another to end.
 #[test]
-fn all_texts_of_a_request_run_at_once() {
+fn all_sequences_of_a_request_run_concurrently() {
     let model = tiny();
     let config = GenerationConfig {
         num_return_sequences: 4,
@@ -370,7 +387,7 @@ fn all_texts_of_a_request_run_at_once() {
     let id = scheduler.submit(request.clone()).unwrap();
     scheduler.step().into_result().unwrap();
     assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.kv_tokens_in_use()), (4, 0, kv_tokens));
-    // A request that is cancelled leaves nothing, its prompt included.
+    // A canceled request frees all of its memory, including its prompt.
     assert!(scheduler.cancel(id));
     assert_eq!(scheduler.kv_tokens_in_use(), 0);
     let mut one_by_one = self::scheduler(&model, options(1, kv_tokens, 48));
@@ -383,9 +400,9 @@ fn all_texts_of_a_request_run_at_once() {
     assert_eq!(one_by_one.kv_tokens_in_use(), 0);
 }
 
-/// Texts that begin from a prompt that is there count as work of a step.
+/// Sequences that start from a computed prompt count as work of a step.
 #[test]
-fn a_step_begins_no_more_texts_than_a_chunk_has_tokens() {
+fn chunk_size_limits_sequences_started_per_step() {
     let model = tiny();
     let config = GenerationConfig {
         num_return_sequences: 40,
@@ -395,18 +412,18 @@ fn a_step_begins_no_more_texts_than_a_chunk_has_tokens() {
     };
     let mut scheduler = scheduler(&model, options(50, 2_000, 6));
     scheduler.submit(Request::new(prompt(4, 1), config)).unwrap();
-    let mut begun = Vec::new();
+    let mut started = Vec::new();
     while !scheduler.is_idle() {
         let is_token = |event: &&Event| matches!(event, Event::Token { .. });
-        begun.push(scheduler.step().into_result().unwrap().iter().filter(is_token).count());
+        started.push(scheduler.step().into_result().unwrap().iter().filter(is_token).count());
     }
-    assert_eq!((begun.iter().sum::<usize>(), begun[0]), (40, 3), "a prompt of four and two more");
-    assert!(begun[1..].iter().all(|begun| *begun <= 6), "{begun:?}");
+    assert_eq!((started.iter().sum::<usize>(), started[0]), (40, 3), "a prompt of four and two more");
+    assert!(started[1..].iter().all(|started| *started <= 6), "{started:?}");
 }
 
-/// A window that slides is computed before the prompts of others go on.
+/// A sliding window is computed before other prompts continue.
 #[test]
-fn a_sliding_text_does_not_wait_for_a_long_prompt() {
+fn sliding_sequence_does_not_wait_for_a_long_prompt() {
     let model = tiny();
     let slide = GenerationConfig {
         when_full: WhenFull::Slide { head: 0 },
@@ -417,7 +434,7 @@ fn a_sliding_text_does_not_wait_for_a_long_prompt() {
     let expected = alone(&model, &sliding);
     let mut scheduler = scheduler(&model, options(4, 300, 8));
     let id = scheduler.submit(sliding).unwrap();
-    let mut texts = Texts::new();
+    let mut texts = Completions::new();
     while !texts.contains_key(&(id, 0)) {
         collect(&mut texts, scheduler.step().into_result().unwrap());
     }
@@ -430,12 +447,12 @@ fn a_sliding_text_does_not_wait_for_a_long_prompt() {
         longest = longest.max(waited);
         collect(&mut texts, events);
     }
-    // 23 tokens of a window in chunks of eight.
+    // The window has 23 tokens, in chunks of eight.
     assert_eq!((longest, &texts[&(id, 0)]), (23_usize.div_ceil(8), &expected));
 }
 
 #[test]
-fn what_can_never_be_made_is_refused_at_once() {
+fn impossible_options_and_requests_are_rejected() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
     for (bad, option) in [((0, 10, 10), "max_texts"), ((1, 0, 10), "kv_tokens"), ((1, 10, 0), "chunk_tokens")]
@@ -450,68 +467,68 @@ fn what_can_never_be_made_is_refused_at_once() {
     assert!(matches!(error, GenerationError::KvTokens { needed: 48, kv_tokens: 32 }), "{error}");
     assert!(scheduler.submit(Request::new(prompt(13, 1), config.clone())).is_ok());
     let beams = Request::new(vec![1], GenerationConfig { num_beams: 3, ..config.clone() });
-    for (request, what) in [
+    for (request, message) in [
         (Request::new(vec![], config.clone()), "the prompt has no tokens"),
         (Request::new(vec![300], config.clone()), "token id 300"),
         (Request::new(prompt(49, 1), config.clone()), "the prompt has 49 tokens"),
         (Request { logprobs: Some(2), ..beams }, "log-probabilities are available"),
     ] {
         let error = scheduler.submit(request).unwrap_err();
-        assert!(error.is_usage() && error.to_string().starts_with(what), "{error}");
+        assert!(error.is_usage() && error.to_string().starts_with(message), "{error}");
     }
 }
 
-/// A request for no tokens, one that is cancelled while it waits, one while it is computed, one while it runs, one that is over.
+/// Requests can end without tokens, while waiting, during prefill, while running, or after the end.
 #[test]
-fn requests_end_at_any_time() {
+fn requests_can_end_in_any_state() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 9, ..GenerationConfig::default() };
-    let none = GenerationConfig { max_new_tokens: 0, num_return_sequences: 1, ..config.clone() };
+    let no_tokens = GenerationConfig { max_new_tokens: 0, num_return_sequences: 1, ..config.clone() };
     let mut scheduler = scheduler(&model, options(2, 100, 10));
-    let empty = scheduler.submit(Request::new(prompt(3, 1), none)).unwrap();
+    let empty = scheduler.submit(Request::new(prompt(3, 1), no_tokens)).unwrap();
     let [running, computed, waiting] = [(2, 1), (30, 2), (3, 3)]
         .map(|(length, seed)| scheduler.submit(Request::new(prompt(length, seed), config.clone())).unwrap());
-    let mut texts = Texts::new();
+    let mut texts = Completions::new();
     collect(&mut texts, scheduler.step().into_result().unwrap());
     assert_eq!(texts[&(empty, 0)].reason, Some(StopReason::MaxNewTokens));
     assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
     for id in [waiting, computed, running] {
         assert!(scheduler.cancel(id));
-        assert!(!scheduler.cancel(id), "it is gone");
+        assert!(!scheduler.cancel(id), "it no longer exists");
     }
     assert!(!scheduler.cancel(empty) && scheduler.is_idle());
     assert_eq!((scheduler.step().into_result().unwrap().len(), scheduler.kv_tokens_in_use()), (0, 0));
 }
 
-/// The time of a text is that of the caller's clock, from the step in which its prompt is begun.
+/// The caller's clock measures the time of a completion, from the step that begins its prefill.
 #[test]
-fn a_time_is_counted_by_the_callers_clock() {
+fn time_limit_uses_the_callers_clock() {
     let model = tiny();
     let config = GenerationConfig { max_new_tokens: 30, max_time: Some(3.5), ..GenerationConfig::default() };
     let mut scheduler = scheduler(&model, options(2, 200, 48));
-    let without = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
-    let mut texts = Texts::new();
+    let clockless = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
+    let mut texts = Completions::new();
     run(&mut scheduler, &mut texts);
-    assert!(texts[&(without, 0)].error.as_ref().unwrap().contains("clock"));
-    // A second passes at every look: one when the text begins, one for each token.
+    assert!(texts[&(clockless, 0)].error.as_ref().unwrap().contains("clock"));
+    // The clock advances by a second at each call: once when the sequence begins, and once for each token.
     let seconds = Arc::new(std::sync::atomic::AtomicU64::new(0));
     scheduler.set_clock(Arc::new(move || Duration::from_secs(seconds.fetch_add(1, Ordering::SeqCst))));
-    // The time of one does not end another.
+    // The time limit of one request does not end another.
     for _ in 0..2 {
-        let with = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
+        let timed = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
         run(&mut scheduler, &mut texts);
-        assert_eq!((texts[&(with, 0)].ids.len(), texts[&(with, 0)].reason), (4, Some(StopReason::MaxTime)));
+        assert_eq!((texts[&(timed, 0)].ids.len(), texts[&(timed, 0)].reason), (4, Some(StopReason::MaxTime)));
     }
 }
 
-/// An owned scheduler holds its tokenizer, and goes to another thread.
+/// A scheduler that owns its tokenizer can move to another thread.
 #[test]
-fn a_scheduler_is_owned_and_gives_text() {
-    let tokenizer = Arc::new(load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap());
+fn owned_scheduler_moves_to_another_thread() {
+    let tokenizer = Arc::new(load_tokenizer(fixture_path("tiny-checkpoint")).unwrap());
     let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
     let mut scheduler: Scheduler =
         Scheduler::new(&tiny(), Some(Arc::clone(&tokenizer)), options(2, 100, 48)).unwrap();
-    let made = std::thread::spawn(move || {
+    let thread = std::thread::spawn(move || {
         scheduler.submit(Request::new(prompt(4, 1), config)).unwrap();
         let (mut whole, mut ids) = (String::new(), Vec::new());
         while !scheduler.is_idle() {
@@ -524,14 +541,14 @@ fn a_scheduler_is_owned_and_gives_text() {
         }
         (whole, ids)
     });
-    let (text, ids) = made.join().unwrap();
+    let (text, ids) = thread.join().unwrap();
     assert_eq!(ids.len(), 20);
     assert_eq!(text, tokenizer.decode(&ids, true).unwrap());
 }
 
-/// What a step did before the device failed comes with the failure, and nothing is left for a later one.
+/// A failed step returns the events before the failure and leaves no events for a later step.
 #[test]
-fn a_step_that_fails_tells_its_events_too() {
+fn failed_step_returns_its_earlier_events() {
     let mut scheduler = scheduler(&tiny(), options(2, 100, 48));
     let config = |max_new_tokens| GenerationConfig { max_new_tokens, ..GenerationConfig::default() };
     let without_tokens = scheduler.submit(Request::new(prompt(3, 1), config(0))).unwrap();
@@ -542,10 +559,12 @@ fn a_step_that_fails_tells_its_events_too() {
     assert!(scheduler.step().into_result().unwrap().is_empty());
 }
 
-/// Searches come by the same door as other requests, and are what their functions give, beside texts token by token and alone.
+/// Searches are submitted like other requests and return the results of their functions.
+///
+/// They run alone or together with completions that are decoded token by token.
 #[test]
-fn searches_are_requests_like_others() {
-    let (model, onward) = (tiny(), || ControlFlow::Continue(()));
+fn searches_run_as_requests() {
+    let (model, keep_going) = (tiny(), || ControlFlow::Continue(()));
     let config = |num_beams, penalty_alpha| GenerationConfig {
         num_beams,
         num_return_sequences: num_beams,
@@ -562,23 +581,23 @@ fn searches_are_requests_like_others() {
         .map(|(config, seed)| scheduler.submit(Request::new(prompt(5, seed), config.clone())).unwrap())
         .collect();
     assert!(scheduler.cancel(ids[3]) && !scheduler.is_idle());
-    let (mut found, mut written) = (BTreeMap::new(), Vec::new());
+    let (mut found, mut tokens) = (BTreeMap::new(), Vec::new());
     while !scheduler.is_idle() {
         for event in scheduler.step().into_result().unwrap() {
             match event {
                 Event::Found { request, texts } => _ = found.insert(request, texts),
-                Event::Token { id, .. } => written.push(id),
+                Event::Token { id, .. } => tokens.push(id),
                 Event::Begun { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
     }
-    let expected = beam_search(&model, &prompt(5, 1), &beams, &[], None, &onward).unwrap();
-    let told: Vec<_> = found[&ids[0]].iter().map(|text| (&text.ids, text.score)).collect();
-    assert_eq!(told, expected.iter().map(|text| (&text.ids, Some(text.score))).collect::<Vec<_>>());
+    let expected = beam_search(&model, &prompt(5, 1), &beams, &[], None, &keep_going).unwrap();
+    let results: Vec<_> = found[&ids[0]].iter().map(|text| (&text.ids, text.score)).collect();
+    assert_eq!(results, expected.iter().map(|text| (&text.ids, Some(text.score))).collect::<Vec<_>>());
     let (expected, reason) =
-        contrastive_search(&model, &prompt(5, 3), &contrastive, &[], None, &onward).unwrap();
+        contrastive_search(&model, &prompt(5, 3), &contrastive, &[], None, &keep_going).unwrap();
     assert!(matches!(&found[&ids[2]][..], [text] if text.ids == expected && text.stop_reason == reason));
     let alone = TokenGenerator::new(&model, &prompt(5, 2), &greedy).unwrap();
-    assert_eq!((written, found.len()), (alone.map(Result::unwrap).collect(), 2));
+    assert_eq!((tokens, found.len()), (alone.map(Result::unwrap).collect(), 2));
 }

@@ -1,4 +1,4 @@
-//! Scores in pieces and in batches are those of whole windows and of single texts.
+//! Piecewise and batched scores equal those of whole windows and single sequences.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -8,23 +8,25 @@ use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_generation::{score, score_continuations};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
-/// The same f32 arithmetic in another order of summation, on log-probabilities.
+/// Tolerance for log-probabilities from the same f32 arithmetic in another order of summation.
 const SAME: f64 = 2e-5;
-/// The same bits of logits, whose exponentials are added in f64 in another order; other bits are farther apart by far.
+/// Tolerance for identical logits whose exponentials are added in f64 in another order.
+///
+/// Different logits would exceed it by far.
 const SAME_LOGITS: f64 = 1e-11;
 
-/// The model inside the program: its context of 512 tokens is longer than a piece of the head's rows.
+/// Loads the built-in model, whose context of 512 tokens exceeds a piece of the head's rows.
 fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
-    Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
+    Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
 }
 
 fn ids(count: u32, seed: u32) -> Vec<u32> {
     (0..count).map(|index| (index * 131 + seed * 7 + index * index % 57) % 1000).collect()
 }
 
-/// The logits after every token of a window.
+/// Returns the logits after every token of a window.
 fn logits(model: &Gpt2LMHeadModel, window: &[u32]) -> Vec<Vec<f32>> {
     let window = Tensor::from_slice(window, (1, window.len()), &Device::Cpu).unwrap();
     let logits = model.forward_with(&window, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap();
@@ -37,9 +39,11 @@ fn log_probability(logits: &[f32], id: u32) -> f64 {
     f64::from(logits[id as usize]) - (largest + sum.ln())
 }
 
-/// Windows of all kinds: in one piece and in several, with a single new token at the end, with one new token each.
+/// Covers windows of one and of several pieces.
+///
+/// Some sequences end with a single new token, or have one new token in each window.
 #[test]
-fn a_text_in_pieces_has_the_logits_of_whole_windows() {
+fn piecewise_scores_equal_whole_windows() {
     for dtype in [WeightDType::F32, WeightDType::Q8] {
         let model = built_in(dtype);
         for (count, stride) in [(512, 256), (800, 512), (770, 256), (513, 1), (1000, 200), (2, 5)] {
@@ -78,9 +82,11 @@ fn a_text_in_pieces_has_the_logits_of_whole_windows() {
     }
 }
 
-/// Continuations of all lengths, more of them than a batch takes, each as after the prompt alone, and the same bits in any company.
+/// Continuations in a batch score the same as alone, bit for bit.
+///
+/// They have many lengths and exceed the size of a batch.
 #[test]
-fn continuations_in_batches_score_as_alone() {
+fn batched_continuations_score_as_alone() {
     let model = built_in(WeightDType::F32);
     for (prompt_len, lengths) in
         [(20, vec![1, 2, 9, 3, 1, 30]), (1, vec![2; 40]), (200, vec![50, 57, 1, 20]), (5, vec![1, 1])]
@@ -109,7 +115,7 @@ fn continuations_in_batches_score_as_alone() {
             assert_eq!((found.logprobs.len(), found.is_greedy), (continuation.len(), is_greedy));
         }
     }
-    // What greedy search writes is greedy, and a longer one beside it changes nothing.
+    // The greedy continuation is reported as greedy, and a longer one in the batch has no effect.
     let prompt = ids(12, 4);
     let best = |ids: &[u32]| -> u32 {
         let last = logits(&model, ids).pop().unwrap();
@@ -122,7 +128,7 @@ fn continuations_in_batches_score_as_alone() {
     let found = score_continuations(&model, &prompt, &others, &|| ()).unwrap();
     for (index, other) in others.iter().enumerate() {
         let alone = score_continuations(&model, &prompt, std::slice::from_ref(other), &|| ()).unwrap();
-        assert_eq!(alone, found[index..=index], "the same bits alone");
+        assert_eq!(alone, found[index..=index], "bit-identical to the single one");
     }
     assert_eq!(found.iter().map(|found| found.is_greedy).collect::<Vec<_>>()[..2], [true, true]);
     assert!((found[0].sum() - (found[2].logprobs[0] + found[2].logprobs[1])).abs() < SAME);

@@ -1,4 +1,4 @@
-//! Beam search, beams in groups and contrastive search against transformers, on the tiny checkpoint.
+//! Beam search, diverse beam search and contrastive search against transformers, on a tiny checkpoint.
 
 use std::ops::ControlFlow;
 
@@ -12,14 +12,11 @@ use candle_gpt2_testing::{fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::{Value, json};
 
-/// Scores of two f32 computations.
+/// Tolerance between the scores of two f32 computations.
 const SCORE: f64 = 1e-4;
 
 fn tiny() -> Gpt2LMHeadModel {
-    Checkpoint::open(&fixture_path("tiny-checkpoint"))
-        .unwrap()
-        .load(&LoadOptions::default(), &|_| ())
-        .unwrap()
+    Checkpoint::open(fixture_path("tiny-checkpoint")).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap()
 }
 
 fn config(options: &Value) -> GenerationConfig {
@@ -56,8 +53,10 @@ fn assert_beams_equal(cases: &Value, at_least: usize) {
     }
 }
 
-/// The ids as the reference shows them: with groups it puts the first end-of-text token in the place of whichever it
-/// was. Ours keeps the token.
+/// Returns the ids as the reference shows them.
+///
+/// With groups, the reference replaces every final end-of-text token by the first one. This crate keeps
+/// the token.
 fn shown_ids(ids: &[u32], config: &GenerationConfig) -> Vec<u32> {
     let mut ids = ids.to_vec();
     if config.num_beam_groups > 1
@@ -68,19 +67,19 @@ fn shown_ids(ids: &[u32], config: &GenerationConfig) -> Vec<u32> {
     ids
 }
 
-/// 36 searches: lengths rewarded and punished, every way of stopping, several ends of texts, with processors.
+/// Compares 36 searches: length penalties, all stop conditions, several end-of-text tokens, processors.
 #[test]
-fn beams_equal_those_of_transformers() {
+fn beam_search_equals_transformers() {
     assert_beams_equal(&json_fixture("generation")["beams"], 36);
 }
 
 #[test]
-fn groups_of_beams_equal_those_of_transformers() {
+fn diverse_beam_search_equals_transformers() {
     assert_beams_equal(&json_fixture("generation_4_49")["groups"], 18);
 }
 
 #[test]
-fn contrastive_search_equals_that_of_transformers() {
+fn contrastive_search_equals_transformers() {
     let model = tiny();
     let fixture = json_fixture("generation_4_49");
     let cases = fixture["contrastive"].as_array().unwrap();
@@ -98,9 +97,9 @@ fn contrastive_search_equals_that_of_transformers() {
     }
 }
 
-/// With beams for every text there is, the search is exhaustive: its best text is the most probable of all.
+/// With a beam for every prefix, the search is exhaustive and finds the most probable completion.
 #[test]
-fn beams_for_every_text_find_the_most_probable() {
+fn exhaustive_beams_find_the_most_probable_completion() {
     let model = tiny();
     let allowed = [10u32, 20, 30];
     let only = LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| allowed.to_vec()));
@@ -124,7 +123,7 @@ fn beams_for_every_text_find_the_most_probable() {
     assert!((found[0].score - best.0 / 3.0).abs() < SCORE, "{} {}", found[0].score, best.0 / 3.0);
 }
 
-/// Log-probability of a text after `[1, 2]` where only some tokens can follow, without any search.
+/// Computes the log-probability of a completion of `[1, 2]` from allowed tokens, without a search.
 fn probability_among(model: &Gpt2LMHeadModel, allowed: &[u32], text: &[u32]) -> f64 {
     let mut sum = 0.0;
     for count in 0..text.len() {
@@ -141,12 +140,13 @@ fn probability_among(model: &Gpt2LMHeadModel, allowed: &[u32], text: &[u32]) -> 
 }
 
 #[test]
-fn searches_end_with_the_context() {
+fn searches_stop_at_the_context_limit() {
     let model = tiny();
     let prompt = [7u32; 46];
     let beams = config(&json!({"num_beams": 2, "max_new_tokens": 9}));
     let found = beam_search(&model, &prompt, &beams, &[], None, &|| ControlFlow::Continue(())).unwrap();
-    // 48 positions: 46 of the prompt, two of tokens that are read again, one more that is not.
+    // 48 positions: 46 for the prompt and two for tokens that are read. One more token is generated but
+    // not read.
     assert_eq!((found[0].ids.len(), found[0].stop_reason), (3, StopReason::Context));
     let contrastive = config(&json!({"penalty_alpha": 0.5, "top_k": 3, "max_new_tokens": 9}));
     let (found, reason) =
@@ -155,7 +155,7 @@ fn searches_end_with_the_context() {
 }
 
 #[test]
-fn each_search_refuses_the_options_of_another() {
+fn searches_reject_the_options_of_other_methods() {
     let model = tiny();
     let (beams, contrastive) = (json!({"num_beams": 2}), json!({"penalty_alpha": 0.5}));
     let is_conflict = |error: GenerationError| matches!(error, GenerationError::Conflict { .. });
@@ -176,30 +176,30 @@ fn each_search_refuses_the_options_of_another() {
     }
 }
 
-/// What an interrupt leaves is the best so far.
+/// An interrupted search returns its best completions so far.
 #[test]
 fn searches_can_be_interrupted() {
     let model = tiny();
     let steps = std::cell::Cell::new(0);
-    let third = || {
+    let interrupt = || {
         steps.set(steps.get() + 1);
         if steps.get() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let beams = config(&json!({"num_beams": 3, "max_new_tokens": 20}));
-    let found = beam_search(&model, &[1, 2], &beams, &[], None, &third).unwrap();
+    let found = beam_search(&model, &[1, 2], &beams, &[], None, &interrupt).unwrap();
     assert_eq!(found[0].stop_reason, StopReason::Interrupted);
     assert!((3..=4).contains(&found[0].ids.len()), "{found:?}");
     steps.set(0);
     let contrastive = config(&json!({"penalty_alpha": 0.5, "max_new_tokens": 20}));
-    let (ids, reason) = contrastive_search(&model, &[1, 2], &contrastive, &[], None, &third).unwrap();
+    let (ids, reason) = contrastive_search(&model, &[1, 2], &contrastive, &[], None, &interrupt).unwrap();
     assert_eq!((ids.len(), reason), (3, StopReason::Interrupted));
 }
 
-/// A beam without a token to go on with leaves its place; only when none is left there is no text.
+/// A beam that cannot continue is dropped; the search fails only if no beam remains.
 #[test]
-fn a_beam_that_cannot_go_on_does_not_end_the_search() {
+fn dead_beam_does_not_end_the_search() {
     let model = tiny();
-    // After 10 nothing may follow, after 20 and 30 each other may.
+    // No token may follow 10, while 20 and 30 may follow each other.
     let allowed = AllowedTokens::new(|history| match history.generated().last() {
         None => vec![10, 20, 30],
         Some(20) => vec![30],

@@ -1,4 +1,4 @@
-//! Scores of many sequences at once: those of each sequence by itself, and the same bits in any company.
+//! Scores of many sequences: close to those of each sequence alone, and bit-identical in any batch.
 
 use std::path::Path;
 
@@ -10,27 +10,29 @@ use candle_gpt2_generation::{
 use candle_gpt2_testing::{CheckpointFolder, Fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 
-/// The same arithmetic in f32, in another order of summation and with keys and values as they are: on log-probabilities.
+/// Tolerance for log-probabilities from the same f32 arithmetic in another order of summation.
+///
+/// Keys and values are not rounded.
 const SAME: f64 = 1e-5;
 const WEIGHT_TYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::F16, WeightDType::Q8];
 
-/// The model inside the program, with a context of 512 tokens.
+/// Loads the built-in model, which has a context of 512 tokens.
 fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
-    Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
+    Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap()
 }
 
 fn ids(count: usize, seed: u32) -> Vec<u32> {
     (0..).take(count).map(|index: u32| (index * 131 + seed * 37 + index * index % 57) % 1000).collect()
 }
 
-/// A sequence of so many tokens after the beginning of another, scored from `first` on.
-fn after(beginning: &[u32], rest: usize, seed: u32, first: usize) -> Sequence {
-    Sequence { ids: [beginning, &ids(rest, seed)].concat(), first }
+/// Creates a sequence of `rest` tokens after a prefix, scored from token `first`.
+fn after(prefix: &[u32], rest: usize, seed: u32, first: usize) -> Sequence {
+    Sequence { ids: [prefix, &ids(rest, seed)].concat(), first }
 }
 
-/// Groups of all kinds, for a context of 512 tokens.
+/// Creates groups of all kinds, for a context of 512 tokens.
 fn groups() -> Vec<Vec<Sequence>> {
     let context = |count| ids(count, 1);
     let choices = |count, lengths: &[usize]| -> Vec<Sequence> {
@@ -40,26 +42,27 @@ fn groups() -> Vec<Vec<Sequence>> {
     vec![
         choices(20, &[5, 9, 3, 30]),
         choices(21, &[5, 9, 3, 30]),
-        // Single tokens: nothing is read after the context.
+        // Single tokens, so that nothing is read after the context.
         choices(40, &[1, 1, 1]),
         choices(3, &[1, 2, 1, 17]),
         vec![],
-        // One sequence: a word at the end, a window, one that is scored from its second token on, the shortest that there is.
+        // Single sequences: a word at the end, a window, one scored from its second token, and the shortest
+        // possible one.
         vec![after(&context(80), 2, 3, 80)],
         vec![after(&[], 513, 4, 257)],
         vec![after(&[], 200, 5, 1)],
         vec![after(&[7], 1, 5, 1)],
-        // Twice the same, and one that begins with all of another.
+        // A duplicated sequence, and one that extends it.
         vec![after(&context(9), 6, 2, 9), after(&context(9), 6, 2, 9), after(&context(9), 12, 2, 9)],
-        // Nothing in common.
+        // Sequences without a common prefix.
         vec![after(&[1], 12, 2, 1), after(&[2], 15, 3, 1)],
-        // Scored within what is common, each from another token on.
+        // Scores that start at different tokens, most of them inside the common prefix.
         vec![after(&context(30), 4, 2, 10), after(&context(30), 7, 3, 1), after(&context(30), 2, 4, 31)],
-        // As long as the context, beside shorter ones.
+        // Sequences that fill the context, next to shorter ones.
         choices(400, &[113, 3, 113, 20]),
         choices(511, &[2, 1]),
         choices(200, &[313]),
-        // Contexts that differ in one token, and what is scored is the same: Winogrande's.
+        // Contexts that differ before the same scored tokens, as in Winogrande.
         vec![
             after(&[&context(10)[..], &[3]].concat(), 8, 9, 11),
             after(&[&context(10)[..], &[4, 5]].concat(), 8, 9, 12),
@@ -75,13 +78,13 @@ fn references(groups: &[Vec<Sequence>]) -> Vec<Vec<&Sequence>> {
     groups.iter().map(|group| group.iter().collect()).collect()
 }
 
-/// The scores of a sequence whose tokens are read by one pass.
+/// Scores a sequence with a single pass over its tokens.
 fn naive(model: &Gpt2LMHeadModel, Sequence { ids, first }: &Sequence) -> Vec<TokenScore> {
     let logits = logits(model, &ids[..ids.len() - 1]);
     (*first..ids.len()).map(|position| score(&logits[position - 1], ids[position])).collect()
 }
 
-/// The score of a token by the library's exponential function, added up in order.
+/// Scores a token with the standard library's exponential function and a sequential sum.
 fn score(logits: &[f32], id: u32) -> TokenScore {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - f64::from(largest)).exp()).sum();
@@ -89,7 +92,7 @@ fn score(logits: &[f32], id: u32) -> TokenScore {
     TokenScore { logprob, is_greedy: logits.iter().position(|logit| *logit == largest) == Some(id as usize) }
 }
 
-/// The logits after every token, read through a cache.
+/// Returns the logits after every token, read through a KV cache.
 fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<Vec<f32>> {
     let mut cache = model.new_cache(1, ids.len()).unwrap();
     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap();
@@ -99,7 +102,7 @@ fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn sequences_score_as_each_by_itself() {
+fn grouped_sequences_score_as_alone() {
     for dtype in WEIGHT_TYPES {
         let model = built_in(dtype);
         let groups = groups();
@@ -126,9 +129,9 @@ fn sequences_score_as_each_by_itself() {
     }
 }
 
-/// Alone, in another order, beside copies of itself in many passes: the same bits.
+/// A group has the same scores alone, in another order, and next to its own copies in many passes.
 #[test]
-fn a_group_scores_the_same_in_any_company() {
+fn group_scores_do_not_depend_on_other_groups() {
     for dtype in WEIGHT_TYPES {
         let model = built_in(dtype);
         let groups = groups();
@@ -146,8 +149,8 @@ fn a_group_scores_the_same_in_any_company() {
         let expected: Vec<_> = together.iter().cycle().take(many.len()).cloned().collect();
         assert_eq!(scored(&model, &many), expected, "{dtype:?}: in many passes");
         for (group, expected) in groups.iter().zip(&together) {
-            let turned: Vec<&Sequence> = group.iter().rev().copied().collect();
-            let mut found = scored(&model, &[turned]);
+            let reversed: Vec<&Sequence> = group.iter().rev().copied().collect();
+            let mut found = scored(&model, &[reversed]);
             found[0].reverse();
             assert_eq!(found[0], *expected, "{dtype:?}: sequences of a group in another order");
         }
@@ -155,8 +158,8 @@ fn a_group_scores_the_same_in_any_company() {
 }
 
 #[test]
-fn of_equally_probable_tokens_the_first_is_greedy() {
-    // Without weights all tokens are equally probable.
+fn first_of_equally_probable_tokens_is_greedy() {
+    // Without weights, all tokens are equally probable.
     let config = Gpt2Config::from_json(
         r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 5, "n_embd": 6, "n_layer": 2, "n_head": 3}"#,
     );
@@ -174,21 +177,21 @@ fn of_equally_probable_tokens_the_first_is_greedy() {
 }
 
 #[test]
-fn what_cannot_be_scored_is_named() {
+fn invalid_sequences_are_reported() {
     let model = built_in(WeightDType::F32);
     assert!(scored(&model, &[]).is_empty());
     assert_eq!(scored(&model, &[vec![], vec![]]), [vec![], vec![]] as [Vec<Vec<TokenScore>>; 2]);
     let good = after(&[], 20, 1, 1);
     for (bad, message) in [
-        (Sequence { ids: vec![], first: 1 }, "0 tokens are to be scored from token 1 on"),
-        (Sequence { ids: vec![1, 2, 3], first: 0 }, "3 tokens are to be scored from token 0 on"),
-        (Sequence { ids: vec![1, 2, 3], first: 3 }, "3 tokens are to be scored from token 3 on"),
-        (Sequence { ids: vec![1, 2, 3], first: usize::MAX }, "the first has nothing before it"),
+        (Sequence { ids: vec![], first: 1 }, "cannot score a sequence of 0 tokens from index 1"),
+        (Sequence { ids: vec![1, 2, 3], first: 0 }, "cannot score a sequence of 3 tokens from index 0"),
+        (Sequence { ids: vec![1, 2, 3], first: 3 }, "cannot score a sequence of 3 tokens from index 3"),
+        (Sequence { ids: vec![1, 2, 3], first: usize::MAX }, "the index must be at least 1"),
         (
             after(&[], 514, 1, 1),
-            "a sequence has 513 tokens to read, the model's context 512; shorten it by 1",
+            "the sequence needs 513 positions, but the model's context has 512; shorten it by 1",
         ),
-        (Sequence { ids: vec![1, 2, 5000], first: 1 }, "token id 5000 (number 3"),
+        (Sequence { ids: vec![1, 2, 5000], first: 1 }, "token id 5000 (token 3"),
     ] {
         let error = score_sequences(&model, &[vec![&good], vec![&good, &bad]]).unwrap_err();
         assert!(error.is_usage() && matches!(error, GenerationError::Sequence { group: 2, number: 2, .. }));
@@ -206,9 +209,9 @@ fn what_cannot_be_scored_is_named() {
     assert!(matches!(diverge(&broken, &broken, &short.ids, 1).unwrap_err(), GenerationError::NotFinite));
 }
 
-/// Small models of transformers with its logits for two rows of tokens.
+/// Compares with transformers' logits of small models for two rows of tokens.
 #[test]
-fn scores_are_those_of_transformers() {
+fn scores_equal_transformers() {
     for case in ["gelu_new", "inverse_layer_scale", "odd_head", "untied", "one_layer"] {
         let fixture = Fixture::open(&format!("gpt2/{case}"));
         let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
@@ -234,7 +237,7 @@ fn scores_are_those_of_transformers() {
 }
 
 #[test]
-fn a_divergence_is_that_of_the_definition() {
+fn divergence_equals_its_definition() {
     let (base, other) = (built_in(WeightDType::F32), built_in(WeightDType::Q8));
     for (count, first) in [(2, 1), (150, 1), (200, 100), (513, 512)] {
         let ids = ids(count, 3);
@@ -264,7 +267,7 @@ fn a_divergence_is_that_of_the_definition() {
 }
 
 #[test]
-fn a_model_has_no_divergence_from_itself() {
+fn model_does_not_diverge_from_itself() {
     for dtype in WEIGHT_TYPES {
         let model = built_in(dtype);
         let ids = ids(513, 2);
@@ -272,41 +275,41 @@ fn a_model_has_no_divergence_from_itself() {
         assert_eq!(found.len(), 512);
         assert!(found.iter().all(|found| found.kl == 0.0 && found.same_top), "{dtype:?}");
         assert!(found.iter().all(|found| found.base_logprob == found.logprob), "{dtype:?}");
-        // Scores of the same tokens, from another pass.
+        // The scores of the same tokens come from a different pass.
         let scores = scored(&model, &[vec![&Sequence { ids: ids.clone(), first: 1 }]]).remove(0).remove(0);
         assert!(found.iter().zip(scores).all(|(found, score)| found.logprob == score.logprob), "{dtype:?}");
     }
 }
 
 #[test]
-fn the_type_of_keys_and_values_counts_as_divergence() {
+fn kv_cache_dtype_causes_divergence() {
     let model = built_in(WeightDType::F32);
     let rounded = model.clone().with_kv_dtype(KvDType::Q8);
     let mean = |base: &Gpt2LMHeadModel, other: &Gpt2LMHeadModel| {
         let found = diverge(base, other, &ids(200, 2), 100).unwrap();
         found.iter().map(|found| found.kl).sum::<f64>() / found.len() as f64
     };
-    let (there, back) = (mean(&model, &rounded), mean(&rounded, &model));
-    assert!(there > 1e-9 && there < 1e-2, "{there}");
-    // Of near distributions the divergence is nearly symmetric, and it is not exactly.
-    assert!(there != back && (there / back - 1.0).abs() < 0.2, "{there} and {back}");
+    let (forward, reverse) = (mean(&model, &rounded), mean(&rounded, &model));
+    assert!(forward > 1e-9 && forward < 1e-2, "{forward}");
+    // For similar distributions, the divergence is nearly symmetric, but not exactly.
+    assert!(forward != reverse && (forward / reverse - 1.0).abs() < 0.2, "{forward} and {reverse}");
 }
 
 #[test]
-fn what_cannot_be_compared_is_named() {
+fn invalid_comparisons_are_rejected() {
     let model = built_in(WeightDType::F32);
     let tiny = CheckpointFolder::tiny();
     let tiny = Checkpoint::open(tiny.path()).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
-    let refused =
+    let rejection =
         |other: &Gpt2LMHeadModel, ids: &[u32], first: usize| diverge(&model, other, ids, first).unwrap_err();
-    let error = refused(&tiny, &[1, 2], 1);
+    let error = rejection(&tiny, &[1, 2], 1);
     assert!(matches!(error, GenerationError::OtherVocabulary { found: 300, .. }) && error.is_usage());
     let tokens = ids(514, 1);
-    let error = refused(&model, &tokens, 1);
+    let error = rejection(&model, &tokens, 1);
     assert!(matches!(error, GenerationError::SequenceTooLong { tokens: 513, n_positions: 512 }), "{error}");
     for (ids, first) in [(&tokens[..0], 1), (&tokens[..1], 1), (&tokens[..5], 0), (&tokens[..5], 5)] {
-        let error = refused(&model, ids, first);
+        let error = rejection(&model, ids, first);
         assert!(matches!(error, GenerationError::NothingToScore { .. }) && error.is_usage(), "{error}");
     }
-    assert!(matches!(refused(&model, &[1, 5000], 1), GenerationError::IdBeyondVocabulary { id: 5000, .. }));
+    assert!(matches!(rejection(&model, &[1, 5000], 1), GenerationError::IdBeyondVocabulary { id: 5000, .. }));
 }

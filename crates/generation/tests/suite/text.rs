@@ -1,21 +1,21 @@
-//! Text from ids as they come: whole characters, whole words up to a stop string.
+//! Streaming of text: whole characters only, and everything before a stop string.
 
 use candle_gpt2_generation::{GenerationConfig, StopReason, TextGenerator, TextStream};
 use candle_gpt2_testing::fixture_path;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, load_tokenizer};
 
 fn tokenizer() -> Tokenizer {
-    load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap()
+    load_tokenizer(fixture_path("tiny-checkpoint")).unwrap()
 }
 
-/// Characters of two, three and four bytes, split over tokens of one byte each.
+/// Splits characters of two, three and four bytes into tokens of one byte each.
 #[test]
-fn streamed_text_never_shows_a_part_of_a_character() {
+fn streaming_never_emits_partial_characters() {
     let tokenizer = tokenizer();
     let text =
         "naïve 日本語 🤗🤗 — £5 and a tail that is long enough to move the window several times over 🤗 é";
     let ids = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
-    assert!(ids.len() > 60, "the text passes the window");
+    assert!(ids.len() > 60, "the text is longer than the window");
     let mut stream = TextStream::new(&tokenizer);
     let mut streamed = String::new();
     for id in ids {
@@ -28,9 +28,9 @@ fn streamed_text_never_shows_a_part_of_a_character() {
     assert_eq!(streamed, text);
 }
 
-/// Bytes that are no character decode as transformers decodes them, wherever the window stands.
+/// Invalid bytes decode as in transformers, at any position of the window.
 #[test]
-fn streamed_text_equals_the_decoded_whole_for_any_ids() {
+fn streamed_text_equals_whole_decoding_for_any_ids() {
     let tokenizer = tokenizer();
     for seed in 0..40u32 {
         let ids: Vec<u32> =
@@ -42,7 +42,7 @@ fn streamed_text_equals_the_decoded_whole_for_any_ids() {
     }
 }
 
-/// The stream of `text`, token by token, with stop strings; the pieces as they came.
+/// Streams `text` token by token, with stop strings; returns the pieces and whether it was stopped.
 fn pieces(text: &str, stop_strings: &[&str]) -> (Vec<String>, bool) {
     let tokenizer = tokenizer();
     let stop_strings: Vec<String> = stop_strings.iter().map(ToString::to_string).collect();
@@ -56,9 +56,9 @@ fn pieces(text: &str, stop_strings: &[&str]) -> (Vec<String>, bool) {
     (pieces, is_stopped)
 }
 
-/// karpathy/nanoGPT#196: a stop string ends a text wherever its tokens begin and end, and never shows in part.
+/// Stop strings may span tokens, and never appear in part; see karpathy/nanoGPT#196.
 #[test]
-fn a_text_ends_in_front_of_the_first_stop_string() {
+fn stream_ends_before_the_first_stop_string() {
     let text = "One line.\nUser: what? 🤗 and more";
     for (stop_strings, expected) in [
         (vec!["\nUser:"], "One line."),
@@ -79,7 +79,7 @@ fn a_text_ends_in_front_of_the_first_stop_string() {
 }
 
 #[test]
-fn what_only_begins_like_a_stop_string_is_shown_in_the_end() {
+fn partial_stop_string_is_emitted_at_the_end() {
     let text = "One line.\nUse 🤗";
     for stop_strings in [vec!["\nUser:"], vec!["🤗🤗"], vec!["lines", "ne line.\n\n"], vec![""]] {
         let (pieces, is_stopped) = pieces(text, &stop_strings);
@@ -87,9 +87,11 @@ fn what_only_begins_like_a_stop_string_is_shown_in_the_end() {
     }
 }
 
-/// The same as searching the held text anew with each piece, for strings that begin alike and inside each other.
+/// Compares with a search that starts over for each piece.
+///
+/// The strings have common prefixes and contain each other's parts.
 #[test]
-fn the_search_for_stop_strings_equals_one_that_starts_anew() {
+fn incremental_stop_search_equals_full_search() {
     let tokenizer = tokenizer();
     let ids_of = |text: &str| tokenizer.encode(text, false).unwrap().get_ids().to_vec();
     let parts: Vec<u32> = ["a", "b", "é", "🤗"].iter().flat_map(|text| ids_of(text)).collect();
@@ -105,23 +107,25 @@ fn the_search_for_stop_strings_equals_one_that_starts_anew() {
         let ids: Vec<u32> = (0..30).map(|_| parts[next(parts.len())]).collect();
         let mut plain = TextStream::new(&tokenizer);
         let mut stream = TextStream::new(&tokenizer).with_stop_strings(&stop_strings);
-        let (mut held, mut is_stopped) = (String::new(), false);
+        let (mut pending, mut is_stopped) = (String::new(), false);
         for id in ids {
-            held.push_str(&plain.push(id).unwrap());
-            let found = stop_strings.iter().filter_map(|stop| held.find(stop.as_str())).min();
-            let begun = |start: &usize| stop_strings.iter().any(|stop| stop.starts_with(&held[*start..]));
-            let begun = held.char_indices().map(|(start, _)| start).find(begun).unwrap_or(held.len());
-            let rest = held.split_off(found.unwrap_or(begun));
-            let shown = std::mem::replace(&mut held, rest);
+            pending.push_str(&plain.push(id).unwrap());
+            let found = stop_strings.iter().filter_map(|stop| pending.find(stop.as_str())).min();
+            let partial =
+                |start: &usize| stop_strings.iter().any(|stop| stop.starts_with(&pending[*start..]));
+            let partial =
+                pending.char_indices().map(|(start, _)| start).find(partial).unwrap_or(pending.len());
+            let rest = pending.split_off(found.unwrap_or(partial));
+            let shown = std::mem::replace(&mut pending, rest);
             let expected = if is_stopped { "" } else { &shown };
             assert_eq!(stream.push(id).unwrap(), expected, "{stop_strings:?}");
             is_stopped |= found.is_some();
             assert_eq!(stream.is_stopped(), is_stopped);
             if is_stopped {
-                held.clear();
+                pending.clear();
             }
         }
-        let rest = if is_stopped { String::new() } else { held + &plain.finish().unwrap() };
+        let rest = if is_stopped { String::new() } else { pending + &plain.finish().unwrap() };
         let found = stop_strings.iter().filter_map(|stop| rest.find(stop.as_str())).min();
         assert_eq!(stream.finish().unwrap(), rest[..found.unwrap_or(rest.len())], "{stop_strings:?}");
         stopped += usize::from(is_stopped);
@@ -129,11 +133,11 @@ fn the_search_for_stop_strings_equals_one_that_starts_anew() {
     assert!((50..350).contains(&stopped), "{stopped}");
 }
 
-/// Stop strings taken from the middle of what the model writes, so that they lie across its tokens.
+/// The stop strings are parts of the model's output and span its tokens.
 #[test]
 fn generation_ends_at_a_stop_string() {
     let folder = fixture_path("tiny-checkpoint");
-    let model = Checkpoint::open(&folder).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
+    let model = Checkpoint::open(folder).unwrap().load(&LoadOptions::default(), &|_| ()).unwrap();
     let tokenizer = tokenizer();
     let text = |stop_strings: Vec<String>| {
         let config = GenerationConfig { max_new_tokens: 30, stop_strings, ..GenerationConfig::default() };

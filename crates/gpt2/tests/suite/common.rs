@@ -1,4 +1,4 @@
-//! What several test files of this crate need.
+//! Helpers for several test files of this crate.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_testing::{Fixture, device, dtype};
 use candle_nn::VarBuilder;
 
-/// Loads the model of a fixture, which holds its tensors as transformers saves them, on the device of the tests.
+/// Loads the model of a fixture, which has tensors as saved by transformers, on the test device.
 pub(crate) fn model(fixture: &Fixture) -> Result<Gpt2LMHeadModel> {
     let config =
-        Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).expect("a config that is supported");
+        Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).expect("a supported config");
     from_conv1d(&config, fixture.tensors_below(""))
 }
 
-/// Builds a model from tensors whose linear layers are stored `(in, out)`.
+/// Builds a model from tensors with linear layers stored `(in, out)`.
 pub(crate) fn from_conv1d(config: &Gpt2Config, tensors: HashMap<String, Tensor>) -> Result<Gpt2LMHeadModel> {
     Gpt2LMHeadModel::load(config, VarBuilder::from_tensors(tensors, dtype(), &device()))
 }

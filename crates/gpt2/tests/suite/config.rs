@@ -1,4 +1,4 @@
-//! `config.json`: every key and alias is honoured, and what is not supported is refused by name.
+//! `config.json`: every key and alias takes effect, and unsupported features are rejected by name.
 
 use candle_gpt2::{
     Activation, ConfigError, Gpt2Config, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType,
@@ -19,7 +19,7 @@ fn read(changes: Value) -> Result<Gpt2Config, ConfigError> {
     Gpt2Config::from_json(&config.to_string())
 }
 
-/// Removes `key` from the base configuration and adds others.
+/// Removes `key` from the base configuration and adds the keys in `additions`.
 fn read_without(key: &str, additions: Value) -> Result<Gpt2Config, ConfigError> {
     let mut config = base();
     config.as_object_mut().unwrap().remove(key);
@@ -32,11 +32,11 @@ fn json_of(text: &str) -> Value {
 }
 
 fn message(result: Result<Gpt2Config, ConfigError>) -> String {
-    result.expect_err("a refusal").to_string()
+    result.unwrap_err().to_string()
 }
 
 #[test]
-fn absent_keys_take_the_defaults_of_transformers() {
+fn missing_keys_use_transformers_defaults() {
     let config = read(json!({})).unwrap();
     let expected = Gpt2Config {
         vocab_size: 61,
@@ -53,7 +53,7 @@ fn absent_keys_take_the_defaults_of_transformers() {
 }
 
 #[test]
-fn every_key_is_honoured() {
+fn every_key_takes_effect() {
     let config = read(json!({
         "n_inner": 50, "activation_function": "quick_gelu", "layer_norm_epsilon": 1e-3,
         "scale_attn_weights": false, "scale_attn_by_inverse_layer_idx": true, "reorder_and_upcast_attn": true,
@@ -86,16 +86,12 @@ fn every_key_is_honoured() {
         ..Gpt2Config::gpt2()
     };
     assert_eq!(config, expected);
-    assert_eq!(
-        Gpt2Config::from_json(&config.to_json().to_string()).unwrap(),
-        expected,
-        "written and read again"
-    );
+    assert_eq!(Gpt2Config::from_json(&config.to_json().to_string()).unwrap(), expected, "round trip");
 }
 
-/// serde reads and writes what `from_json` and `to_json` do, with the same errors.
+/// serde reads and writes like `from_json` and `to_json`, with the same errors.
 #[test]
-fn serde_is_the_same_reader() {
+fn serde_matches_from_json_and_to_json() {
     let labels = json!({
         "architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": "no", "1": "yes"}, "eos_token_id": [1, 2],
     });
@@ -113,9 +109,9 @@ fn serde_is_the_same_reader() {
     }
 }
 
-/// Found by fuzzing: numbers were read one unit in the last place beside what the file says.
+/// Found by fuzzing: parsed numbers were off by one unit in the last place.
 #[test]
-fn numbers_are_read_exactly() {
+fn numbers_are_parsed_exactly() {
     for (text, epsilon) in
         [("1e-45", 1e-45), ("5.684341886080802e-14", 5.684341886080802e-14), ("1e-05", 1e-5)]
     {
@@ -138,7 +134,7 @@ fn attention_scales_follow_both_flags() {
 }
 
 #[test]
-fn aliases_are_read_and_must_agree() {
+fn aliases_are_accepted_and_must_agree() {
     for (key, alias, value) in [
         ("n_embd", "hidden_size", 24),
         ("n_positions", "max_position_embeddings", 19),
@@ -150,12 +146,12 @@ fn aliases_are_read_and_must_agree() {
     }
     let found = message(read(json!({"hidden_size": 48})));
     assert_eq!(found, "`n_embd` is 24, but its alias `hidden_size` is 48; remove one of them");
-    // transformers ignores n_ctx where n_positions is there.
+    // transformers ignores `n_ctx` if `n_positions` is present.
     assert_eq!(read(json!({"n_ctx": 512})).unwrap().n_positions, 19);
 }
 
 #[test]
-fn missing_sizes_are_named() {
+fn missing_sizes_are_reported_by_name() {
     for key in ["vocab_size", "n_positions", "n_embd", "n_layer", "n_head"] {
         let found = message(read_without(key, json!({})));
         assert!(found.starts_with(&format!("the key `{key}` is missing")), "{found}");
@@ -164,7 +160,7 @@ fn missing_sizes_are_named() {
 }
 
 #[test]
-fn values_out_of_range_are_refused() {
+fn out_of_range_values_are_rejected() {
     for [changes, expected] in table(
         r#"
 {"n_layer": 0} | `n_layer`: expected a whole number from 1 to 1024, found 0
@@ -179,7 +175,7 @@ fn values_out_of_range_are_refused() {
 {"attn_pdrop": 1.5} | `attn_pdrop`: expected a number from 0 to 1, found 1.5
 {"tie_word_embeddings": "yes"} | `tie_word_embeddings`: expected true or false, found "yes"
 {"scale_attn_weights": null} | `scale_attn_weights`: expected true or false, found null
-{"eos_token_id": "x"} | `eos_token_id`: expected a token id, or a list of them, found "x"
+{"eos_token_id": "x"} | `eos_token_id`: expected a token id or a list of token ids, found "x"
 "#,
     ) {
         assert_eq!(message(read(json_of(changes))), expected);
@@ -187,15 +183,15 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_features_are_rejected_by_name() {
     for [changes, expected] in table(
         r#"
 {"model_type": "llama"} | `model_type` = "llama" is not supported
-{"architectures": ["GPT2ForQuestionAnswering"]} | `architectures` = "GPT2ForQuestionAnswering" is not supported: the known classes are GPT2LMHeadModel,
-{"architectures": ["GPT2DoubleHeadsModel"], "summary_type": "attn"} | `summary_type` = "attn" is not supported: the known ones are cls_index, last, first, mean
-{"architectures": ["GPT2DoubleHeadsModel"], "summary_use_proj": false} | `summary_use_proj` = false is not supported: the head must give one logit for each choice
-{"architectures": ["GPT2ForSequenceClassification"], "problem_type": "ranking"} | `problem_type` = "ranking" is not supported: the known ones are regression,
-{ "architectures": ["GPT2ForSequenceClassification"], "num_labels": 1, "problem_type": "single_label_classification" } | `problem_type` = "single_label_classification" is not supported: one label alone
+{"architectures": ["GPT2ForQuestionAnswering"]} | `architectures` = "GPT2ForQuestionAnswering" is not supported: expected one of GPT2LMHeadModel,
+{"architectures": ["GPT2DoubleHeadsModel"], "summary_type": "attn"} | `summary_type` = "attn" is not supported: expected one of cls_index, last, first, mean
+{"architectures": ["GPT2DoubleHeadsModel"], "summary_use_proj": false} | `summary_use_proj` = false is not supported: the head must output one logit for each choice
+{"architectures": ["GPT2ForSequenceClassification"], "problem_type": "ranking"} | `problem_type` = "ranking" is not supported: expected one of regression,
+{ "architectures": ["GPT2ForSequenceClassification"], "num_labels": 1, "problem_type": "single_label_classification" } | `problem_type` = "single_label_classification" is not supported: a single label
 {"is_encoder_decoder": true} | `is_encoder_decoder` = true is not supported
 {"activation_function": "gelu_fast"} | `activation_function` = "gelu_fast" is not supported
 {"pruned_heads": {"0": [1]}} | `pruned_heads` = {"0":[1]} is not supported
@@ -206,13 +202,13 @@ fn what_is_not_supported_is_refused_by_name() {
         assert!(found.starts_with(expected), "{found}");
     }
     assert!(read(json!({"pruned_heads": {}, "add_cross_attention": false})).is_ok());
-    // What only another head reads is not looked at.
+    // Keys that only other heads read are ignored.
     let other = json!({"summary_type": "attn", "problem_type": "ranking", "id2label": {"3": 4}});
     assert!(read(other).is_ok());
 }
 
 #[test]
-fn labels_are_read_from_any_of_their_keys() {
+fn labels_are_parsed_from_any_of_their_keys() {
     let labels = |keys: Value| {
         let mut keys = keys;
         keys["architectures"] = json!(["GPT2ForTokenClassification"]);
@@ -227,32 +223,32 @@ fn labels_are_read_from_any_of_their_keys() {
     assert_eq!(labels(json!({"label2id": by_name})).unwrap(), twelve);
     assert_eq!(labels(json!({"label2id": {"yes": "1", "no": "0"}})).unwrap(), ["no", "yes"]);
     assert_eq!(labels(json!({"id2label": by_id, "label2id": by_name, "num_labels": 12})).unwrap(), twelve);
-    // What transformers writes where only the names were set.
-    let behind =
+    // The file that transformers writes if only the names were set.
+    let stale =
         json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}});
-    assert_eq!(labels(behind).unwrap(), ["no", "yes"]);
+    assert_eq!(labels(stale).unwrap(), ["no", "yes"]);
     for [keys, expected] in table(
         r#"
 {"id2label": {"0": "no", "1": "yes"}, "num_labels": 3} | `num_labels` is 3, but its alias `id2label` is {"0":"no","1":"yes"}; remove one of them
 {"label2id": {"no": 0}, "num_labels": 2} | `num_labels` is 2, but its alias `label2id` is
-{"id2label": {"0": "no", "2": "yes"}} | `id2label`: expected a name for each number from 0 on
-{"id2label": {"0": 7}} | `id2label`: expected a name for each number from 0 on
-{"label2id": {"no": 0, "yes": 2}} | `label2id`: expected the numbers from 0 on
-{"label2id": {"no": 0, "yes": 0}} | `label2id`: expected the numbers from 0 on
-{"label2id": ["no"]} | `label2id`: expected the numbers from 0 on
-{"id2label": {"0": "no", "1": "no"}} | `id2label`: expected a name of its own for each label
-{"id2label": {}} | `id2label`: expected from 1 to 1048576 labels, found 0
+{"id2label": {"0": "no", "2": "yes"}} | `id2label`: expected a name for each index starting at 0
+{"id2label": {"0": 7}} | `id2label`: expected a name for each index starting at 0
+{"label2id": {"no": 0, "yes": 2}} | `label2id`: expected consecutive indices starting at 0
+{"label2id": {"no": 0, "yes": 0}} | `label2id`: expected consecutive indices starting at 0
+{"label2id": ["no"]} | `label2id`: expected consecutive indices starting at 0
+{"id2label": {"0": "no", "1": "no"}} | `id2label`: expected a unique name for each label
+{"id2label": {}} | `id2label`: expected 1 to 1048576 labels, found 0
 {"num_labels": 2097152} | `num_labels`: expected a whole number from 1 to 1048576
 {"num_labels": 0} | `num_labels`: expected a whole number from 1 to 1048576, found 0
 "#,
     ) {
-        let found = labels(json_of(keys)).expect_err("a refusal").to_string();
+        let found = labels(json_of(keys)).unwrap_err().to_string();
         assert!(found.starts_with(expected), "{found}");
     }
 }
 
 #[test]
-fn heads_are_named_by_the_classes_of_transformers() {
+fn transformers_class_names_select_the_head() {
     let head = |keys: Value| read(keys).unwrap().head;
     assert_eq!(head(json!({})), HeadKind::LanguageModel);
     for (class, kind) in [
@@ -265,8 +261,8 @@ fn heads_are_named_by_the_classes_of_transformers() {
         assert_eq!(head(json!({"architectures": [class]})), kind);
         assert!(class == "GPT2Model" || kind.class_name() == class);
     }
-    for nothing in [json!([]), json!(null)] {
-        assert_eq!(Gpt2Config::named_head(&json!({"architectures": nothing}).to_string()), Ok(None));
+    for unnamed in [json!([]), json!(null)] {
+        assert_eq!(Gpt2Config::named_head(&json!({"architectures": unnamed}).to_string()), Ok(None));
     }
     let named = json!({"architectures": ["GPT2DoubleHeadsModel"]}).to_string();
     assert_eq!(Gpt2Config::named_head(&named), Ok(Some(HeadKind::DoubleHeads)));
@@ -274,14 +270,14 @@ fn heads_are_named_by_the_classes_of_transformers() {
         let found = message(read(json!({"architectures": wrong})));
         assert!(found.starts_with("`architectures`: expected a list of class names"), "{found}");
     }
-    // Who has seen the tensors knows better than a file that names no class.
+    // A caller that knows the tensors overrides a file that names no class.
     let text = base().to_string();
     let config = Gpt2Config::from_json_with_head(&text, HeadKind::SequenceClassification).unwrap();
     assert_eq!((config.head, config.num_labels()), (HeadKind::SequenceClassification, 2));
 }
 
 #[test]
-fn the_keys_of_each_head_are_honoured_and_written() {
+fn head_keys_take_effect_and_round_trip() {
     let sequence = read(json!({
         "architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": "no", "1": "\u{e9}t\u{e9}"},
         "problem_type": "multi_label_classification", "pad_token_id": 60, "add_cross_attention": true,
@@ -304,7 +300,7 @@ fn the_keys_of_each_head_are_honoured_and_written() {
         "summary_activation": "tanh", "summary_first_dropout": 0.2, "summary_last_dropout": 0.3,
     }))
     .unwrap();
-    assert_eq!(double.num_labels(), 0, "its one logit has no name");
+    assert_eq!(double.num_labels(), 0, "its single logit has no label");
     let expected = Summary {
         token: SummaryType::Mean,
         activation: Some(Activation::Tanh),
@@ -314,12 +310,12 @@ fn the_keys_of_each_head_are_honoured_and_written() {
     assert_eq!(double.summary, expected);
     for config in [sequence, token, double] {
         let written = config.to_json().to_string();
-        assert_eq!(Gpt2Config::from_json(&written), Ok(config), "written and read again");
+        assert_eq!(Gpt2Config::from_json(&written), Ok(config), "round trip");
     }
 }
 
 #[test]
-fn one_label_is_a_number_and_several_are_probabilities() {
+fn one_label_is_regression_and_several_are_classification() {
     let problem = |labels: usize| {
         let keys = json!({"architectures": ["GPT2ForSequenceClassification"], "num_labels": labels});
         read(keys).unwrap().problem()
@@ -328,9 +324,9 @@ fn one_label_is_a_number_and_several_are_probabilities() {
     assert_eq!(problem(2), ProblemType::SingleLabelClassification);
 }
 
-/// The numbers of transformers' `num_parameters()` for these sizes, counted by hand from its modules.
+/// Values of transformers' `num_parameters()` for these sizes, counted by hand from its modules.
 #[test]
-fn heads_and_cross_attention_are_counted() {
+fn parameter_counts_include_heads_and_cross_attention() {
     let counts = |keys: Value| ParameterCounts::new(&read(keys).unwrap());
     let block = (24 * 72 + 72) + (24 * 24 + 24) + 2 * 24 * 96 + 96 + 24 + 4 * 24;
     let tied = (61 + 19) * 24 + 2 * block + 2 * 24;
@@ -366,17 +362,17 @@ fn heads_and_cross_attention_are_counted() {
 }
 
 #[test]
-fn text_that_is_no_configuration_is_refused() {
+fn invalid_config_files_are_rejected() {
     assert!(message(Gpt2Config::from_json("<!DOCTYPE html>")).starts_with("not valid JSON"));
     assert!(message(Gpt2Config::from_json("")).starts_with("not valid JSON"));
     assert_eq!(message(Gpt2Config::from_json("[1]")), "expected a JSON object, found a list");
     assert!(Gpt2Config::from_json(&"[".repeat(100_000)).is_err(), "deep nesting ends in an error");
     let with_mark = format!("\u{feff}{}", base());
-    assert!(Gpt2Config::from_json(&with_mark).is_ok(), "a byte order mark is no error");
+    assert!(Gpt2Config::from_json(&with_mark).is_ok(), "a byte order mark is allowed");
 }
 
 #[test]
-fn presets_are_known_by_their_names() {
+fn presets_are_found_by_name() {
     let xl = Gpt2Config::preset("gpt2-xl").unwrap();
     assert_eq!((xl.n_layer, xl.n_head, xl.n_embd, xl.head_dim()), (48, 25, 1600, 64));
     let found = Gpt2Config::preset("gpt3").unwrap_err().to_string();
@@ -386,18 +382,18 @@ fn presets_are_known_by_their_names() {
     );
 }
 
-/// A small configuration without token ids takes those of GPT-2, which its vocabulary does not have.
+/// A small configuration without token IDs defaults to GPT-2's, which its vocabulary lacks.
 #[test]
-fn special_tokens_beyond_the_vocabulary_are_left_out_and_said() {
+fn special_tokens_outside_the_vocabulary_are_dropped_and_noted() {
     let absent = read(json!({})).unwrap();
     assert_eq!((absent.eos_token_id.as_slice(), absent.bos_token_id), (&[50_256][..], Some(50_256)));
     assert_eq!((absent.end_tokens(), absent.start_token()), (vec![], None));
-    let note = "eos_token_id 50256 is beyond the vocabulary of 61 tokens, and ends no text";
+    let note = "eos_token_id 50256 is outside the vocabulary of 61 tokens and is ignored";
     assert_eq!(absent.end_token_note().unwrap(), note);
 
     let some = read(json!({"eos_token_id": [60, 61, 7, 99], "bos_token_id": 60})).unwrap();
     assert_eq!((some.end_tokens(), some.start_token()), (vec![60, 7], Some(60)));
-    assert!(some.end_token_note().unwrap().starts_with("eos_token_id 61, 99 is beyond"), "all are named");
+    assert!(some.end_token_note().unwrap().starts_with("eos_token_id 61, 99 is outside"), "all are named");
 
     for config in [Gpt2Config::gpt2(), read(json!({"eos_token_id": null})).unwrap()] {
         assert_eq!(config.end_tokens(), config.eos_token_id);
@@ -405,9 +401,9 @@ fn special_tokens_beyond_the_vocabulary_are_left_out_and_said() {
     }
 }
 
-/// Fields are open, so a configuration made by hand is checked like one that was read.
+/// Fields are public, so a configuration built in code is validated like a parsed one.
 #[test]
-fn a_configuration_made_by_hand_is_checked() {
+fn config_built_in_code_is_validated() {
     let base = read(json!({})).unwrap();
     assert_eq!(base.check(), Ok(()));
     for (config, expected) in [
@@ -442,7 +438,7 @@ fn a_configuration_made_by_hand_is_checked() {
     ] {
         let found = config.check().unwrap_err().to_string();
         assert!(found.starts_with(expected), "{found}");
-        // What is computed from it ends without a panic all the same.
+        // Derived values still do not panic.
         let _ = (config.head_dim(), config.attention_scale(0), config.inner_width());
         let _ = ParameterCounts::new(&config);
     }
@@ -453,9 +449,9 @@ fn a_configuration_made_by_hand_is_checked() {
     assert_eq!(endless.inner_width(), usize::MAX);
 }
 
-/// Every size is in its range; blocks of 3 · 2^56 parameters can be counted in 64 bits, and not in 32.
+/// Every size is in range. The blocks have 3 · 2^56 parameters, which exceeds 32 bits but not 64.
 #[test]
-fn a_model_that_cannot_be_addressed_is_refused() {
+fn model_larger_than_the_address_space_is_rejected() {
     let sizes = json!({"n_embd": 1 << 22, "n_head": 1, "n_layer": 1 << 10, "vocab_size": 1 << 26});
     let found = read(sizes);
     match usize::BITS {

@@ -1,12 +1,13 @@
-//! Heads and cross-attention against transformers: logits, and the gradient of every parameter (`scripts/reference/gradients.py`).
-//! The sizes of all cases differ.
+//! Heads and cross-attention compared with transformers: logits, and the gradient of every parameter.
+//!
+//! `scripts/reference/gradients.py` writes the fixtures. The sizes of all cases differ.
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
-    Before, ByOutput, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
-    Gpt2ForTokenClassification, Gpt2LMHeadModel, HeadKind, LogitsFor, Observer, Pass, Site,
+    ByOutput, Gpt2Cache, Gpt2Config, Gpt2DoubleHeads, Gpt2ForSequenceClassification,
+    Gpt2ForTokenClassification, Gpt2LMHeadModel, HeadKind, InitialGradients, LogitsFor, Observer, Pass, Site,
     expected_parameters, gradients,
 };
 use candle_gpt2_arithmetic::RandomStream;
@@ -14,9 +15,9 @@ use candle_gpt2_kernels::composed;
 use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, values, worst};
 use candle_nn::VarBuilder;
 
-/// Required: logits within 1e-4 absolute.
+/// Absolute tolerance for logits; the requirement is 1e-4.
 const LOGITS: f64 = 1e-4;
-/// Required: gradients within 1e-4 of the largest value of their tensor.
+/// Tolerance for gradients, relative to the largest value in the tensor; the requirement is 1e-4.
 const GRADIENTS: f64 = 1e-4;
 
 const HEADS: [&str; 7] =
@@ -65,8 +66,8 @@ impl Case {
         self.numbers("lengths").into_iter().map(row).collect()
     }
 
-    /// What the model makes of the rows: each kind of logits with its name in the fixture.
-    fn of_head(&self, pass: &mut Pass) -> Result<Vec<(&'static str, Tensor)>> {
+    /// Runs the model on the rows, and returns each kind of logits with its name in the fixture.
+    fn head_logits(&self, pass: &mut Pass) -> Result<Vec<(&'static str, Tensor)>> {
         let (rows, source) = (self.rows(), self.source());
         match self.config.head {
             HeadKind::SequenceClassification => {
@@ -84,19 +85,19 @@ impl Case {
                 let (logits, choices) = model.forward(&rows, Some(&places), pass)?;
                 Ok(vec![("logits", logits.squeeze(0)?), ("choices", choices)])
             }
-            HeadKind::LanguageModel => panic!("{}: a head of its own", self.name),
+            HeadKind::LanguageModel => panic!("{}: expected a classification or double head", self.name),
         }
     }
 
-    /// Logits of the ids that attend to `states`.
-    fn of_cross_attention(&self, states: &Tensor, pass: Pass) -> Result<Vec<(&'static str, Tensor)>> {
+    /// Computes the logits of the IDs with attention to `states`.
+    fn cross_attention_logits(&self, states: &Tensor, pass: Pass) -> Result<Vec<(&'static str, Tensor)>> {
         let model = Gpt2LMHeadModel::load(&self.config, self.source())?;
         let ids = self.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(model.device())?;
         let mut pass = pass.attending_to(states.clone());
         Ok(vec![("logits", model.forward_with(&ids, LogitsFor::EveryToken, None, &mut pass)?)])
     }
 
-    /// The sum that the fixture's gradients are of: squares with a weight each.
+    /// Loss of the fixture's gradients: a weighted sum of squares.
     fn loss(&self, outputs: Vec<(&'static str, Tensor)>) -> Result<Tensor> {
         let mut loss: Option<Tensor> = None;
         for (_, values) in outputs {
@@ -110,11 +111,11 @@ impl Case {
         Ok(loss.expect("an output"))
     }
 
-    /// Checks the loss, and the gradients of all parameters and of what is named besides.
+    /// Checks the loss, and the gradients of all parameters and of the tensors in `extra`.
     fn check(
         &self,
-        way: &str,
-        besides: &[(&str, &Tensor)],
+        variant: &str,
+        extra: &[(&str, &Tensor)],
         compute: impl FnOnce() -> Result<Tensor>,
     ) -> Result<()> {
         let parameters = expected_parameters(&self.config);
@@ -122,20 +123,25 @@ impl Case {
         let mut tensors: Vec<&Tensor> =
             parameters.iter().map(|name| self.variables[*name].as_tensor()).collect();
         let mut names: Vec<String> = parameters.iter().map(|name| format!("gradient.{name}")).collect();
-        for (name, tensor) in besides {
+        for (name, tensor) in extra {
             names.push(format!("gradient_of.{name}"));
             tensors.push(tensor);
         }
-        assert_eq!(self.variables.len(), parameters.len(), "{}: no parameter is left out", self.name);
-        let (loss, found) = gradients(&tensors, Before::Nothing, 1.0, compute)?;
+        assert_eq!(
+            self.variables.len(),
+            parameters.len(),
+            "{}: every parameter is in the fixture",
+            self.name
+        );
+        let (loss, found) = gradients(&tensors, InitialGradients::Nothing, 1.0, compute)?;
         let expected = values(&self.fixture.tensor("loss"))[0];
         assert!(
             (loss / expected - 1.0).abs() < 1e-4,
-            "{}, {way}: loss {loss}, expected {expected}",
+            "{}, {variant}: loss {loss}, expected {expected}",
             self.name
         );
         for (name, found) in names.iter().zip(found) {
-            let found = found.unwrap_or_else(|| panic!("{}, {way}: no {name}", self.name));
+            let found = found.unwrap_or_else(|| panic!("{}, {variant}: no {name}", self.name));
             let expected = self.fixture.tensor(name);
             assert_eq!(found.dims(), expected.dims(), "{}: {name}", self.name);
             let (found, expected) = (values(&found), values(&expected));
@@ -144,7 +150,7 @@ impl Case {
             assert!(largest > 0.0, "{}: {name} is zero in the fixture", self.name);
             assert!(
                 off <= GRADIENTS * largest,
-                "{}, {way}: {name} is off by {off}, its largest value is {largest}",
+                "{}, {variant}: {name} is off by {off}, its largest value is {largest}",
                 self.name
             );
         }
@@ -156,7 +162,7 @@ impl Case {
 fn logits_of_heads_equal_transformers() -> Result<()> {
     for name in HEADS {
         let case = Case::open(name, dtype(), &device())?;
-        for (output, found) in case.of_head(&mut Pass::inference())? {
+        for (output, found) in case.head_logits(&mut Pass::inference())? {
             let expected = case.fixture.tensor(&format!("expected.{output}"));
             assert_parity(&found, &expected, LOGITS, &format!("{name}: {output}"));
         }
@@ -172,7 +178,7 @@ fn gradients_with_heads_equal_transformers() -> Result<()> {
             let compute = |recomputing: bool| {
                 let mut generator = RandomStream::new(1);
                 let mut pass = Pass::training(&mut generator).recomputing(recomputing);
-                case.loss(case.of_head(&mut pass)?)
+                case.loss(case.head_logits(&mut pass)?)
             };
             case.check(&format!("{dtype:?}"), &[], || compute(false))?;
             case.check(&format!("{dtype:?}, recomputed"), &[], || compute(true))?;
@@ -183,40 +189,42 @@ fn gradients_with_heads_equal_transformers() -> Result<()> {
 }
 
 #[test]
-fn choices_alone_are_those_beside_the_logits() -> Result<()> {
+fn forward_choices_equals_the_choices_of_forward() -> Result<()> {
     let case = Case::open("double", dtype(), &device())?;
     let model = Gpt2DoubleHeads::load(&case.config, case.source())?;
-    let places = [0, 2, 1];
-    let (_, beside) = model.forward(&case.rows(), Some(&places), &mut Pass::inference())?;
-    let alone = model.forward_choices(&case.rows(), Some(&places), &mut Pass::inference())?;
-    assert_eq!(values(&alone), values(&beside));
+    let tokens = [0, 2, 1];
+    let (_, from_both) = model.forward(&case.rows(), Some(&tokens), &mut Pass::inference())?;
+    let alone = model.forward_choices(&case.rows(), Some(&tokens), &mut Pass::inference())?;
+    assert_eq!(values(&alone), values(&from_both));
     let last: Vec<usize> = case.rows().iter().map(|row| row.len() - 1).collect();
     let named = model.forward_choices(&case.rows(), Some(&last), &mut Pass::inference())?;
     let unnamed = model.forward_choices(&case.rows(), None, &mut Pass::inference())?;
-    assert_eq!(values(&named), values(&unnamed), "the last token sums a row up that names none");
-    let refused = |places: &[usize]| {
-        let found = model.forward_choices(&case.rows(), Some(places), &mut Pass::inference());
-        found.expect_err("a refusal").to_string()
-    };
-    let beyond = refused(&[0, 6, 1]);
-    assert!(
-        beyond.contains("token 6 of row 1 cannot be summarised: both are counted from 0, and it has 6"),
-        "{beyond}"
+    assert_eq!(
+        values(&named),
+        values(&unnamed),
+        "without explicit tokens, the last token summarizes each row"
     );
-    let too_few = refused(&[0, 1]);
+    let error_message = |tokens: &[usize]| {
+        let found = model.forward_choices(&case.rows(), Some(tokens), &mut Pass::inference());
+        found.unwrap_err().to_string()
+    };
+    let beyond = error_message(&[0, 6, 1]);
+    assert!(beyond.contains("summary: expected a token from 0 to 5, found token 6 of row 1"), "{beyond}");
+    let too_few = error_message(&[0, 1]);
     assert!(
-        too_few.contains("the tokens [0, 1] cannot be summarised: 3 rows need a token each"),
+        too_few.contains("summary: expected one token for each of 3 rows, found tokens [0, 1]"),
         "{too_few}"
     );
     Ok(())
 }
 
 #[test]
-fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
+fn head_loads_only_from_its_own_kind_of_config() -> Result<()> {
     let case = Case::open("token", dtype(), &device())?;
-    let refused = Gpt2ForSequenceClassification::load(&case.config, case.source()).expect_err("another head");
-    let expected = "expected the configuration of a GPT2ForSequenceClassification, found that of a GPT2ForTokenClassification";
-    assert!(refused.to_string().contains(expected), "{refused}");
+    let error = Gpt2ForSequenceClassification::load(&case.config, case.source()).expect_err("another head");
+    let expected =
+        "expected a configuration of GPT2ForSequenceClassification, found one of GPT2ForTokenClassification";
+    assert!(error.to_string().contains(expected), "{error}");
     for name in HEADS {
         let case = Case::open(name, DType::F32, &Device::Cpu)?;
         let counted: usize = case.variables.values().map(|variable| variable.elem_count()).sum();
@@ -239,13 +247,13 @@ fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
     Ok(())
 }
 
-/// Each rate of the heads' own dropout acts, in training only.
+/// Each dropout rate of the heads takes effect, in training only.
 #[test]
-fn dropout_of_heads_acts_in_training_only() -> Result<()> {
+fn head_dropout_acts_in_training_only() -> Result<()> {
     let still = |name| -> Result<(Case, Vec<f64>)> {
         let case = Case::open(name, DType::F32, &Device::Cpu)?;
         let mut generator = RandomStream::new(1);
-        let outputs = case.of_head(&mut Pass::training(&mut generator))?;
+        let outputs = case.head_logits(&mut Pass::training(&mut generator))?;
         let found = outputs.iter().flat_map(|(_, output)| values(output)).collect();
         Ok((case, found))
     };
@@ -259,13 +267,13 @@ fn dropout_of_heads_acts_in_training_only() -> Result<()> {
         let (mut case, without) = still(name)?;
         change(&mut case.config);
         let run = |pass: &mut Pass| -> Result<Vec<f64>> {
-            Ok(case.of_head(pass)?.iter().flat_map(|(_, output)| values(output)).collect())
+            Ok(case.head_logits(pass)?.iter().flat_map(|(_, output)| values(output)).collect())
         };
         let trained = |seed| run(&mut Pass::training(&mut RandomStream::new(seed)));
         assert_eq!(run(&mut Pass::inference())?, without, "{name}");
         assert_ne!(trained(1)?, without, "{name}");
         assert_eq!(trained(1)?, trained(1)?, "{name}");
-        // Two masks of a few values may be alike, but not all of seven.
+        // Two masks of a few values may be equal, but not all of seven.
         let others = (2..9).map(trained).collect::<Result<Vec<_>>>()?;
         assert!(others.iter().any(|other| *other != others[0]), "{name}");
     }
@@ -277,7 +285,7 @@ fn logits_of_cross_attention_equal_transformers() -> Result<()> {
     for name in CROSS {
         let case = Case::open(name, dtype(), &device())?;
         let states = case.fixture.tensor("states").to_device(&device())?;
-        let found = &case.of_cross_attention(&states, Pass::inference())?[0].1;
+        let found = &case.cross_attention_logits(&states, Pass::inference())?[0].1;
         assert_parity(found, &case.fixture.tensor("expected.logits"), LOGITS, name);
         let model = Gpt2LMHeadModel::load(&case.config, case.source())?;
         let ids = case.fixture.tensor("ids").to_dtype(DType::U32)?.to_device(&device())?;
@@ -301,29 +309,29 @@ fn gradients_with_cross_attention_equal_transformers() -> Result<()> {
             let compute = |recomputing: bool| {
                 let mut generator = RandomStream::new(1);
                 let pass = Pass::training(&mut generator).recomputing(recomputing);
-                case.loss(case.of_cross_attention(&states, pass)?)
+                case.loss(case.cross_attention_logits(&states, pass)?)
             };
-            let besides = [("states", states.as_tensor())];
-            case.check(&format!("{dtype:?}"), &besides, || compute(false))?;
-            case.check(&format!("{dtype:?}, recomputed"), &besides, || compute(true))?;
-            composed(|| case.check(&format!("{dtype:?}, composed"), &besides, || compute(false)))?;
-            // What an encoder before the states would be given: the states are no variable, but lead to one.
+            let extra = [("states", states.as_tensor())];
+            case.check(&format!("{dtype:?}"), &extra, || compute(false))?;
+            case.check(&format!("{dtype:?}, recomputed"), &extra, || compute(true))?;
+            composed(|| case.check(&format!("{dtype:?}, composed"), &extra, || compute(false)))?;
+            // Gradients for an encoder: here the states are not a variable, but depend on one.
             let encoded = |recomputing: bool| {
                 let mut generator = RandomStream::new(1);
                 let pass = Pass::training(&mut generator).recomputing(recomputing);
                 let states = ((states.as_tensor() * 2.0)? * 0.5)?;
-                case.loss(case.of_cross_attention(&states, pass)?)
+                case.loss(case.cross_attention_logits(&states, pass)?)
             };
-            case.check(&format!("{dtype:?}, through an encoder"), &besides, || encoded(false))?;
-            case.check(&format!("{dtype:?}, through an encoder, recomputed"), &besides, || encoded(true))?;
+            case.check(&format!("{dtype:?}, through an encoder"), &extra, || encoded(false))?;
+            case.check(&format!("{dtype:?}, through an encoder, recomputed"), &extra, || encoded(true))?;
         }
     }
     Ok(())
 }
 
-/// A model that was given states attends to them in every pass: with a cache in any pieces, in any batch, in rows of any lengths.
+/// Covers a cache in chunks of any size, batches, and packed rows of different lengths.
 #[test]
-fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
+fn encoder_states_are_attended_in_every_kind_of_pass() -> Result<()> {
     let case = Case::open("cross_shared", dtype(), &device())?;
     let states = case.fixture.tensor("states").to_device(&device())?;
     let without = Gpt2LMHeadModel::load(&case.config, case.source())?;
@@ -336,14 +344,14 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
     };
     let batch = every(&model, &mut Pass::inference())?;
     assert_parity(&batch, &expected, LOGITS, "a batch");
-    // In half precision of such unscaled scores the roundings of two ways would add up.
+    // In half precision with such unscaled scores, the rounding errors of both variants would add up.
     let batch = batch.to_device(&Device::Cpu)?;
-    let unlike = every(&without, &mut Pass::inference())?;
+    let stateless = every(&without, &mut Pass::inference())?;
     assert_parity(
-        &unlike,
+        &stateless,
         &case.fixture.tensor("expected.without"),
         LOGITS,
-        "a clone before it was given states",
+        "the original model without states",
     );
 
     let mut cache = Gpt2Cache::new(model.config(), 3, 6, dtype(), &device())?;
@@ -353,7 +361,7 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
         let pass = &mut Pass::inference();
         pieces.push(model.forward_with(&part, LogitsFor::EveryToken, Some(&mut cache), pass)?);
     }
-    assert_parity(&Tensor::cat(&pieces, 1)?, &batch, LOGITS, "piece by piece");
+    assert_parity(&Tensor::cat(&pieces, 1)?, &batch, LOGITS, "in chunks");
 
     let rows =
         [ids.get(0)?.to_vec1::<u32>()?, ids.get(1)?.narrow(0, 0, 2)?.to_vec1()?, ids.get(2)?.to_vec1()?];
@@ -362,7 +370,7 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
     let of_rows = [batch.get(0)?, batch.get(1)?.narrow(0, 0, 2)?, batch.get(2)?];
     assert_parity(&found, &Tensor::cat(&of_rows, 0)?, LOGITS, "rows of any lengths");
 
-    // A pass with states of its own attends to those alone, also where the batch has a set for each row.
+    // A pass with its own states attends only to those, also if each row of the batch has a separate set.
     let zeros = states.zeros_like()?;
     let of_pass = every(&without, &mut Pass::inference().attending_to(zeros.clone()))?;
     let replaced = every(&model, &mut Pass::inference().attending_to(zeros))?;
@@ -373,9 +381,9 @@ fn a_model_with_encoder_states_attends_to_them_in_every_pass() -> Result<()> {
     Ok(())
 }
 
-/// The names of what can be seen mean self-attention: cross-attention is not seen under them.
+/// Hook points refer to self-attention, so cross-attention must not show up under them.
 #[test]
-fn cross_attention_has_no_places_of_its_own() -> Result<()> {
+fn cross_attention_has_no_hook_points() -> Result<()> {
     let case = Case::open("cross", dtype(), &device())?;
     let model = Gpt2LMHeadModel::load(&case.config, case.source())?;
     let states = case.fixture.tensor("states").to_device(&device())?;
@@ -407,7 +415,7 @@ impl Observer for All {
 }
 
 #[test]
-fn states_that_do_not_fit_are_refused() -> Result<()> {
+fn mismatched_states_are_rejected() -> Result<()> {
     let case = Case::open("cross", dtype(), &device())?;
     let model = Gpt2LMHeadModel::load(&case.config, case.source())?;
     let ids = Tensor::zeros((2, 3), DType::U32, &device())?;
@@ -418,7 +426,7 @@ fn states_that_do_not_fit_are_refused() -> Result<()> {
     };
     assert!(of_pass(&[2, 5, 32], dtype()).is_ok() && of_pass(&[1, 1, 32], dtype()).is_ok());
     for shape in [&[3, 5, 32][..], &[2, 5, 31], &[2, 0, 32], &[5, 32]] {
-        let found = of_pass(shape, dtype()).expect_err("a refusal").to_string();
+        let found = of_pass(shape, dtype()).unwrap_err().to_string();
         let expected =
             format!("expected floating-point numbers of shape (1, S, 32) or (2, S, 32), found ({shape:?}, ");
         assert!(found.contains(&expected), "{found}");
@@ -426,18 +434,22 @@ fn states_that_do_not_fit_are_refused() -> Result<()> {
     let found = of_pass(&[1, 5, 32], DType::U32).expect_err("whole numbers").to_string();
     assert!(found.contains("found ([1, 5, 32], U32)"), "{found}");
     let two = Tensor::zeros((2, 5, 32), dtype(), &device())?;
-    let found = model.clone().with_encoder_states(&two).expect_err("for all rows alike").to_string();
+    let found = model
+        .clone()
+        .with_encoder_states(&two)
+        .expect_err("states must be the same for all rows")
+        .to_string();
     assert!(found.contains("of shape (1, S, 32), found ([2, 5, 32], "), "{found}");
 
     let plain = Gpt2Config { add_cross_attention: false, ..case.config.clone() };
     let plain = Gpt2LMHeadModel::load(&plain, case.source())?;
     let one = Tensor::zeros((1, 5, 32), dtype(), &device())?;
     let mut pass = Pass::inference().attending_to(one.clone());
-    for refused in [
+    for result in [
         plain.forward_with(&ids, LogitsFor::LastToken, None, &mut pass).map(|_| ()),
         plain.clone().with_encoder_states(&one).map(|_| ()),
     ] {
-        let found = refused.expect_err("no cross-attention").to_string();
+        let found = result.expect_err("no cross-attention").to_string();
         assert!(found.contains("the model has no cross-attention"), "{found}");
     }
     Ok(())

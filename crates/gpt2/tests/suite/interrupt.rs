@@ -1,4 +1,4 @@
-//! Passes that end before their end.
+//! Interrupted passes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,32 +18,32 @@ fn step(model: &Gpt2LMHeadModel, ids: &[u32], cache: &mut Gpt2Cache) -> Result<T
 }
 
 #[test]
-fn an_interrupted_pass_ends_wherever_it_is_and_leaves_the_cache_as_it_was() -> Result<()> {
+fn interrupted_pass_leaves_the_cache_unchanged() -> Result<()> {
     let model = common::model(&Fixture::open("gpt2/upcast"))?;
-    let begun = || -> Result<Gpt2Cache> {
+    let prefilled = || -> Result<Gpt2Cache> {
         let mut cache = Gpt2Cache::new(model.config(), 1, 12, dtype(), &device())?;
         step(&model, &IDS[..4], &mut cache)?;
         Ok(cache)
     };
-    let expected = values(&step(&model, &IDS[4..], &mut begun()?)?);
-    let ended = |asked: usize, cache: &mut Gpt2Cache| {
+    let expected = values(&step(&model, &IDS[4..], &mut prefilled()?)?);
+    let run_interrupted = |checks: usize, cache: &mut Gpt2Cache| {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
-        let is_raised = Arc::new(move || counted.fetch_add(1, Ordering::SeqCst) >= asked);
+        let is_raised = Arc::new(move || counted.fetch_add(1, Ordering::SeqCst) >= checks);
         let found = interruptible(is_raised, || step(&model, &IDS[4..], cache));
         (found, count.load(Ordering::SeqCst))
     };
-    let (whole, asked) = ended(usize::MAX, &mut begun()?);
+    let (whole, checks) = run_interrupted(usize::MAX, &mut prefilled()?);
     assert_eq!(values(&whole?), expected);
-    // In each product at least: four of each block, and the head.
-    assert!(asked > 4 * model.config().n_layer, "{asked}");
-    for asked in 0..asked {
-        let mut cache = begun()?;
-        let (found, count) = ended(asked, &mut cache);
-        let told = found.unwrap_err().to_string();
-        assert!(told.starts_with("the computation was interrupted"), "{told}");
-        assert_eq!((count, cache.lengths()), (asked + 1, &[4][..]));
-        assert_eq!(values(&step(&model, &IDS[4..], &mut cache)?), expected, "after {asked}");
+    // At least one check per matrix product: four in each block, and one in the head.
+    assert!(checks > 4 * model.config().n_layer, "{checks}");
+    for checks in 0..checks {
+        let mut cache = prefilled()?;
+        let (found, count) = run_interrupted(checks, &mut cache);
+        let message = found.unwrap_err().to_string();
+        assert!(message.starts_with("the computation was interrupted"), "{message}");
+        assert_eq!((count, cache.lengths()), (checks + 1, &[4][..]));
+        assert_eq!(values(&step(&model, &IDS[4..], &mut cache)?), expected, "after {checks}");
     }
     assert!(!is_interrupted());
     Ok(())

@@ -1,4 +1,4 @@
-//! What holds for every GPT-2: causality, caching in any chunks, independent batch rows, observers, gradients.
+//! Properties of every GPT-2: causality, caching in chunks, independent rows, observers, gradients.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,7 +14,7 @@ use candle_nn::VarBuilder;
 
 use crate::common;
 
-/// The same f32 arithmetic in another order of summation, on logits of size 10.
+/// Tolerance for the same f32 arithmetic in another summation order, on logits of magnitude 10.
 const SAME: f64 = 2e-5;
 
 fn model() -> Result<Gpt2LMHeadModel> {
@@ -38,7 +38,7 @@ fn cache(model: &Gpt2LMHeadModel, batch: usize) -> Result<Gpt2Cache> {
 }
 
 #[test]
-fn logits_of_some_tokens_are_those_of_all() -> Result<()> {
+fn logits_of_a_token_range_equal_the_full_logits() -> Result<()> {
     let model = model()?;
     let rows = ids(&[&[5, 9, 70, 3, 11, 12], &[1, 2, 3, 4, 5, 6]]);
     let all = all_logits(&model, &rows)?;
@@ -49,20 +49,20 @@ fn logits_of_some_tokens_are_those_of_all() -> Result<()> {
         let what = format!("{count} tokens from {first} on");
         assert_parity(&some(first, count)?, &all.narrow(1, first, count)?, SAME, &what);
     }
-    assert!(some(5, 2).is_err() && some(6, 1).is_err(), "there are six");
+    assert!(some(5, 2).is_err() && some(6, 1).is_err(), "the sequence has six tokens");
     Ok(())
 }
 
-/// Positions in memory are those of a cache, also where blocks are computed again.
+/// Positions in memory refer to a cache, also if blocks are recomputed.
 #[test]
-fn a_step_at_positions_needs_a_cache() -> Result<()> {
+fn step_with_a_position_tensor_needs_a_cache() -> Result<()> {
     let model = model()?;
     let positions = Tensor::new(&[[2u32]], &device())?;
     for recomputes in [false, true] {
         let mut pass = Pass::inference().at(positions.clone()).recomputing(recomputes);
         let error = model.forward_with(&ids(&[&[5]]), LogitsFor::LastToken, None, &mut pass).unwrap_err();
-        let said = candle_gpt2::AttentionError::NotAStep.to_string();
-        assert!(error.to_string().contains(&said), "{error}");
+        let expected = candle_gpt2::AttentionError::NotAStep.to_string();
+        assert!(error.to_string().contains(&expected), "{error}");
     }
     Ok(())
 }
@@ -76,8 +76,9 @@ fn future_tokens_do_not_change_past_logits() -> Result<()> {
     Ok(())
 }
 
-/// Logits with a cache are those without, however a prompt is cut: huggingface/transformers#13849,
-/// rasbt/LLMs-from-scratch#1048.
+/// Logits with a cache equal those without, however the prompt is split.
+///
+/// Sources: huggingface/transformers#13849, rasbt/LLMs-from-scratch#1048.
 #[test]
 fn any_split_into_cached_chunks_equals_the_whole() -> Result<()> {
     let model = model()?;
@@ -107,8 +108,9 @@ fn batch_rows_equal_the_rows_alone() -> Result<()> {
     Ok(())
 }
 
-/// Rows of different lengths need no padding, positions come from each row's own length: huggingface/transformers#3021 and
-/// #7552.
+/// Rows of different lengths need no padding, because each row's own length determines its positions.
+///
+/// Sources: huggingface/transformers#3021 and #7552.
 #[test]
 fn ragged_rows_equal_the_rows_alone() -> Result<()> {
     let model = model()?;
@@ -125,7 +127,7 @@ fn ragged_rows_equal_the_rows_alone() -> Result<()> {
 }
 
 #[test]
-fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
+fn forks_share_only_the_prefix() -> Result<()> {
     let model = model()?;
     let mut prefix = cache(&model, 1)?;
     step(&model, &ids(&[&[5, 9, 70]]), &mut prefix)?;
@@ -139,9 +141,9 @@ fn forks_share_a_prefix_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// A prompt computed alone goes on in any row of a batch, in the place of whatever the row held.
+/// A prompt that was prefilled alone continues in any row of a batch, replacing the row's tokens.
 #[test]
-fn a_copied_row_goes_on_like_the_original() -> Result<()> {
+fn copied_row_continues_like_the_original() -> Result<()> {
     let model = model()?;
     let mut batch = cache(&model, 3)?;
     step(&model, &ids(&[&[7, 7, 7, 7], &[5, 9, 70, 3], &[6, 6, 6, 6]]), &mut batch)?;
@@ -158,26 +160,27 @@ fn a_copied_row_goes_on_like_the_original() -> Result<()> {
     }
     let mut small = Gpt2Cache::new(model.config(), 1, 4, dtype(), &device())?;
     for (row, source_row) in [(0, 0), (1, 0), (0, 3)] {
-        let refused = small.copy_row(row, &batch, source_row, 3);
-        assert_eq!(refused.is_ok(), (row, source_row) == (0, 0), "{row} from {source_row}");
+        let result = small.copy_row(row, &batch, source_row, 3);
+        assert_eq!(result.is_ok(), (row, source_row) == (0, 0), "{row} from {source_row}");
     }
-    assert!(small.copy_row(0, &batch, 1, 5).is_err(), "five tokens into room for four");
-    assert!(small.copy_row(0, &batch, 0, 4).is_err(), "four of three tokens");
+    assert!(small.copy_row(0, &batch, 1, 5).is_err(), "five tokens exceed the capacity of four");
+    assert!(small.copy_row(0, &batch, 0, 4).is_err(), "the source row has three tokens");
     assert_eq!(small.lengths(), [3], "unchanged");
     small.copy_row(0, &batch, 1, 2)?;
-    assert_eq!(small.lengths(), [2], "a beginning");
+    assert_eq!(small.lengths(), [2], "a prefix");
     let alone = all_logits(&model, &ids(&[&[5, 9, 8]]))?.narrow(1, 2, 1)?;
-    assert_parity(&step(&model, &ids(&[&[8]]), &mut small)?, &alone, SAME, "after a beginning");
+    assert_parity(&step(&model, &ids(&[&[8]]), &mut small)?, &alone, SAME, "after a prefix");
     let shallow = Gpt2Config { n_layer: 2, ..model.config().clone() };
     let shallow = Gpt2Cache::new(&shallow, 1, 4, dtype(), &device())?;
     assert!(small.copy_row(0, &shallow, 0, shallow.lengths()[0]).is_err(), "a cache of another model");
     Ok(())
 }
 
-/// Rows that leave a cache, come back in another order, and are gone, change nothing for the others; rows of one source go
-/// on by themselves.
+/// Rows that are removed, inserted in another order or dropped do not affect other rows.
+///
+/// Copies of the same source row continue independently.
 #[test]
-fn rows_come_and_go_without_a_trace() -> Result<()> {
+fn moved_rows_do_not_affect_other_rows() -> Result<()> {
     let model = model()?;
     let pool = KvPool::new(model.config(), 80, dtype(), &device())?;
     let new_cache = |batch, capacity| pool.cache(batch, capacity).unwrap();
@@ -196,8 +199,8 @@ fn rows_come_and_go_without_a_trace() -> Result<()> {
         }
         Ok::<_, candle_core::Error>(())
     };
-    expect(&mut batch, &mut texts, &[7, 8, 9], "side by side")?;
-    // The first leaves, and a new row with other room takes a place that is not beside the others.
+    expect(&mut batch, &mut texts, &[7, 8, 9], "in one batch")?;
+    // The first row leaves. A new row with a different capacity takes a slot that is not next to the others.
     let first = batch.take(0)?;
     let first_text = texts.remove(0);
     assert_eq!((first.lengths(), batch.lengths()), (&[4][..], &[4, 4][..]));
@@ -208,8 +211,8 @@ fn rows_come_and_go_without_a_trace() -> Result<()> {
     texts.push(vec![30, 31]);
     batch.insert(3, first)?;
     texts.push(first_text);
-    expect(&mut batch, &mut texts, &[12, 13, 14, 15], "with a new one and the first again")?;
-    // Two of one source, one of them in the place of a row that is gone; then a third, in a place of its own.
+    expect(&mut batch, &mut texts, &[12, 13, 14, 15], "with a new row and the first one again")?;
+    // Two copies of one source, one of them in the slot of an omitted row; then a third one in a new slot.
     for (sources, tokens) in [
         (vec![3, 1, 3], vec![20, 21, 22]),
         (vec![0, 2, 1], vec![23, 24, 25]),
@@ -223,20 +226,21 @@ fn rows_come_and_go_without_a_trace() -> Result<()> {
         assert_eq!(batch.lengths(), texts.iter().map(Vec::len).collect::<Vec<_>>());
         expect(&mut batch, &mut texts, &tokens, &format!("{sources:?}"))?;
     }
-    // Four rows with room for 12, of 16 tokens each, are there of 80: one more, and no second.
+    // Four rows with capacity 12, rounded up to 16 tokens, use 64 of 80 tokens. One more row fits, but not
+    // two.
     assert_eq!(pool.tokens_in_use(), 64);
     batch.reorder(&[0, 0, 1, 2, 3], |_, _| 0)?;
-    assert!(batch.reorder(&[0, 0, 1, 2, 3, 4], |_, _| 0).is_err(), "no room for a sixth row");
+    assert!(batch.reorder(&[0, 0, 1, 2, 3, 4], |_, _| 0).is_err(), "a sixth row does not fit");
     assert!(batch.reorder(&[5], |_, _| 0).is_err(), "a row that does not exist");
     drop(batch);
     assert_eq!(pool.tokens_in_use(), 0);
     Ok(())
 }
 
-/// Rows, copies and forks of a cache in f16 give what those of a cache in f32 give, but for its rounding.
+/// Copies and forks of an f16 cache match those of an f32 cache up to rounding.
 #[test]
-fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
-    /// Keys and values are rounded by 2^-12 of themselves; the logits, of about unit size, show a fifth of this.
+fn f16_cache_matches_f32_up_to_rounding() -> Result<()> {
+    /// Keys and values have a relative rounding error of 2^-12; logits of unit size show a fifth of this.
     const ROUNDED: f64 = 2e-3;
     let logits = |kv_dtype: DType| -> Result<Vec<Tensor>> {
         let model = model()?.with_kv_dtype(kv_dtype);
@@ -251,7 +255,7 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
         let forked = step(&model, &ids(&[&[8], &[9]]), &mut forked)?;
         Ok(vec![prompt, ragged, forked])
     };
-    assert_eq!(model()?.kv_dtype(), dtype().into(), "beside weights of this type");
+    assert_eq!(model()?.kv_dtype(), dtype().into(), "the default for weights of this dtype");
     for (half, single) in logits(DType::F16)?.iter().zip(&logits(dtype())?) {
         assert!(dtype() != DType::F32 || values(half) != values(single));
         assert_parity(half, single, ROUNDED, "a cache in f16");
@@ -259,11 +263,11 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
     Ok(())
 }
 
-/// Positions that kernels read from memory give what the lengths of the cache give; the cache waits to be told.
+/// A step at positions in memory matches a normal step, but leaves the cache's lengths unchanged.
 #[test]
-fn a_step_at_positions_in_memory_is_any_other() -> Result<()> {
+fn step_with_a_position_tensor_equals_a_normal_step() -> Result<()> {
     if device().is_cpu() && dtype() != DType::F32 {
-        skipped("the CPU has steps at positions in memory in f32 only");
+        skipped("on the CPU, steps at positions in memory support only f32");
         return Ok(());
     }
     let model = model()?;
@@ -282,7 +286,7 @@ fn a_step_at_positions_in_memory_is_any_other() -> Result<()> {
         let tokens = tokens.narrow(1, 0, count)?.contiguous()?;
         let found = model.forward_with(&tokens, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
         assert_parity(&found, &expected.narrow(1, 0, count)?, SAME, "at positions in memory");
-        assert_eq!(memory.lengths(), [2, 5], "so the same step gives the same again");
+        assert_eq!(memory.lengths(), [2, 5], "so the step can be repeated");
     }
     Ok(())
 }
@@ -292,16 +296,16 @@ fn is_recorded(cache: &Gpt2Cache) -> bool {
     matches!(cache.recording(1), Some(Ok(())))
 }
 
-/// A model that records its steps.
-#[expect(unsafe_code, reason = "recording steps has a contract")]
+/// Returns the model with recorded steps.
+#[expect(unsafe_code, reason = "recording steps has a safety contract")]
 fn recorded(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
-    // SAFETY: these tests run on a GPU with one test thread, so nothing else uses the device.
+    // SAFETY: These tests run on a GPU with one test thread, so nothing else uses the device.
     unsafe { model.with_recorded_steps() }
 }
 
-/// Steps with a cache that goes through all it can go through: replayed on a GPU, computed elsewhere, the same everywhere.
+/// Steps with a cache in all its states: replayed on a GPU, computed elsewhere, equal everywhere.
 #[test]
-fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
+fn recorded_steps_equal_unrecorded_steps() -> Result<()> {
     let (plain, recorder) = (model()?, recorded(model()?));
     let (mut expected, mut found) = (cache(&plain, 2)?, cache(&recorder, 2)?);
     let mut kept = Vec::new();
@@ -317,7 +321,7 @@ fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
         both(&mut expected, &mut found, &[&[token], &[token + 1]])?;
     }
     assert_eq!(is_recorded(&found), device().is_cuda(), "from the fourth step on");
-    // Rows of other lengths than those of the recorded step, and a prompt between its replays.
+    // Rows with lengths that differ from the recorded step's, and a prompt between replays.
     for cache in [&mut expected, &mut found] {
         cache.truncate(0, 2)?;
         cache.truncate(1, 4)?;
@@ -325,18 +329,18 @@ fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
     both(&mut expected, &mut found, &[&[33], &[34]])?;
     both(&mut expected, &mut found, &[&[6, 7], &[0, 78]])?;
     both(&mut expected, &mut found, &[&[12], &[11]])?;
-    // A fork records for itself.
+    // A fork has its own recordings.
     let (mut forked_expected, mut forked) = (expected.fork(&[1, 0, 1])?, found.fork(&[1, 0, 1])?);
     for token in [3, 2, 1, 0] {
         both(&mut forked_expected, &mut forked, &[&[token], &[token + 4], &[token + 9]])?;
         both(&mut expected, &mut found, &[&[token], &[token]])?;
     }
     assert_eq!((is_recorded(&found), is_recorded(&forked)), (device().is_cuda(), device().is_cuda()));
-    // Logits that were handed out stay what they were.
+    // Later steps do not overwrite logits that were returned earlier.
     for (index, (found, expected)) in kept.iter().enumerate() {
         assert_parity(found, expected, SAME, &format!("pass {index}"));
     }
-    // Full: refused as ever, and unchanged.
+    // A full cache: rejected as without recordings, and unchanged.
     let message = |model: &Gpt2LMHeadModel, cache: &mut Gpt2Cache| {
         let error = step(model, &ids(&[&[1], &[1]]), cache).unwrap_err().to_string();
         assert_eq!(cache.lengths(), [10, 12]);
@@ -346,9 +350,9 @@ fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
     Ok(())
 }
 
-/// Steps of several tokens, of which some are forgotten again, as with drafts: each number of tokens has a recording of its own.
+/// Steps of several tokens that are partly truncated, as with drafts: each size has its own recording.
 #[test]
-fn recorded_steps_of_several_tokens() -> Result<()> {
+fn recorded_multi_token_steps_equal_unrecorded_steps() -> Result<()> {
     const ALL: [u32; 3] = [30, 31, 32];
     let (plain, recorder) = (model()?, recorded(model()?));
     let (mut expected, mut found) = (cache(&plain, 2)?, cache(&recorder, 2)?);
@@ -361,7 +365,7 @@ fn recorded_steps_of_several_tokens() -> Result<()> {
                     let logits = step(model, &ids(&rows), cache)?;
                     let lengths = cache.lengths().to_vec();
                     assert_eq!(lengths.len(), 2);
-                    // Of the first row all but one is kept, and there is room for the next ones; of the second one nothing.
+                    // Keeps all but one token of the first row, within the capacity, and none of the second.
                     cache.truncate(0, (lengths[0] - 1).min(8 - round as usize % 3))?;
                     cache.truncate(1, lengths[1] - tokens)?;
                     Ok(logits)
@@ -372,19 +376,27 @@ fn recorded_steps_of_several_tokens() -> Result<()> {
     }
     let recorded = |cache: &Gpt2Cache| [1, 2, 3].map(|tokens| cache.recording(tokens) == Some(Ok(())));
     assert_eq!(recorded(&found), [device().is_cuda(); 3]);
-    assert!([0, 4, 9].iter().all(|tokens| found.recording(*tokens).is_none()), "of those there were none");
-    // An id that is not there changes nothing.
+    assert!(
+        [0, 4, 9].iter().all(|tokens| found.recording(*tokens).is_none()),
+        "no steps of these sizes were computed"
+    );
+    // An invalid ID changes nothing.
     let [unknown, known] = [ids(&[&[79, 1], &[1, 2]]), ids(&[&[78, 1], &[1, 2]])];
     assert!(step(&recorder, &unknown, &mut found).is_err());
     assert_eq!((recorded(&found), found.lengths()), ([device().is_cuda(); 3], expected.lengths()));
     let expected = step(&plain, &known, &mut expected)?;
-    assert_parity(&step(&recorder, &known, &mut found)?, &expected, SAME, "after an id that is not there");
+    assert_parity(
+        &step(&recorder, &known, &mut found)?,
+        &expected,
+        SAME,
+        "after an id outside the vocabulary",
+    );
     Ok(())
 }
 
-/// A cache that a model has recorded steps with goes on with another model, which records its own.
+/// A cache with recorded steps continues with a different model, which records its own steps.
 #[test]
-fn a_recording_serves_one_model() -> Result<()> {
+fn recording_belongs_to_one_model() -> Result<()> {
     const STEPS: [usize; 12] = [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1];
     let fixture = Fixture::open("gpt2/upcast");
     let unscaled = Gpt2Config { scale_attn_weights: false, ..model()?.config().clone() };
@@ -402,15 +414,17 @@ fn a_recording_serves_one_model() -> Result<()> {
     for (index, (found, expected)) in found.iter().zip(&run(models()?)?.0).enumerate() {
         assert_parity(found, expected, SAME, &format!("step {index}"));
     }
-    // Each change of the model prepares anew.
+    // Each change of the model prepares a new recording.
     let steps: Vec<usize> = (0..STEPS.len()).filter(|step| recorded[*step]).collect();
     assert_eq!(steps, if device().is_cuda() { vec![3, 4, 6, 7, 9, 10] } else { Vec::new() });
     Ok(())
 }
 
-/// A cache of another type than the activations has no recorded steps, and says so; the steps are computed all the same.
+/// A cache with a different dtype than the activations reports that it has no recorded steps.
+///
+/// The steps are computed without them.
 #[test]
-fn what_cannot_be_recorded_is_computed() -> Result<()> {
+fn unrecordable_steps_are_computed() -> Result<()> {
     let kv_dtype = if dtype() == DType::F16 { DType::F32 } else { DType::F16 };
     let (plain, recorder) = (model()?, recorded(model()?));
     let new_cache = |model: &Gpt2LMHeadModel| Gpt2Cache::new(model.config(), 1, 12, kv_dtype, &device());
@@ -429,13 +443,15 @@ fn what_cannot_be_recorded_is_computed() -> Result<()> {
     Ok(())
 }
 
-/// Checked before anything is computed, with the numbers: huggingface/transformers#530 and #14384.
+/// Checked before any computation, with sizes in the message.
+///
+/// Sources: huggingface/transformers#530 and #14384.
 #[test]
-fn tokens_that_do_not_fit_are_refused() -> Result<()> {
+fn invalid_lengths_and_ids_are_rejected() -> Result<()> {
     let model = model()?;
     let too_long = all_logits(&model, &ids(&[&[0; 17]])).unwrap_err().to_string();
-    assert!(too_long.contains("17 new ones do not fit into a context of 16 positions"), "{too_long}");
-    // On the CPU: there is no memory of no bytes on a GPU.
+    assert!(too_long.contains("17 new tokens exceed the context length of 16 tokens"), "{too_long}");
+    // On the CPU, because a GPU cannot allocate zero bytes.
     let none = Tensor::zeros((1, 0), DType::U32, &Device::Cpu)?;
     assert!(all_logits(&model, &none).unwrap_err().to_string().contains("at least one token"));
     assert!(all_logits(&model, &ids(&[&[79]])).is_err(), "an id outside the vocabulary");
@@ -449,7 +465,7 @@ fn tokens_that_do_not_fit_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// Sets the output of one block's MLP to zero.
+/// Observer that sets the output of one block's MLP to zero.
 struct WithoutMlp(usize);
 
 impl Observer for WithoutMlp {
@@ -463,7 +479,7 @@ impl Observer for WithoutMlp {
 }
 
 #[test]
-fn an_observer_can_replace_what_it_sees() -> Result<()> {
+fn observer_can_replace_an_activation() -> Result<()> {
     let fixture = Fixture::open("gpt2/upcast");
     let tokens = ids(&[&[5, 9, 70]]);
     let mut observer = WithoutMlp(1);
@@ -485,7 +501,7 @@ fn small_config() -> Gpt2Config {
     Gpt2Config { vocab_size: 13, n_positions: 7, n_embd: 8, n_layer: 3, n_head: 2, ..Gpt2Config::gpt2() }
 }
 
-/// Freshly made variables under the model's names.
+/// Creates variables under the model's parameter names.
 fn variables(config: &Gpt2Config) -> HashMap<String, Var> {
     let variable = |(index, parameter): (usize, candle_gpt2::Parameter)| {
         let values = pattern(&parameter.shape, 0.5, 100 * index as u64);
@@ -502,7 +518,7 @@ fn model_of(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt
     )
 }
 
-/// candle's fused layer norm and softmax would leave most of these without a gradient, and without an error.
+/// candle's fused layer norm and softmax would silently leave most of these without a gradient.
 #[test]
 fn every_parameter_receives_a_gradient() -> Result<()> {
     for tie_word_embeddings in [true, false] {
@@ -538,7 +554,7 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     assert_eq!(trained(1)?, trained(1)?);
     assert_ne!(trained(1)?, trained(2)?);
     assert_ne!(trained(1)?, values(&all_logits(&model, &tokens)?));
-    // Each rate acts by itself.
+    // Each rate takes effect on its own.
     let without = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..config };
     for alone in [
         Gpt2Config { embd_pdrop: 0.5, ..without.clone() },
@@ -556,7 +572,7 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     let trained =
         model.forward_with(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
     let inferred = all_logits(&model, &tokens)?;
-    // A GPU has other kernels for attention in training.
+    // A GPU uses different attention kernels in training.
     if device().is_cpu() {
         assert_eq!(values(&trained), values(&inferred));
     }
@@ -564,10 +580,12 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     Ok(())
 }
 
-/// The published sizes, from the list of parameters and from a built model (whose zeros take no memory until they
-/// are touched). Source: transformers' `num_parameters()` for the published checkpoints.
+/// Published sizes, compared with the parameter list and with a built model.
+///
+/// The model's zeros use no memory until they are touched. Source: transformers' `num_parameters()` for the
+/// published checkpoints.
 #[test]
-fn presets_have_the_published_numbers_of_parameters() -> Result<()> {
+fn presets_have_the_published_parameter_counts() -> Result<()> {
     for (name, total) in [
         ("distilgpt2", 81_912_576),
         ("gpt2", 124_439_808),
@@ -585,7 +603,7 @@ fn presets_have_the_published_numbers_of_parameters() -> Result<()> {
 }
 
 #[test]
-fn the_parts_of_the_124m_model_add_up() {
+fn component_counts_of_the_124m_model_are_correct() {
     let counts = ParameterCounts::new(&Gpt2Config::gpt2());
     assert_eq!(counts.with_untied_head, 163_037_184);
     assert_eq!(counts.embedding, 38_597_376 + 786_432);
@@ -598,9 +616,9 @@ fn the_parts_of_the_124m_model_add_up() {
     assert_eq!(Gpt2Config::gpt2().kv_bytes_per_token(KvDType::F32), 73_728);
 }
 
-/// Each published count of each size; the numbers are the literature's, computed nowhere in this project.
+/// All published counts of each size, taken from the literature and not computed by this project.
 #[test]
-fn the_ledger_holds_the_counts_in_circulation() {
+fn ledger_contains_every_published_count() {
     for (preset, paper, counts) in [
         (
             "distilgpt2",
@@ -646,7 +664,7 @@ fn the_ledger_holds_the_counts_in_circulation() {
     }
 }
 
-/// Runs the observed model on other tokens in the middle of a pass.
+/// Observer that runs the observed model on other tokens in the middle of a pass.
 struct Comparing {
     model: Arc<OnceLock<Gpt2LMHeadModel>>,
     logits: Vec<Tensor>,
@@ -664,7 +682,7 @@ impl Observer for Comparing {
 }
 
 #[test]
-fn an_observer_may_run_the_model_that_it_observes() -> Result<()> {
+fn observer_can_run_the_observed_model() -> Result<()> {
     let itself = Arc::new(OnceLock::new());
     let observer = Arc::new(Mutex::new(Comparing { model: itself.clone(), logits: Vec::new() }));
     let observed = itself.get_or_init(|| model().unwrap().observed_by(observer.clone()));

@@ -1,5 +1,7 @@
-//! gpt-nano-sort, a minGPT that sorts six letters, published with its intermediate activations: an oracle that
-//! owes nothing to transformers. Its linear weights are stored `(out, in)`, its head is its own.
+//! gpt-nano-sort, a minGPT that sorts six letters, published with its intermediate activations.
+//!
+//! This reference is independent of transformers. Its linear weights are stored `(out, in)`, and its head is
+//! untied.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +15,7 @@ use candle_gpt2_testing::{assert_close, checkpoints};
 use candle_nn::VarBuilder;
 use serde_json::Value;
 
-/// f32 of two libraries through three blocks.
+/// Tolerance between two f32 implementations, through three blocks.
 const PARITY: f64 = 1e-5;
 const LETTERS: usize = 6;
 
@@ -52,7 +54,7 @@ fn model(folder: &Path) -> Result<Gpt2LMHeadModel> {
     Gpt2LMHeadModel::load(&config, ByOutput(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))
 }
 
-/// Compares every intermediate that the publication has.
+/// Observer that compares every published intermediate.
 struct Compare {
     published: HashMap<String, Tensor>,
     compared: usize,
@@ -108,12 +110,12 @@ fn every_published_activation_is_reproduced() -> Result<()> {
 }
 
 #[test]
-fn it_sorts() -> Result<()> {
+fn model_sorts_nearly_all_inputs() -> Result<()> {
     let Some(folder) = checkpoints() else {
         return Ok(());
     };
     let model = model(&folder.join("gpt-nano-sort"))?;
-    let mut sorted_rightly = 0;
+    let mut sorted_correctly = 0;
     let inputs: Vec<Vec<u32>> =
         (0..3u32.pow(6)).map(|code| (0..6).map(|digit| code / 3u32.pow(digit) % 3).collect()).collect();
     for letters in &inputs {
@@ -128,9 +130,9 @@ fn it_sorts() -> Result<()> {
         }
         let mut expected = letters.clone();
         expected.sort_unstable();
-        sorted_rightly += usize::from(output == expected);
+        sorted_correctly += usize::from(output == expected);
     }
-    // A trained network, not an algorithm: nearly all of the 729 inputs, not necessarily every one.
-    assert!(sorted_rightly * 100 >= inputs.len() * 98, "{sorted_rightly} of {} sorted", inputs.len());
+    // A trained network, not an algorithm: it sorts nearly all of the 729 inputs, but not necessarily all.
+    assert!(sorted_correctly * 100 >= inputs.len() * 98, "{sorted_correctly} of {} sorted", inputs.len());
     Ok(())
 }

@@ -1,8 +1,10 @@
-//! Small seeded GPT-2s against transformers, layer by layer and at the logits (`export_gpt2` of the exporting
-//! script). The sizes of all cases differ; among them are every activation, both scaling flags, the upcast, an odd
-//! head width, an inner width below and above the usual, an untied head, one layer, one head.
+//! Small seeded GPT-2s compared with transformers, at every layer and at the logits.
 //!
-//! `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` choose the device and the type, here and in `laws.rs`.
+//! `export_gpt2` of the export script writes the fixtures. The sizes of all cases differ. The cases cover
+//! every activation, both scaling flags, the upcast, an odd head width, an inner width below and above the
+//! default, an untied head, one layer and one head.
+//!
+//! `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` select the device and dtype, here and in `laws.rs`.
 
 use candle_core::{DType, Result, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind};
@@ -10,15 +12,15 @@ use candle_gpt2_testing::{Fixture, assert_parity, device};
 
 use crate::common;
 
-/// Required: logits within 1e-4 absolute.
+/// Absolute tolerance for logits; the requirement is 1e-4.
 const LOGITS: f64 = 1e-4;
-/// Attention weights lie in [0, 1].
+/// Absolute tolerance for attention weights, which are between 0 and 1.
 const WEIGHTS: f64 = 1e-5;
 
 const CASES: &str = "gelu_new gelu gelu_pytorch_tanh relu silu tanh quick_gelu inverse_layer_scale unscaled upcast odd_head untied \
                      one_layer one_head relu2";
 
-/// Keeps the attention weights of every block.
+/// Observer that collects the attention weights of every block.
 #[derive(Default)]
 struct Attentions(Vec<Tensor>);
 

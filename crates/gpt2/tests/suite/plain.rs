@@ -1,4 +1,4 @@
-//! The plain GPT-2 of the example, beside transformers and beside the fast one.
+//! The plain GPT-2 of the example, compared with transformers and with the fast model.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
@@ -9,7 +9,7 @@ use candle_nn::VarBuilder;
 #[allow(dead_code, reason = "its `main` is the example's")]
 mod example;
 
-/// Required: logits within 1e-4 absolute.
+/// Absolute tolerance for logits; the requirement is 1e-4.
 const LOGITS: f64 = 1e-4;
 
 #[test]
@@ -26,13 +26,13 @@ fn logits_equal_transformers() -> Result<()> {
 }
 
 #[test]
-fn logits_of_the_model_inside_the_program_equal_those_of_the_fast_one() -> Result<()> {
+fn logits_of_the_built_in_model_equal_the_fast_model() -> Result<()> {
     let config = Gpt2Config::from_json(std::str::from_utf8(candle_gpt2_stories::CONFIG).unwrap()).unwrap();
-    let weights = candle_gpt2_stories::WEIGHTS.to_vec();
-    let vb = VarBuilder::from_buffered_safetensors(weights, DType::F32, &Device::Cpu)?;
+    let tensors = example::tensors(candle_gpt2_stories::WEIGHTS)?;
+    let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
     let plain = example::PlainGpt2::load(&config, vb.pp("transformer"))?;
     let fast = Gpt2LMHeadModel::load(&config, vb)?;
-    let ids: Vec<u32> = (0..60).map(|place| place * place * 7 % 2000 + 20).collect();
+    let ids: Vec<u32> = (0..60).map(|index| index * index * 7 % 2000 + 20).collect();
     let ids = Tensor::from_vec(ids, (2, 30), &Device::Cpu)?;
     let expected = fast.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     assert_parity(&plain.forward(&ids)?, &expected, LOGITS, "the built-in model");

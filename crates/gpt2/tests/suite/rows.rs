@@ -1,19 +1,19 @@
-//! Rows of any lengths side by side in one text: each must be as if it were alone, in values and in gradients.
+//! Packed rows of different lengths: values and gradients must equal those of each row alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
-    ByOutput, Gpt2Cache, Gpt2Config, Gpt2Model, KvPool, Observer, Pass, Site, SiteKind, expected_parameters,
-    gradients,
+    ByOutput, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, KvPool, LogitsFor, Observer, Pass, Site,
+    SiteKind, expected_parameters, gradients,
 };
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_kernels::composed;
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
 use candle_nn::VarBuilder;
 
-/// The same f32 arithmetic in another order of summation, on hidden states of size 3.
+/// Tolerance for the same f32 arithmetic in another summation order, on hidden states of magnitude 3.
 const SAME: f64 = 1e-5;
 
 const ROWS: [&[u32]; 4] = [&[5, 9, 1, 3, 11, 12, 0], &[2], &[7, 7, 4], &[12, 0, 3, 8, 8]];
@@ -47,7 +47,7 @@ fn model(config: &Gpt2Config, variables: &HashMap<String, Var>) -> Result<Gpt2Mo
     )
 }
 
-/// Each row by itself, one after the other.
+/// Runs each row separately and concatenates the results.
 fn one_by_one(model: &Gpt2Model, pass: &mut Pass) -> Result<Tensor> {
     let device = model.device();
     let states = ROWS.map(|row| model.forward_with(&Tensor::new(row, device)?.unsqueeze(0)?, None, pass));
@@ -55,14 +55,35 @@ fn one_by_one(model: &Gpt2Model, pass: &mut Pass) -> Result<Tensor> {
 }
 
 #[test]
-fn each_row_is_as_if_it_were_alone() -> Result<()> {
+fn last_token_logits_cover_every_packed_row() -> Result<()> {
+    let variables = variables(&config(), dtype(), &device());
+    let tensors = variables.iter().map(|(name, variable)| (name.clone(), variable.as_detached_tensor()));
+    let vb = VarBuilder::from_tensors(tensors.collect(), dtype(), &device());
+    let model = Gpt2LMHeadModel::load(&config(), ByOutput(vb))?;
+    let ids = Tensor::new(ROWS.concat(), &device())?.unsqueeze(0)?;
+    let lengths: Arc<[usize]> = ROWS.map(<[u32]>::len).into();
+    let of_rows = |logits_for| {
+        model.forward_with(&ids, logits_for, None, &mut Pass::inference().of_rows(Arc::clone(&lengths)))
+    };
+    let every = of_rows(LogitsFor::EveryToken)?;
+    let last = of_rows(LogitsFor::LastToken)?;
+    assert_eq!(last.dims(), [1, 4, 13]);
+    for (row, end) in [6, 7, 10, 15].into_iter().enumerate() {
+        let expected = every.get(0)?.get(end)?.to_device(&Device::Cpu)?;
+        assert_parity(&last.get(0)?.get(row)?, &expected, SAME, &format!("row {row}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn packed_rows_equal_the_rows_alone() -> Result<()> {
     let model = model(&config(), &variables(&config(), dtype(), &device()))?;
     let together = model.forward_rows(&ROWS, &mut Pass::inference())?;
     assert_eq!(together.dims(), [1, 16, 10]);
     let alone = one_by_one(&model, &mut Pass::inference())?;
     assert_parity(&together, &alone.to_device(&Device::Cpu)?, SAME, "with kernels");
     let observed = {
-        // Who looks at the weights is shown those of all pairs.
+        // An observer of the attention weights sees the weights of all pairs.
         let mut weights = Weights(Vec::new());
         let together = model.forward_rows(&ROWS, &mut Pass::inference().observed_by(&mut weights))?;
         assert_eq!(weights.0.len(), 3);
@@ -91,9 +112,9 @@ impl Observer for Weights {
     }
 }
 
-/// In f64 sums of another order agree to rounding: an interference between rows would show.
+/// In f64, different summation orders agree to rounding, so interference between rows would show.
 #[test]
-fn gradients_are_those_of_each_row_alone() -> Result<()> {
+fn packed_gradients_equal_the_gradients_of_rows_alone() -> Result<()> {
     let config = config();
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-12)] {
         let variables = variables(&config, dtype, &Device::Cpu);
@@ -104,23 +125,23 @@ fn gradients_are_those_of_each_row_alone() -> Result<()> {
         let of = |states: &dyn Fn(&mut Pass) -> Result<Tensor>, recomputing: bool| {
             let mut generator = RandomStream::new(1);
             let mut pass = Pass::training(&mut generator).recomputing(recomputing);
-            gradients(&tensors, candle_gpt2::Before::Nothing, 1.0, || {
+            gradients(&tensors, candle_gpt2::InitialGradients::Nothing, 1.0, || {
                 (states(&mut pass)? * &weights)?.sum_all()
             })
         };
         let (loss, alone) = of(&|pass| one_by_one(&model, pass), false)?;
         let together = |pass: &mut Pass| model.forward_rows(&ROWS, pass);
-        let ways = [
+        let variants = [
             ("kernels", of(&together, false)?),
             ("recomputed", of(&together, true)?),
             ("composed", composed(|| of(&together, false))?),
         ];
-        for (way, (found_loss, found)) in ways {
-            // candle's slope of GELU is exact to seven digits.
-            let tolerance = if way == "composed" { f64::max(tolerance, 1e-7) } else { tolerance };
+        for (variant, (found_loss, found)) in variants {
+            // candle's derivative of GELU is exact to seven digits.
+            let tolerance = if variant == "composed" { f64::max(tolerance, 1e-7) } else { tolerance };
             assert!(
                 (found_loss - loss).abs() <= tolerance * loss.abs().max(1.0),
-                "{way}: {found_loss}, {loss}"
+                "{variant}: {found_loss}, {loss}"
             );
             for (((name, _), expected), found) in named.iter().zip(&alone).zip(&found) {
                 let (expected, found) = (values(expected.as_ref().unwrap()), values(found.as_ref().unwrap()));
@@ -128,7 +149,10 @@ fn gradients_are_those_of_each_row_alone() -> Result<()> {
                 let off =
                     worst(expected.iter().zip(&found).map(|(expected, found)| (expected - found).abs()));
                 assert!(largest > 1e-3, "{name} has no gradient");
-                assert!(off <= tolerance * largest, "{way}, {dtype:?}: {name} is off by {off} of {largest}");
+                assert!(
+                    off <= tolerance * largest,
+                    "{variant}, {dtype:?}: {name} is off by {off} of {largest}"
+                );
             }
         }
     }
@@ -136,18 +160,17 @@ fn gradients_are_those_of_each_row_alone() -> Result<()> {
 }
 
 #[test]
-fn rows_that_do_not_fit_are_refused() -> Result<()> {
+fn invalid_rows_are_rejected() -> Result<()> {
     let model = model(&config(), &variables(&config(), dtype(), &device()))?;
     let none: [&[u32]; 0] = [];
-    let refused = |rows: &[&[u32]]| {
-        model.forward_rows(rows, &mut Pass::inference()).expect_err("a refusal").to_string()
-    };
-    assert!(refused(&none).contains("at least one token"), "{}", refused(&none));
-    let empty = refused(&[&[1, 2], &[], &[3]]);
-    assert!(empty.contains("row 1, counted from 0, has 0 tokens; a row takes from 1 to 7"), "{empty}");
-    let long = refused(&[&[1, 2], &[1; 8]]);
-    assert!(long.contains("row 1, counted from 0, has 8 tokens; a row takes from 1 to 7"), "{long}");
-    let unknown = refused(&[&[1, 13]]);
+    let error_message =
+        |rows: &[&[u32]]| model.forward_rows(rows, &mut Pass::inference()).unwrap_err().to_string();
+    assert!(error_message(&none).contains("at least one token"), "{}", error_message(&none));
+    let empty = error_message(&[&[1, 2], &[], &[3]]);
+    assert!(empty.contains("row 1 (counted from 0) has 0 tokens; expected 1 to 7"), "{empty}");
+    let long = error_message(&[&[1, 2], &[1; 8]]);
+    assert!(long.contains("row 1 (counted from 0) has 8 tokens; expected 1 to 7"), "{long}");
+    let unknown = error_message(&[&[1, 13]]);
     assert!(unknown.contains("13"), "{unknown}");
     let other_text = model.forward_with(
         &Tensor::new(&[[1u32, 2, 3]], &device())?,
@@ -155,27 +178,28 @@ fn rows_that_do_not_fit_are_refused() -> Result<()> {
         &mut Pass::inference().of_rows(Arc::new([2, 2])),
     );
     let other_text = other_text.expect_err("another length").to_string();
-    assert!(other_text.contains("one text of 4 tokens, found (texts, tokens) (1, 3)"), "{other_text}");
+    assert!(other_text.contains("one sequence of 4 tokens, found shape (1, 3)"), "{other_text}");
     let mut cache = Gpt2Cache::new(&config(), 1, 7, dtype(), &device())?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &device())?;
     let mut pass = Pass::inference().of_rows(Arc::new([1, 2]));
     let cached = model.forward_with(&ids, Some(&mut cache), &mut pass).expect_err("two rows").to_string();
-    assert!(cached.contains("it has 1 rows, and the pass has 2"), "{cached}");
-    assert_eq!(cache.lengths(), [0], "as before");
+    assert!(cached.contains("the cache has 1 rows, but the pass has 2"), "{cached}");
+    assert_eq!(cache.lengths(), [0], "unchanged");
     model.forward_with(&Tensor::new(&[[1u32; 5]], &device())?, Some(&mut cache), &mut Pass::inference())?;
     let mut pass = Pass::inference().of_rows(Arc::new([3]));
     let full = model.forward_with(&ids, Some(&mut cache), &mut pass).expect_err("a full context").to_string();
     assert!(full.contains('5') && full.contains('3') && full.contains('7'), "{full}");
-    assert_eq!(cache.lengths(), [5], "as before");
+    assert_eq!(cache.lengths(), [5], "unchanged");
     Ok(())
 }
 
-/// Rows that continue a cache by different numbers of tokens have what each has alone, and leave the cache as they would alone: on a
-/// CPU to the bit.
+/// Rows that continue a cache by different numbers of tokens match separate runs, as do their caches.
+///
+/// On a CPU they match bit for bit.
 #[test]
-fn rows_continue_a_cache_as_each_does_alone() -> Result<()> {
+fn packed_rows_with_a_cache_equal_the_rows_alone() -> Result<()> {
     let (config, device) = (config(), device());
-    // Not variables: the kernels of inference are what is asked for.
+    // Detached tensors instead of variables, to test the inference kernels.
     let tensors = variables(&config, DType::F32, &device);
     let tensors = tensors.into_iter().map(|(name, variable)| (name, variable.as_tensor().detach())).collect();
     let model = Gpt2Model::load(&config, ByOutput(VarBuilder::from_tensors(tensors, DType::F32, &device)))?;
@@ -189,18 +213,18 @@ fn rows_continue_a_cache_as_each_does_alone() -> Result<()> {
         let (mut lengths, mut new) = (Vec::<usize>::new(), Vec::<u32>::new());
         let (mut expected, mut after) = (Vec::new(), Vec::<(u32, Gpt2Cache)>::new());
         for (row, (ids, count)) in ROWS.iter().zip(counts).enumerate() {
-            // What each holds before, then the new tokens, then one more.
+            // Cached tokens, then the new tokens, then one more.
             let ids: Vec<u32> = ids.iter().copied().chain([1, 4, 2, 9, 3, 6, 0]).take(7).collect();
-            let held = [2, 1, 3, 2][row];
+            let prefix = [2, 1, 3, 2][row];
             let mut own = Gpt2Cache::new(&config, 1, 7, DType::F32, &device)?;
             let mut of_pool = pool.cache(1, 7).expect("room");
             for cache in [&mut own, &mut of_pool] {
-                model_of(&ids[..held], cache)?;
+                model_of(&ids[..prefix], cache)?;
             }
             cache.insert(row, of_pool)?;
-            new.extend(&ids[held..held + count]);
-            expected.push(model_of(&ids[held..held + count], &mut own)?);
-            after.push((ids[held + count], own));
+            new.extend(&ids[prefix..prefix + count]);
+            expected.push(model_of(&ids[prefix..prefix + count], &mut own)?);
+            after.push((ids[prefix + count], own));
             lengths.push(count);
         }
         let tokens = new.len();
@@ -223,7 +247,7 @@ fn rows_continue_a_cache_as_each_does_alone() -> Result<()> {
     Ok(())
 }
 
-/// On a CPU to the bit, elsewhere but for the order of sums.
+/// Compares bit for bit on a CPU, and up to the summation order elsewhere.
 fn same(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
     if !found.device().is_cpu() {
         assert_parity(found, expected, SAME, what);

@@ -1,17 +1,18 @@
-//! What a user of candle does with the model: files as they are published, an empty `VarMap`, candle's optimizer, and `Sequential`.
+//! The model as a candle user sees it: published files, an empty `VarMap`, `AdamW` and `Sequential`.
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{
-    Activation, AttentionError, AttentionMask, ConfigError, FeedForward, Gpt2Config, Gpt2LMHeadModel,
-    Gpt2Model, HeadKind, KernelError, LayerNorm, Linear, LogitsFor, ModelError, MultiHeadAttention,
-    MultiHeadAttentionConfig, Pass, carried,
+    Activation, AttentionError, AttentionMask, ConfigError, FeedForward, Gpt2Config, Gpt2DoubleHeads,
+    Gpt2ForSequenceClassification, Gpt2ForTokenClassification, Gpt2LMHeadModel, Gpt2Model, HeadKind,
+    KernelError, LayerNorm, Linear, LogitsFor, ModelError, MultiHeadAttention, MultiHeadAttentionConfig,
+    Pass, carried,
 };
 use candle_gpt2_testing::{Fixture, assert_close, assert_parity, fixture_path, pattern};
 use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap};
 
-/// Two libraries through all layers, in f32.
+/// Tolerance between two f32 implementations, through all layers.
 const LOGITS: f64 = 1e-4;
 
 fn sizes() -> Gpt2Config {
@@ -26,14 +27,14 @@ fn ids(fixture: &Fixture) -> Result<Tensor> {
     fixture.tensor("input_ids").to_dtype(DType::U32)
 }
 
-/// A mapped file of transformers: `transformer.` before the names, matrices `(in, out)`, other tensors beside them.
+/// A mapped transformers file: prefix `transformer.`, matrices `(in, out)`, and unrelated tensors.
 #[test]
 #[expect(unsafe_code, reason = "nothing changes the fixture while it is mapped")]
-fn a_mapped_published_file_gives_the_logits_of_transformers() -> Result<()> {
+fn memory_mapped_file_matches_transformers() -> Result<()> {
     for case in ["gelu_new", "untied", "odd_head", "inverse_layer_scale"] {
         let fixture = Fixture::open(&format!("gpt2/{case}"));
         let file = fixture_path(&format!("gpt2/{case}.safetensors"));
-        // SAFETY: the file stays as it is.
+        // SAFETY: Nothing changes the file while it is mapped.
         let vb = unsafe { VarBuilder::from_mmaped_safetensors(&[file], DType::F32, &Device::Cpu)? };
         let model = Gpt2LMHeadModel::load(&config(&fixture), vb.clone())?;
         let expected = fixture.tensor("expected.logits");
@@ -44,9 +45,9 @@ fn a_mapped_published_file_gives_the_logits_of_transformers() -> Result<()> {
     Ok(())
 }
 
-/// As OpenAI's own repository has it: no prefix, the masks of attention as buffers, and a head that repeats the embedding.
+/// The format of OpenAI's own repository: no prefix, attention masks as buffers, and a repeated head.
 #[test]
-fn a_file_without_the_prefix_and_with_buffers_gives_the_same() -> Result<()> {
+fn unprefixed_file_with_buffers_loads_the_same_model() -> Result<()> {
     let fixture = Fixture::open("gpt2/gelu_new");
     let config = config(&fixture);
     let mut tensors = fixture.tensors_below("transformer.");
@@ -68,27 +69,27 @@ fn a_file_without_the_prefix_and_with_buffers_gives_the_same() -> Result<()> {
     Ok(())
 }
 
-/// `attn.c_proj` is square: only its values say which way it lies. The others are refused by their shapes.
+/// `attn.c_proj` is square, so only its values show its orientation. The others have the wrong shape.
 #[test]
-fn matrices_that_lie_the_other_way_round_are_refused_by_name() -> Result<()> {
+fn transposed_matrices_are_rejected_by_name() -> Result<()> {
     let fixture = Fixture::open("gpt2/gelu_new");
-    let turned = fixture.tensors_below("transformer.").into_iter().map(|(name, tensor)| {
+    let transposed = fixture.tensors_below("transformer.").into_iter().map(|(name, tensor)| {
         let is_conv1d = name.starts_with("h.") && tensor.rank() == 2;
         (name, if is_conv1d { tensor.t().unwrap() } else { tensor })
     });
-    let vb = VarBuilder::from_tensors(turned.collect(), DType::F32, &Device::Cpu);
+    let vb = VarBuilder::from_tensors(transposed.collect(), DType::F32, &Device::Cpu);
     let error = Gpt2LMHeadModel::load(&config(&fixture), vb).unwrap_err().to_string();
     assert!(error.contains("h.0.attn.c_attn.weight"), "{error}");
     Ok(())
 }
 
-/// To the bit.
+/// Compares values bit for bit.
 fn assert_same(found: &Tensor, expected: &Tensor, what: &str) {
     let values = |tensor: &Tensor| tensor.to_vec3::<f32>().unwrap();
     assert_eq!(values(found), values(expected), "{what}");
 }
 
-/// Mean and standard deviation.
+/// Returns the mean and the standard deviation.
 fn spread(tensor: &Tensor) -> (f64, f64) {
     let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let count = values.len() as f64;
@@ -98,13 +99,13 @@ fn spread(tensor: &Tensor) -> (f64, f64) {
 }
 
 #[test]
-fn an_empty_var_map_begins_as_gpt2_does() -> Result<()> {
+fn empty_var_map_is_initialized_like_gpt2() -> Result<()> {
     let config = Gpt2Config { n_embd: 96, n_layer: 2, ..sizes() };
     let variables = VarMap::new();
     Gpt2LMHeadModel::load(&config, VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
     let variables = variables.data().lock().unwrap();
     assert_eq!(variables.len(), candle_gpt2::expected_parameters(&config).len());
-    assert_eq!(variables["h.0.mlp.c_fc.weight"].dims(), [96, 384], "(in, out), as published");
+    assert_eq!(variables["transformer.h.0.mlp.c_fc.weight"].dims(), [96, 384], "(in, out), as published");
     for (name, variable) in variables.iter() {
         let (mean, deviation) = spread(variable);
         let expected = match name {
@@ -113,16 +114,115 @@ fn an_empty_var_map_begins_as_gpt2_does() -> Result<()> {
             name if name.ends_with("c_proj.weight") => (0.0, 0.02 / 4f64.sqrt()),
             _ => (0.0, 0.02),
         };
-        // Thousands of draws each: 4 standard errors of the smallest tensor.
+        // Each tensor has thousands of samples. The tolerances are 4 standard errors of the smallest one.
         assert!((mean - expected.0).abs() < 0.0015, "{name}: mean {mean}");
         assert!((deviation - expected.1).abs() < 0.001, "{name}: deviation {deviation}");
     }
     Ok(())
 }
 
-/// A classifier's configuration has no output head in its list of parameters; the class that is loaded has one all the same.
+/// Names that transformers saves, for every head, also if the caller adds the prefix.
 #[test]
-fn an_untied_output_head_loads_whatever_head_is_configured() -> Result<()> {
+fn empty_var_map_has_the_names_of_published_files() -> Result<()> {
+    for (file, head) in [
+        ("gpt2/gelu_new", HeadKind::LanguageModel),
+        ("gpt2/untied", HeadKind::LanguageModel),
+        ("heads/sequence/model", HeadKind::SequenceClassification),
+        ("heads/token/model", HeadKind::TokenClassification),
+        ("heads/double/model", HeadKind::DoubleHeads),
+    ] {
+        let tensors =
+            candle_core::safetensors::load(fixture_path(&format!("{file}.safetensors")), &Device::Cpu)?;
+        let is_parameter = |name: &&String| !name.starts_with("expected.") && *name != "input_ids";
+        let mut published: Vec<_> = tensors.keys().filter(is_parameter).cloned().collect();
+        published.sort();
+        let n_layer = published.iter().filter(|name| name.ends_with("ln_1.weight")).count();
+        let id2label = (0..5).map(|label: u32| label.to_string()).collect();
+        let config =
+            Gpt2Config { n_layer, head, id2label, tie_word_embeddings: !file.ends_with("untied"), ..sizes() };
+        for prefix in ["", "transformer", "model", "model.transformer"] {
+            let variables = VarMap::new();
+            let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+            let vb = prefix.split('.').filter(|part| !part.is_empty()).fold(vb, |vb, part| vb.pp(part));
+            // The second model shares the variables of the first.
+            for _ in 0..2 {
+                match head {
+                    HeadKind::LanguageModel => drop(Gpt2LMHeadModel::load(&config, vb.clone())?),
+                    HeadKind::SequenceClassification => {
+                        drop(Gpt2ForSequenceClassification::load(&config, vb.clone())?);
+                    }
+                    HeadKind::TokenClassification => {
+                        drop(Gpt2ForTokenClassification::load(&config, vb.clone())?);
+                    }
+                    HeadKind::DoubleHeads => drop(Gpt2DoubleHeads::load(&config, vb.clone())?),
+                }
+            }
+            let mut saved: Vec<_> = variables.data().lock().unwrap().keys().cloned().collect();
+            saved.sort();
+            let outer = prefix.trim_end_matches("transformer");
+            let outer = if outer == "model" { "model." } else { outer };
+            let expected: Vec<_> = published.iter().map(|name| format!("{outer}{name}")).collect();
+            assert_eq!(saved, expected, "{file} below `{prefix}`");
+        }
+    }
+    Ok(())
+}
+
+/// A published file also loads below its prefix.
+#[test]
+fn untied_file_loads_below_its_prefix() -> Result<()> {
+    let fixture = Fixture::open("gpt2/untied");
+    let vb = fixture.parameters("");
+    let at_root = Gpt2LMHeadModel::load(&config(&fixture), vb.clone())?.forward(&ids(&fixture)?)?;
+    let below = Gpt2LMHeadModel::load(&config(&fixture), vb.pp("transformer"))?.forward(&ids(&fixture)?)?;
+    assert_same(&below, &at_root, "the same parameters");
+    Ok(())
+}
+
+#[test]
+fn attention_loads_from_a_block_of_a_file() -> Result<()> {
+    let fixture = Fixture::open("gpt2/gelu_new");
+    let (config, vb) = (config(&fixture), fixture.parameters(""));
+    let model = Gpt2LMHeadModel::load(&config, vb.clone())?;
+    let layer = MultiHeadAttentionConfig::gpt2(config.n_embd, config.n_head);
+    let layer = MultiHeadAttention::load(&layer, vb.pp("transformer.h.1.attn"))?;
+    let x = pattern(&[2, 5, config.n_embd], 1.0, 0);
+    let expected = model.transformer().blocks()[1].attn().forward_masked(&x, &AttentionMask::Causal)?;
+    assert_same(&layer.forward_masked(&x, &AttentionMask::Causal)?, &expected, "attention of block 1");
+    Ok(())
+}
+
+/// Gradients would not reach the cached keys and values.
+#[test]
+fn cached_pass_of_a_trainable_model_is_a_constant() -> Result<()> {
+    let variables = VarMap::new();
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    for tie_word_embeddings in [true, false] {
+        let config = Gpt2Config { tie_word_embeddings, ..sizes() };
+        let model = Gpt2LMHeadModel::load(&config, vb.pp(tie_word_embeddings))?;
+        let ids = Tensor::new(&[[3u32, 5, 8, 13, 21]], &Device::Cpu)?;
+        let whole = model.forward(&ids)?;
+        assert!(whole.track_op());
+        let mut cache = model.new_cache(1, 8)?;
+        for (first, count) in [(0, 3), (3, 1), (4, 1)] {
+            let part = ids.narrow(1, first, count)?;
+            let mut pass = Pass::inference();
+            let logits = model.forward_with(&part, LogitsFor::EveryToken, Some(&mut cache), &mut pass)?;
+            assert_close(&logits, &whole.narrow(1, first, count)?, LOGITS, "cached");
+            assert!(!logits.track_op());
+            let gradients = logits.sqr()?.sum_all()?.backward()?;
+            assert!(variables.all_vars().iter().all(|variable| gradients.get(variable).is_none()));
+        }
+        let mut cache = model.new_cache(1, 8)?;
+        let hidden = model.transformer().forward_with(&ids, Some(&mut cache), &mut Pass::inference())?;
+        assert!(!hidden.track_op());
+    }
+    Ok(())
+}
+
+/// A classifier's parameter list has no output head, but the class that is loaded has one.
+#[test]
+fn untied_output_head_loads_with_any_configured_head() -> Result<()> {
     let id2label = ["ham", "spam"].map(str::to_owned).to_vec();
     let head = HeadKind::SequenceClassification;
     let config = Gpt2Config { head, id2label, tie_word_embeddings: false, ..sizes() };
@@ -132,7 +232,7 @@ fn an_untied_output_head_loads_whatever_head_is_configured() -> Result<()> {
 }
 
 #[test]
-fn steps_of_candles_adamw_lower_the_loss() -> Result<()> {
+fn candle_adamw_steps_lower_the_loss() -> Result<()> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
     let model = Gpt2LMHeadModel::load(&sizes(), vb)?;
@@ -173,7 +273,7 @@ fn layers_compose_in_a_sequential() -> Result<()> {
     for (name, variable) in variables.data().lock().unwrap().iter() {
         assert!(gradients.get(variable).is_some(), "{name} has no gradient");
     }
-    // As a module, attention sees everything; under a mask of its own it sees what that shows.
+    // Attention as a module has no mask. `forward_masked` applies its own mask.
     let all = causal.forward_masked(&x, &AttentionMask::Bidirectional)?;
     assert_same(&x.apply(&attention())?, &all, "no mask");
     let masked = candle_nn::seq().add_fn(move |x| causal.forward_masked(x, &AttentionMask::Causal));
@@ -182,9 +282,9 @@ fn layers_compose_in_a_sequential() -> Result<()> {
     Ok(())
 }
 
-/// What a module computes is what the model computes.
+/// Modules compute the same as the model.
 #[test]
-fn a_model_is_a_module() -> Result<()> {
+fn model_implements_module() -> Result<()> {
     let fixture = Fixture::open("gpt2/gelu_new");
     let tensors: HashMap<String, Tensor> = fixture.tensors_below("");
     let model = Gpt2LMHeadModel::load(
@@ -203,20 +303,28 @@ fn a_model_is_a_module() -> Result<()> {
     Ok(())
 }
 
-/// Errors of every layer can be matched.
+/// The error types of every layer can be recovered from candle's error.
 #[test]
-fn errors_are_taken_out_of_candles() -> Result<()> {
+fn errors_are_recovered_from_candle_errors() -> Result<()> {
     let model = Gpt2LMHeadModel::load(&sizes(), VarBuilder::zeros(DType::F32, &Device::Cpu))?;
     let error = model.forward(&Tensor::zeros((1, 33), DType::U32, &Device::Cpu)?).unwrap_err();
     let expected = ModelError::ContextExceeded { past: 0, added: 33, n_positions: 32 };
     assert_eq!(carried(&error), Some(&expected));
     assert_eq!(error.to_string(), expected.to_string());
+    let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+    assert_eq!(source, Some(&expected), "in the chain of an `anyhow::Error`");
     let far = &mut Pass::inference().from_position(usize::MAX);
     let error = model.forward_with(&Tensor::new(&[[1u32]], &Device::Cpu)?, LogitsFor::EveryToken, None, far);
     let expected = ModelError::ContextExceeded { past: usize::MAX, added: 1, n_positions: 32 };
     assert_eq!(carried(&error.unwrap_err()), Some(&expected));
-    let error = model.forward(&Tensor::new(&[[61u32]], &Device::Cpu)?).unwrap_err();
-    assert_eq!(carried(&error), Some(&KernelError::NoSuchRow { row: 61, rows: 61 }));
+    for (ids, id) in
+        [(Tensor::new(&[[61u32]], &Device::Cpu)?, 61), (Tensor::new(&[[1i64, -1]], &Device::Cpu)?, -1)]
+    {
+        let error = model.forward(&ids).unwrap_err();
+        assert_eq!(carried(&error), Some(&ModelError::NoSuchToken { id, vocab_size: 61 }));
+    }
+    let error = model.lm_head().forward(&Tensor::zeros((1, 23), DType::F32, &Device::Cpu)?).unwrap_err();
+    assert_eq!(carried(&error), Some(&KernelError::InputWidth { expected: 24, found: vec![1, 23] }));
 
     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
     let error = MultiHeadAttention::load(&MultiHeadAttentionConfig::new(24, 24, 5), vb.clone()).unwrap_err();

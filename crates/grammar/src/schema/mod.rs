@@ -1,4 +1,6 @@
-//! JSON schemas before the library reads them: what it would get wrong is rewritten or refused, with its place.
+//! Checks JSON schemas and rewrites the parts that the library would misinterpret.
+//!
+//! A part that cannot be rewritten is rejected with its location.
 
 mod numbers;
 mod patterns;
@@ -16,14 +18,16 @@ pub(crate) use self::patterns::ANY;
 use self::places::{at, at_mut, children, pointer};
 use crate::reading;
 
-/// Most subschemas that are read again to find the place of an error.
-const MOST_TRIES: usize = 500;
-/// Escapes in strings and names. Without `\u`, each name has one spelling, so no other spelling evades the schema of a property
-/// (llguidance 1.9.1, `gen_json_object`).
+/// Maximum number of subschemas compiled again to locate an error.
+const MAX_TRIES: usize = 500;
+/// Allowed escapes in strings and names.
+///
+/// Without `\u`, each name has a single spelling, so no other spelling evades a property's schema (llguidance
+/// 1.9.1, `gen_json_object`).
 const ALLOWED_ESCAPES: &str = "nrbtf\\\"";
 /// Keywords that apply schemas to the same value.
 const APPLICATORS: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
-/// Keywords that restrict nothing.
+/// Keywords that do not restrict values.
 const ANNOTATIONS: [&str; 15] = [
     "$anchor",
     "$comment",
@@ -41,16 +45,16 @@ const ANNOTATIONS: [&str; 15] = [
     "title",
     "writeOnly",
 ];
-/// Keywords that the library reads together, and splits at the applicators between them.
+/// Keywords that the library interprets together, but separates if an applicator is between them.
 const READ_TOGETHER: [[&str; 2]; 2] =
     [["patternProperties", "additionalProperties"], ["items", "additionalItems"]];
-/// Keywords that count something.
+/// Keywords whose value is a count.
 const SIZES: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
-/// A schema that the library reads as JSON Schema means it, or the reason why there is none.
+/// Rewrites a schema so that the library interprets it as JSON Schema defines it.
 ///
 /// # Errors
-/// If the schema has something that the library would get wrong and that cannot be rewritten.
+/// If the library would misinterpret a part of the schema that cannot be rewritten.
 pub(crate) fn checked(schema: &Value) -> Result<Value, String> {
     let mut root = match schema {
         Value::Object(_) => schema.clone(),
@@ -81,8 +85,9 @@ pub(crate) fn checked(schema: &Value) -> Result<Value, String> {
     Ok(rewritten)
 }
 
-/// A schema that is an object, with at most one space between the parts of a value: without a bound a model may write
-/// spaces forever.
+/// Wraps a schema for llguidance, with at most one space between the parts of a value.
+///
+/// Without this bound a model could write spaces forever.
 pub(crate) fn to_llguidance(mut schema: Value) -> TopLevelGrammar {
     let whitespace_pattern = Some(r"\x20".to_owned());
     let json_allowed_escapes = Some(ALLOWED_ESCAPES.to_owned());
@@ -92,9 +97,11 @@ pub(crate) fn to_llguidance(mut schema: Value) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(schema)
 }
 
-/// Where in a schema the error `message` comes from, as `at POINTER: `: the innermost subschema that fails with it alone.
-pub(crate) fn place_of(schema: &Value, message: &str, factory: &ParserFactory) -> String {
-    let mut tries = MOST_TRIES;
+/// Location of the error `message` in a schema, formatted as `at POINTER: `.
+///
+/// This is the innermost subschema that fails with the same message on its own.
+pub(crate) fn location_of(schema: &Value, message: &str, factory: &ParserFactory) -> String {
+    let mut tries = MAX_TRIES;
     let mut fails = |schema: &Value| {
         tries = tries.saturating_sub(1);
         let failed = || reading::parser(to_llguidance(schema.clone()), factory).err();
@@ -103,7 +110,7 @@ pub(crate) fn place_of(schema: &Value, message: &str, factory: &ParserFactory) -
     let (mut place, mut pointer) = (schema, String::new());
     'inward: loop {
         for (key, child) in children(place) {
-            // A list or a table of schemas is none itself.
+            // A list or a table of schemas is not a schema itself, so look one level deeper.
             for (inner_key, inner) in children(child) {
                 if fails(inner) {
                     pointer = format!("{pointer}/{key}/{inner_key}");
@@ -121,13 +128,13 @@ pub(crate) fn place_of(schema: &Value, message: &str, factory: &ParserFactory) -
     }
 }
 
-/// Whether the root's `$schema` is a draft in which the keywords beside a `$ref` mean nothing.
+/// Whether the root's `$schema` is a draft that ignores keywords next to a `$ref`.
 fn ignores_siblings_of_references(root: &Value) -> bool {
     let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
     ["04", "06", "07"].iter().any(|number| draft.contains(&format!("json-schema.org/draft-{number}/")))
 }
 
-/// Removes the keywords beside each `$ref`, but for those that other references may lead into.
+/// Removes the keywords next to each `$ref`, except for those that references may point into.
 fn drop_siblings_of_references(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -141,7 +148,7 @@ fn drop_siblings_of_references(value: &mut Value) {
     }
 }
 
-/// Whether the library intersects this schema's parts with each other.
+/// Whether the library intersects parts of this schema with each other.
 fn merges_schemas(schema: &Map<String, Value>) -> bool {
     let restricting = schema.keys().filter(|key| !ANNOTATIONS.contains(&key.as_str())).count();
     let has_applicator = APPLICATORS.iter().any(|key| schema.contains_key(*key));
@@ -151,7 +158,7 @@ fn merges_schemas(schema: &Map<String, Value>) -> bool {
         || schema.contains_key("properties") && schema.contains_key("patternProperties")
 }
 
-/// Writes sizes such as `2.0` as integers, which the library expects.
+/// Converts sizes such as `2.0` to integers, as the library expects.
 fn rewrite_sizes(schema: &mut Map<String, Value>) {
     for key in SIZES {
         if let Some(size) = schema.get_mut(key)
@@ -162,13 +169,13 @@ fn rewrite_sizes(schema: &mut Map<String, Value>) {
     }
 }
 
-/// A float that is a whole number and not negative.
+/// Value of a float that is a non-negative whole number.
 fn whole_number(value: &Value) -> Option<u64> {
     let number = value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0)?;
     (0.0..numbers::LARGEST_EXACT).contains(&number).then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
-/// Refuses a `minProperties` that a repeated name could meet: the library counts each occurrence.
+/// Rejects a `minProperties` that a repeated name could satisfy, since the library counts repetitions.
 fn check_repeated_names(schema: &Map<String, Value>) -> Result<(), (&'static str, String)> {
     let least = schema.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
     let required = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len);
@@ -184,8 +191,10 @@ fn check_repeated_names(schema: &Map<String, Value>) -> Result<(), (&'static str
     Err(("minProperties", what))
 }
 
-/// Drops what the keywords of arrays ignore: `uniqueItems: false`, and `additionalItems` beside anything but a list of items,
-/// which would make the library ignore `prefixItems`.
+/// Drops keywords that have no effect on arrays.
+///
+/// These are `uniqueItems: false`, and `additionalItems` unless `items` is a list. Otherwise
+/// `additionalItems` would make the library ignore `prefixItems`.
 fn rewrite_arrays(schema: &mut Map<String, Value>) {
     if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
         schema.shift_remove("uniqueItems");
@@ -195,7 +204,7 @@ fn rewrite_arrays(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Moves keywords that the library reads together next to each other if it would split them.
+/// Moves keywords that belong together next to each other if the library would separate them.
 fn keep_together(schema: &mut Map<String, Value>) {
     let splits = ["const", "enum"].iter().chain(&APPLICATORS).any(|key| schema.contains_key(*key));
     for pair in READ_TOGETHER {

@@ -1,44 +1,56 @@
-//! Bounds and multiples of numbers, in a form that the library keeps exactly.
+//! Bounds and multiples of numbers, rewritten into forms that the library enforces exactly.
 //!
-//! llguidance 1.9.1 reads numbers as 64-bit floats and writes a regular expression for their digits. It forgets that a whole
-//! bound is exclusive if the other one has the same whole part (`rx_float_range`), writes a multiple with all its decimals, which
-//! an upper bound may forbid, and divides bounds by `multipleOf` with rounding errors (`check_number_bounds`).
+//! llguidance 1.9.1 reads numbers as 64-bit floats and generates a regular expression for their digits. This
+//! has three defects:
+//!
+//! - A whole bound loses its exclusivity if the other bound has the same whole part (`rx_float_range`).
+//! - Multiples are written with all their decimals, which an upper bound may forbid.
+//! - Bounds are divided by `multipleOf` with rounding errors (`check_number_bounds`).
 
 use serde_json::{Map, Number, Value, json};
 
 use super::places::children;
 
-/// Largest whole number up to which 64-bit floats have each.
+/// 2^53, the magnitude up to which 64-bit floats represent every integer.
 pub(super) const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
-/// The same as an integer.
+/// [`LARGEST_EXACT`] as an integer.
 const LARGEST_WHOLE: u128 = 1 << f64::MANTISSA_DIGITS;
-/// Largest `multipleOf`, in units of its last decimal: numbers are checked digit by digit, with a state for each remainder.
+/// Maximum `multipleOf`, in units of its last decimal.
+///
+/// The library checks numbers digit by digit and needs a state for each remainder.
 const MAX_MULTIPLE: i128 = 10_000;
-/// Most decimals of a `multipleOf`: the library computes the remainder of ten units in 32 bits.
+/// Maximum decimals of a `multipleOf`.
+///
+/// The library computes the remainder of ten units in 32 bits.
 const MAX_MULTIPLE_DECIMALS: u32 = 8;
-/// Largest number whose multiples include those of all `multipleOf` that may be combined, in units of the last decimal: the
-/// library multiplies two of them in 32 bits.
+/// Maximum common multiple of the `multipleOf` values that may be combined.
+///
+/// It is in units of the last decimal. The library multiplies two such values in 32 bits.
 const MAX_COMBINED: i128 = 65_535;
-/// Most decimals of a bound: each is three levels of a regular expression, which may have 250.
+/// Maximum decimals of a bound.
+///
+/// Each adds three levels to a regular expression, whose limit is 250.
 const MAX_DECIMALS: u32 = 75;
-/// Most digits of a decimal number that a 64-bit float keeps.
+/// Limit on the digits of a decimal number that a 64-bit float represents exactly: 10^15.
 const EXACT_DIGITS: i128 = 1_000_000_000_000_000;
-/// Positive numbers begin here where the library would not exclude 0.
+/// Lower bound of positive numbers that replaces 0 if the library would not exclude 0.
 const SMALLEST: f64 = 1e-60;
-/// Keywords that limit numbers.
+/// Keywords that bound numbers.
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 
-type Wrong = (&'static str, String);
+type KeywordError = (&'static str, String);
 
-/// What the numbers of a whole schema have in common.
+/// Properties of all numbers in a schema.
 pub(super) struct NumberContext {
     /// Whether the library may combine limits of several subschemas.
     merges: bool,
-    /// Subschemas that limit numbers.
+    /// Number of subschemas that limit numbers.
     limiting: usize,
-    /// Whether one of them has an upper bound between 0 and 1, or a lower bound between -1 and 0.
+    /// Whether a bound other than 0 is between -1 and 1.
     has_small_bound: bool,
-    /// Common multiple of all `multipleOf`, in units of the smallest decimal. `None` if it is too large.
+    /// Common multiple of all `multipleOf`, in units of the smallest decimal.
+    ///
+    /// `None` if it is too large.
     combined: Option<i128>,
 }
 
@@ -73,12 +85,12 @@ pub(super) fn is_written_exactly(number: &Number) -> bool {
     }
 }
 
-/// Rewrites the limits of numbers in a schema.
+/// Rewrites the number limits of a schema.
 ///
 /// # Errors
-/// The keyword and the reason, if the library would not keep a limit.
-pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) -> Result<(), Wrong> {
-    // The library names what is not a number.
+/// The keyword and the reason, if the library would not enforce a limit.
+pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) -> Result<(), KeywordError> {
+    // The library reports bounds that are not numbers.
     let is_limit = |value: &Value| value.is_number() || value.is_boolean();
     if BOUNDS.iter().any(|key| schema.get(*key).is_some_and(|value| !is_limit(value))) {
         return Ok(());
@@ -95,14 +107,21 @@ pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) 
         _ => None,
     };
     match multiple {
-        // Whole multiples, and bounds that the library rounds to whole numbers.
+        // Integers need a whole multiple. The library rounds the bounds itself.
         Some(multiple) if is_integer => {
             let whole = multiple.digits / gcd(multiple.digits, power_of_ten(multiple.decimals).unwrap_or(1));
             schema.insert("multipleOf".into(), json!(i64::try_from(whole).unwrap_or(i64::MAX)));
         }
         Some(multiple) => {
             let number = multiple.for_library().ok_or_else(|| {
-                ("multipleOf", format!("{} cannot be read exactly; use whole numbers", multiple.to_f64()))
+                (
+                    "multipleOf",
+                    format!(
+                        "{} cannot be represented exactly; \
+                    use a whole number",
+                        multiple.to_f64()
+                    ),
+                )
             })?;
             schema.insert("multipleOf".into(), json!(number));
             bounds_between_multiples(schema, multiple)?;
@@ -113,7 +132,7 @@ pub(super) fn rewrite(schema: &mut Map<String, Value>, context: &NumberContext) 
     Ok(())
 }
 
-/// Whether `type` allows integers and no other numbers.
+/// Whether `type` allows integers but no other numbers.
 fn is_integer_only(types: Option<&Value>) -> bool {
     let has = |name: &str| match types {
         Some(Value::String(only)) => only == name,
@@ -123,7 +142,7 @@ fn is_integer_only(types: Option<&Value>) -> bool {
     has("integer") && !has("number")
 }
 
-fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Result<(), Wrong> {
+fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Result<(), KeywordError> {
     let value = number.as_f64().unwrap_or(f64::INFINITY);
     let is_exclusive = keyword.starts_with("exclusive");
     let is_kept = match whole(number) {
@@ -138,7 +157,8 @@ fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Resu
         return Err((
             keyword,
             format!(
-                "expected at most {LARGEST_EXACT} in magnitude, found {number}; leave out bounds that all numbers of a type meet"
+                "expected at most {LARGEST_EXACT} in magnitude, found {number}; \
+                 remove bounds that all numbers of the type satisfy"
             ),
         ));
     }
@@ -148,19 +168,21 @@ fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Resu
     }
 }
 
-/// A number that is written without a fraction or exponent.
+/// Value of a number written without a fraction or exponent.
 fn whole(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// Whether the library has this integer exactly, as a 64-bit float and as a 64-bit integer with its negative.
+/// Whether the library stores this integer exactly, as a 64-bit float and as a signed 64-bit integer.
 fn is_exact_integer(whole: i128) -> bool {
     let magnitude = whole.unsigned_abs();
     let digits = magnitude.checked_shr(magnitude.trailing_zeros()).unwrap_or(0);
     digits < LARGEST_WHOLE && magnitude < u128::from(i64::MAX.unsigned_abs())
 }
 
-/// Replaces draft 4's `exclusiveMinimum: true` by the bound that it makes exclusive: the library may read the two apart.
+/// Converts draft 4's `exclusiveMinimum: true` to a numeric bound.
+///
+/// The library may interpret the two keywords separately.
 fn exclusive_as_numbers(schema: &mut Map<String, Value>) {
     for (exclusive, inclusive) in [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")] {
         if let Some(Value::Bool(is_exclusive)) = schema.get(exclusive).cloned() {
@@ -172,13 +194,13 @@ fn exclusive_as_numbers(schema: &mut Map<String, Value>) {
     }
 }
 
-/// The schema's `multipleOf`.
+/// Reads and validates the schema's `multipleOf`.
 fn multiple_of(
     number: &Number,
     schema: &Map<String, Value>,
     is_integer: bool,
     context: &NumberContext,
-) -> Result<Decimal, Wrong> {
+) -> Result<Decimal, KeywordError> {
     let wrong = |what: String| Err(("multipleOf", what));
     let too_large = || {
         format!(
@@ -219,13 +241,15 @@ fn multiple_of(
     Ok(multiple)
 }
 
-/// Moves bounds to where the library allows a spelling of each multiple within them, and of no other one.
-fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) -> Result<(), Wrong> {
+/// Moves each bound so that the library accepts exactly the multiples within the original bounds.
+///
+/// Each of these multiples then has at least one accepted spelling.
+fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) -> Result<(), KeywordError> {
     let mut first = None;
     let mut last = None;
     for keyword in BOUNDS {
         let Some(number) = schema.get(keyword).and_then(Value::as_f64) else { continue };
-        let too_long = || (keyword, format!("{number} has too many digits for a bound beside `multipleOf`"));
+        let too_long = || (keyword, format!("{number} has too many digits for a bound next to `multipleOf`"));
         let bound = Decimal::of(number).ok_or_else(too_long)?;
         let scaled = |digits: i128, decimals: u32| digits.checked_mul(power_of_ten(decimals)?);
         let dividend = scaled(bound.digits, multiple.decimals).ok_or_else(too_long)?;
@@ -243,13 +267,13 @@ fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) 
     }
     let mut insert = |keyword: &'static str, bound: Decimal| {
         if bound.digits.abs() >= EXACT_DIGITS {
-            return Err((keyword, "it has too many digits for a bound beside `multipleOf`".to_owned()));
+            return Err((keyword, "it has too many digits for a bound next to `multipleOf`".to_owned()));
         }
         schema.insert(keyword.into(), json!(bound.to_f64()));
         Ok(())
     };
     match (first, last) {
-        // Unsatisfiable, as the library finds.
+        // Keep it unsatisfiable, so that the library reports it.
         (Some(first), Some(last)) if first > last => {
             insert("minimum", Decimal { digits: 1, decimals: 0 })?;
             insert("maximum", Decimal { digits: 0, decimals: 0 })?;
@@ -272,8 +296,9 @@ fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) 
     Ok(())
 }
 
-/// Allows negative multiples apart from others: the library splits such a range itself, and forbids zeros at the end of numbers
-/// between -1 and 0.
+/// Splits the range into negative and non-negative multiples.
+///
+/// Otherwise the library splits it itself, and then forbids trailing zeros in numbers between -1 and 0.
 fn split_at_zero(schema: &mut Map<String, Value>, multiple: Decimal) {
     let mut negative = json!({ "type": "number", "maximum": multiple.limit(-1).to_f64() });
     let mut other = json!({ "type": "number", "minimum": 0 });
@@ -300,14 +325,16 @@ fn split_at_zero(schema: &mut Map<String, Value>, multiple: Decimal) {
     }
 }
 
-/// Replaces exclusive whole bounds, which the library may include, by the next number as an inclusive one.
+/// Replaces exclusive whole bounds with inclusive bounds at the next float.
+///
+/// The library may treat exclusive whole bounds as inclusive.
 fn exclude_whole_bounds(schema: &mut Map<String, Value>, context: &NumberContext) {
     for (exclusive, inclusive, opposite, sign) in [
         ("exclusiveMinimum", "minimum", ["maximum", "exclusiveMaximum"], 1.0),
         ("exclusiveMaximum", "maximum", ["minimum", "exclusiveMinimum"], -1.0),
     ] {
         let Some(bound) = schema.get(exclusive).and_then(Value::as_f64) else { continue };
-        // The library is right about bounds with a fraction, and about those that lie on the far side of 0.
+        // The library handles fractional bounds correctly, and bounds on the far side of 0.
         if bound.fract() != 0.0 || bound * sign < 0.0 {
             continue;
         }
@@ -325,7 +352,7 @@ fn exclude_whole_bounds(schema: &mut Map<String, Value>, context: &NumberContext
     }
 }
 
-/// A number as the shortest decimal that reads as it: `digits` divided by ten to the power of `decimals`.
+/// A float's shortest decimal representation: `digits` divided by ten to the power of `decimals`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Decimal {
     digits: i128,
@@ -333,7 +360,7 @@ struct Decimal {
 }
 
 impl Decimal {
-    /// `None` if the number is beyond 38 digits.
+    /// Decimal representation of a float, or `None` if it has more than 38 digits.
     fn of(number: f64) -> Option<Self> {
         let text = format!("{number:e}");
         let (mantissa, exponent) = text.split_once('e')?;
@@ -358,7 +385,7 @@ impl Decimal {
         Self { digits: -self.digits, ..self }
     }
 
-    /// The multiple of this number at `index`.
+    /// This number times `index`.
     fn times(self, index: i128) -> Self {
         Self { digits: self.digits * index, ..self }
     }
@@ -368,11 +395,14 @@ impl Decimal {
         self.digits >= 10 && self.decimals > 0
     }
 
-    /// An upper bound of the multiples up to `index`.
+    /// Upper bound that allows the multiples up to `index`.
     ///
-    /// The library forbids the texts that an upper bound continues, such as 0.7 below 0.75, and writes multiples of ten units or
-    /// more with all decimals. So above 0 the bound is the multiple itself if it may be written without its last zeros, or else
-    /// has a decimal less than multiples. Below 0 it is in the middle between two multiples.
+    /// An upper bound makes the library reject the bound's own prefixes, such as 0.7 for a bound of 0.75. It
+    /// writes multiples of ten units or more with all decimals.
+    ///
+    /// Above 0, the bound is therefore the multiple itself if it may be written without trailing zeros.
+    /// Otherwise the bound has one decimal fewer than the multiples. Below 0, it is halfway between two
+    /// multiples.
     fn limit(self, index: i128) -> Self {
         let digits = self.digits * index;
         if index < 0 {
@@ -384,7 +414,9 @@ impl Decimal {
         }
     }
 
-    /// A number near this one from which the library's multiplications by ten, each rounded, make exactly this one.
+    /// A nearby float that the library reads as exactly this decimal.
+    ///
+    /// The library multiplies it by ten repeatedly and rounds each time.
     fn for_library(self) -> Option<f64> {
         const NEIGHBORS: u64 = 16;
         let bits = self.to_f64().to_bits();
@@ -393,7 +425,7 @@ impl Decimal {
     }
 }
 
-/// The decimal that the library makes of a `multipleOf` (llguidance 1.9.1, `Decimal::try_from`).
+/// The decimal that the library reads from a `multipleOf` (llguidance 1.9.1, `Decimal::try_from`).
 fn read_by_library(number: f64) -> Option<Decimal> {
     let (mut value, mut decimals) = (number, 0);
     while value.fract() != 0.0 {

@@ -1,28 +1,32 @@
-//! Regular expressions of schemas, from ECMAScript's syntax to the library's where both have a text with different meanings.
+//! Translates regular expressions of schemas from ECMAScript's syntax to the library's.
+//!
+//! Only constructs with different meanings in the two syntaxes need a translation.
 
 use serde_json::{Map, Value, json};
 
-/// The characters of `.` in ECMAScript.
+/// Characters that `.` matches in ECMAScript.
 pub(crate) const ANY: &str = r"[^\n\r\u{2028}\u{2029}]";
-/// Characters of `\s` in ECMAScript.
+/// Characters that `\s` matches in ECMAScript.
 const SPACES: &str = r"\t-\r \u{a0}\u{feff}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
 
-/// A date with February 29 in leap years only; the library's format has it in each year.
+/// Date pattern with February 29 in leap years only.
+///
+/// The library's format allows it in every year.
 const DATE: &str = concat!(
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))",
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)",
 );
-/// Time of day of a date and time (RFC 3339).
+/// Time of day in a date-time (RFC 3339).
 const TIME: &str = concat!(
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:[.][0-9]+)?",
     "(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
 );
 
-/// Rewrites `pattern`, the names of `patternProperties`, and formats with dates.
+/// Rewrites `pattern`, the names of `patternProperties`, and date formats.
 ///
 /// # Errors
-/// The keyword and the reason, if a pattern has another meaning in the library's syntax.
+/// The keyword and the reason, if a pattern has a different meaning in the library's syntax.
 pub(super) fn rewrite(schema: &mut Map<String, Value>) -> Result<(), (&'static str, String)> {
     if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
         *pattern = rewritten(pattern).map_err(|what| ("pattern", what))?;
@@ -32,7 +36,7 @@ pub(super) fn rewrite(schema: &mut Map<String, Value>) -> Result<(), (&'static s
         for (pattern, inner) in std::mem::take(patterns) {
             let name = rewritten(&pattern).map_err(|what| ("patternProperties", what))?;
             if renamed.insert(name, inner).is_some() {
-                return Err(("patternProperties", format!("`{pattern}` is there twice; combine the two")));
+                return Err(("patternProperties", format!("duplicate pattern `{pattern}`; combine the two")));
             }
         }
         *patterns = renamed;
@@ -41,7 +45,7 @@ pub(super) fn rewrite(schema: &mut Map<String, Value>) -> Result<(), (&'static s
     Ok(())
 }
 
-/// Replaces the formats with dates by a pattern, beside the one that is there.
+/// Replaces date formats with a pattern, in addition to an existing pattern.
 fn rewrite_dates(schema: &mut Map<String, Value>) {
     let pattern = match schema.get("format").and_then(Value::as_str) {
         Some("date") => format!("^{DATE}$"),
@@ -58,7 +62,8 @@ fn rewrite_dates(schema: &mut Map<String, Value>) {
 
 fn rewritten(pattern: &str) -> Result<String, String> {
     let wrong = |what: &str| Err(format!("`{pattern}`: {what}"));
-    // Flags, which ECMAScript has not at this place, may change the meaning of `.` and of spaces.
+    // ECMAScript has no flags here. They may change the meaning of `.` and of spaces, so leave the pattern as
+    // it is.
     let has_flags = pattern.match_indices("(?").any(|(start, _)| {
         pattern[start + 2..]
             .starts_with(|next: char| next.is_ascii_alphabetic() && next != 'P' || next == '-')
@@ -77,11 +82,11 @@ fn rewritten(pattern: &str) -> Result<String, String> {
                 Some('S') => text.push_str(&format!("[^{SPACES}]")),
                 Some(next @ ('a' | 'A' | 'z' | 'Z' | '<' | '>' | 'U')) => {
                     return wrong(&format!(
-                        "`\\{next}` has another meaning in ECMAScript; write the character itself"
+                        "`\\{next}` has a different meaning in ECMAScript; write the character itself"
                     ));
                 }
                 Some('x') if letters.peek() == Some(&'{') => {
-                    return wrong("`\\x{` has another meaning in ECMAScript; write `\\u{`");
+                    return wrong("`\\x{` has a different meaning in ECMAScript; write `\\u{`");
                 }
                 Some(next) => text.extend(['\\', next]),
                 None => text.push('\\'),
@@ -94,7 +99,7 @@ fn rewritten(pattern: &str) -> Result<String, String> {
                     text.extend(letters.next());
                 }
                 if letters.peek() == Some(&']') {
-                    return wrong("a class without characters is unsupported");
+                    return wrong("empty character classes are unsupported");
                 }
             }
             ']' if in_class => {
@@ -107,7 +112,7 @@ fn rewritten(pattern: &str) -> Result<String, String> {
             }
             '.' if !in_class => text.push_str(ANY),
             '{' if !in_class && letters.peek() == Some(&',') => {
-                return wrong("`{,` is no repetition in ECMAScript; write `{0,` or `\\{,`");
+                return wrong("`{,` is not a repetition in ECMAScript; write `{0,` or `\\{,`");
             }
             other => text.push(other),
         }

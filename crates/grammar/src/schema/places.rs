@@ -1,8 +1,8 @@
-//! Places in a schema: keys and indices, and JSON pointers.
+//! Paths in a schema: keys, indices and JSON pointers.
 
 use serde_json::Value;
 
-/// The values in a value, with their keys as a JSON pointer has them.
+/// Direct children of a value, with their keys escaped for a JSON pointer.
 pub(super) fn children(value: &Value) -> Vec<(String, &Value)> {
     match value {
         Value::Object(members) => members.iter().map(|(key, member)| (escaped(key), member)).collect(),
@@ -13,17 +13,17 @@ pub(super) fn children(value: &Value) -> Vec<(String, &Value)> {
     }
 }
 
-/// A key as a JSON pointer has it.
+/// Escapes a key for a JSON pointer.
 pub(super) fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// The JSON pointer of keys and indices.
+/// JSON pointer of a path.
 pub(super) fn pointer(place: &[String]) -> String {
     place.iter().map(|key| format!("/{}", escaped(key))).collect()
 }
 
-/// The value at keys and indices.
+/// Value at a path.
 pub(super) fn at<'a>(root: &'a Value, place: &[String]) -> Option<&'a Value> {
     place.iter().try_fold(root, |value, key| match value {
         Value::Object(members) => members.get(key),

@@ -1,4 +1,4 @@
-//! References within a schema: which subschemas they reach, and in a spelling that the library resolves.
+//! References within a schema: reachable subschemas, and spellings that the library resolves.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,19 +6,19 @@ use serde_json::{Map, Value};
 
 use super::places::{at, at_mut, pointer};
 
-/// Keywords whose value is a schema, or a list of them.
+/// Keywords whose value is a schema or a list of schemas.
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
-/// Keywords whose value has schemas by name.
+/// Keywords whose value maps names to schemas.
 const TABLES: [&str; 2] = ["patternProperties", "properties"];
 
-/// Keys and indices that lead to a value.
+/// Path of keys and indices to a value.
 type Place = Vec<String>;
 
-/// The places of all schemas that the root reaches, through keywords and references.
+/// Paths of all schemas reachable from the root through keywords and references.
 ///
 /// # Errors
-/// If a reference leads nowhere, or is relative to an `$id` that is not the root's.
+/// If a reference has no target, or is relative to an `$id` other than the root's.
 pub(super) fn places(root: &Value) -> Result<Vec<Place>, String> {
     let (mut known, mut places, mut next) = (HashSet::new(), Vec::new(), vec![Place::new()]);
     while let Some(place) = next.pop() {
@@ -36,8 +36,10 @@ pub(super) fn places(root: &Value) -> Result<Vec<Place>, String> {
     Ok(places)
 }
 
-/// Respells the references so that the library, which splits them at each `/` and decodes nothing, finds their targets.
-/// Targets that no such spelling reaches are copied to the root.
+/// Rewrites references so that the library finds their targets.
+///
+/// The library splits references at each `/` and decodes nothing. Targets that cannot be addressed this way
+/// are copied to the root.
 pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place]) -> Result<(), String> {
     let mut copies: HashMap<Place, String> = HashMap::new();
     for place in places {
@@ -55,7 +57,7 @@ pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place])
             schema.insert("$ref".into(), reference.into());
         }
     }
-    // The keys of `patternProperties` may have been rewritten, so targets are found by their values' order.
+    // Keys of `patternProperties` may have been rewritten, so find targets by the position of their values.
     for (target, name) in copies {
         let copy = renamed(original, rewritten, &target).cloned();
         if let (Some(copy), Some(root)) = (copy, rewritten.as_object_mut()) {
@@ -65,7 +67,7 @@ pub(super) fn rewrite(original: &Value, rewritten: &mut Value, places: &[Place])
     Ok(())
 }
 
-/// The value at `place` of the original, in a copy with the same order of keys.
+/// Value at `place` of the original, looked up in a copy with the same order of keys.
 fn renamed<'a>(original: &Value, mut copy: &'a Value, place: &[String]) -> Option<&'a Value> {
     let mut value = original;
     for key in place {
@@ -80,12 +82,12 @@ fn renamed<'a>(original: &Value, mut copy: &'a Value, place: &[String]) -> Optio
     Some(copy)
 }
 
-/// Whether the library finds the place by its keys, joined by `/`.
+/// Whether the library finds the value by its keys joined by `/`.
 fn is_plain(place: &[String]) -> bool {
     place.iter().all(|key| !key.contains('/') && key != "patternProperties") && place.concat() != ""
 }
 
-/// The places of the schemas directly in a schema, relative to it.
+/// Relative paths of the direct subschemas of a schema.
 fn subschemas(schema: &Map<String, Value>) -> Vec<Place> {
     let mut places = Vec::new();
     for (key, value) in schema {
@@ -105,7 +107,7 @@ fn subschemas(schema: &Map<String, Value>) -> Vec<Place> {
     places
 }
 
-/// The place that the schema's `$ref` leads to. `None` if there is none, or it leads elsewhere, which the library refuses.
+/// Target of a schema's `$ref`, or `None` without one or if the library rejects its form.
 fn target_of(root: &Value, schema: &Map<String, Value>, place: &[String]) -> Result<Option<Place>, String> {
     let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return Ok(None) };
     let Some(fragment) = reference.strip_prefix('#') else { return Ok(None) };
@@ -116,7 +118,8 @@ fn target_of(root: &Value, schema: &Map<String, Value>, place: &[String]) -> Res
     });
     if has_own_base {
         return wrong(
-            "a reference inside a schema with an `$id` of its own is unsupported; remove that `$id`, and refer from the root",
+            "references inside a schema with its own `$id` are unsupported; \
+             remove the `$id`, and write the reference relative to the root",
         );
     }
     let Some(fragment) = decoded(fragment) else {
@@ -125,13 +128,13 @@ fn target_of(root: &Value, schema: &Map<String, Value>, place: &[String]) -> Res
     if fragment.is_empty() {
         return Ok(Some(Place::new()));
     }
-    // An anchor, which the library refuses.
+    // An anchor, which the library rejects.
     let Some(keys) = fragment.strip_prefix('/') else { return Ok(None) };
     let target: Place = keys.split('/').map(|key| key.replace("~1", "/").replace("~0", "~")).collect();
     if at(root, &target).is_some() { Ok(Some(target)) } else { wrong("not found in the schema") }
 }
 
-/// The text of a URL's fragment, whose `%XX` are bytes of UTF-8.
+/// Decodes a URL fragment, in which `%XX` are bytes of UTF-8.
 fn decoded(fragment: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.bytes();

@@ -1,11 +1,11 @@
-//! The values of `const` and `enum`: each is written as the schema has it, or refused.
+//! Rejects values of `const` and `enum` that the library would not write exactly.
 
 use serde_json::{Map, Value};
 
 use super::numbers;
 use super::places::children;
 
-/// Refuses a value that no text would have.
+/// Rejects a value that the library cannot write exactly.
 ///
 /// # Errors
 /// The keyword and the reason.
@@ -29,7 +29,7 @@ fn check_value(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Whether only `\u` writes the character in JSON, or the library never writes it.
+/// Whether JSON requires `\u` for the character, or the library never writes it.
 fn is_unwritable(character: char) -> bool {
     character.is_ascii_control() && !['\u{8}', '\t', '\n', '\u{c}', '\r'].contains(&character)
 }

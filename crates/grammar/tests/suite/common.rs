@@ -1,4 +1,4 @@
-//! Vocabularies, grammars with checks of their texts that know nothing of the library, and walks through a grammar.
+//! Vocabularies, grammars with independent checks of their texts, and random walks through grammars.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,13 +12,13 @@ use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
 use serde_json::{Value, json};
 
-/// The tokens of the tiny checkpoint: every byte is one, and 0 ends texts.
+/// Vocabulary of the tiny checkpoint: each byte is a token, and token 0 ends a text.
 pub(crate) fn tiny() -> Vocabulary {
-    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let tokenizer = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
     vocabulary(tokenizer, 300)
 }
 
-/// A vocabulary of so many rows.
+/// Vocabulary with `vocab_size` rows.
 pub(crate) fn vocabulary(tokenizer: Tokenizer, vocab_size: usize) -> Vocabulary {
     let folder = CheckpointFolder::tiny().with_config(json!({ "vocab_size": vocab_size }));
     Vocabulary::new(&Checkpoint::open(folder.path()).unwrap(), Some(tokenizer))
@@ -29,35 +29,35 @@ pub(crate) fn compiled(vocabulary: &Vocabulary, grammar: &Grammar, ends: &[u32])
 }
 
 pub(crate) fn compiled_by(compiler: &Compiler, grammar: &Grammar, ends: &[u32]) -> Arc<dyn Constraint> {
-    // Several tests read grammars at once; whoever finds no room asks again, as a client would.
-    const TRIES: usize = 600;
-    for _ in 0..TRIES {
+    // Several tests compile grammars concurrently. Retry if the queue is full, as a client would.
+    const MAX_TRIES: usize = 600;
+    for _ in 0..MAX_TRIES {
         match compiler.compile(grammar, ends) {
             Ok(LogitsProcessor::Constraint(constraint)) => return constraint,
             Err(GrammarError::Busy { .. }) => thread::sleep(Duration::from_millis(50)),
             other => panic!("{other:?}"),
         }
     }
-    panic!("no room to read a grammar after {TRIES} tries");
+    panic!("the compiler is still busy after {MAX_TRIES} tries");
 }
 
-/// The tokens that may follow.
+/// Allowed next tokens.
 pub(crate) fn allowed(constraint: &dyn Constraint, ids: &[u32], rows: usize) -> Vec<u32> {
     let mut allowed = vec![false; rows];
     constraint.allow(ids, &mut allowed).unwrap();
     (0..).zip(allowed).filter(|(_, allowed)| *allowed).map(|(id, _)| id).collect()
 }
 
-/// A walk through what is allowed, each token as likely as any other; whether it has come to an end.
+/// Samples allowed tokens uniformly, and returns them and whether the text has ended.
 pub(crate) fn walk(
     constraint: &dyn Constraint,
     ends: &[u32],
     rows: usize,
-    longest: usize,
+    max_tokens: usize,
     random: &mut RandomStream,
 ) -> (Vec<u32>, bool) {
     let mut ids = Vec::new();
-    while ids.len() < longest {
+    while ids.len() < max_tokens {
         let next = allowed(constraint, &ids, rows);
         let id = next[usize::try_from(random.below(next.len() as u64)).unwrap()];
         ids.push(id);
@@ -68,12 +68,12 @@ pub(crate) fn walk(
     (ids, false)
 }
 
-/// A grammar, what its whole texts are, and where it can be said, what the beginnings of those are.
+/// A grammar with independent checks of whole texts and, if possible, of prefixes.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) grammar: Grammar,
     pub(crate) is_whole: fn(&str) -> bool,
-    pub(crate) is_beginning: fn(&str) -> bool,
+    pub(crate) is_prefix: fn(&str) -> bool,
 }
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -97,26 +97,26 @@ pub(crate) fn cases() -> Vec<Case> {
     let sums = "start: term (\"+\" term)*\nterm: \"x\" | \"(\" start \")\"\n";
     let any = |_: &str| true;
     vec![
-        Case { name: "person", grammar: Grammar::JsonSchema(person), is_whole: is_person, is_beginning: any },
-        Case { name: "tree", grammar: Grammar::JsonSchema(tree), is_whole: is_tree_text, is_beginning: any },
-        Case { name: "object", grammar: Grammar::JsonObject, is_whole: is_object, is_beginning: any },
+        Case { name: "person", grammar: Grammar::JsonSchema(person), is_whole: is_person, is_prefix: any },
+        Case { name: "tree", grammar: Grammar::JsonSchema(tree), is_whole: is_tree_text, is_prefix: any },
+        Case { name: "object", grammar: Grammar::JsonObject, is_whole: is_object, is_prefix: any },
         Case {
             name: "date",
             grammar: Grammar::Regex(r"[0-3]\d (May|June) 19[0-9]{2}".into()),
             is_whole: |text| is_date(text, true),
-            is_beginning: |text| is_date(text, false),
+            is_prefix: |text| is_date(text, false),
         },
         Case {
             name: "words",
             grammar: Grammar::Regex("[a-z]{1,3}(, [a-z]{1,3})*!?".into()),
             is_whole: |text| is_words(text, true),
-            is_beginning: |text| is_words(text, false),
+            is_prefix: |text| is_words(text, false),
         },
         Case {
             name: "sums",
             grammar: Grammar::Lark(sums.into()),
             is_whole: |text| is_sum(text, true),
-            is_beginning: |text| is_sum(text, false),
+            is_prefix: |text| is_sum(text, false),
         },
     ]
 }
@@ -138,7 +138,7 @@ fn is_tree_text(text: &str) -> bool {
     serde_json::from_str(text).is_ok_and(|value| is_tree(&value))
 }
 
-/// Numbers may be larger than what a `Value` holds.
+/// Does not parse into a `Value`, because numbers may exceed its range.
 fn is_object(text: &str) -> bool {
     text.starts_with('{') && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Which tokens are allowed: against what single bytes say, in any order, from many threads.
+//! Allowed tokens, compared with byte-by-byte matching, in any order and from several threads.
 
 use std::thread;
 
@@ -11,7 +11,7 @@ use crate::common::{allowed, cases, compiled, compiled_by, tiny, walk};
 const ROWS: usize = 300;
 const END: u32 = 0;
 
-/// The token of each byte.
+/// Token of each byte.
 fn byte_tokens() -> Vec<u32> {
     let vocabulary = tiny();
     let token = |byte: u8| (1..300).find(|id| vocabulary.token_bytes(*id) == [byte]);
@@ -19,53 +19,53 @@ fn byte_tokens() -> Vec<u32> {
 }
 
 #[test]
-fn a_token_is_allowed_where_its_bytes_are_one_by_one() {
+fn allowed_tokens_match_byte_by_byte_matching() {
     let (vocabulary, byte_tokens) = (tiny(), byte_tokens());
     let mut random = RandomStream::with_stream(7, 0);
-    let mut of_many_bytes = 0;
+    let mut multi_byte_tokens = 0;
     for case in cases() {
-        // Another constraint of the same grammar, so that nothing is shared.
+        // A separate constraint of the same grammar, so that no state is shared.
         let [constraint, bytewise] = [(); 2].map(|()| compiled(&vocabulary, &case.grammar, &[END]));
         for _ in 0..3 {
             let (ids, _) = walk(&*constraint, &[END], ROWS, 12, &mut random);
             let ids: Vec<u32> = ids.into_iter().filter(|id| *id != END).collect();
-            let places = (0..=ids.len()).filter(|length| !constraint.is_complete(&ids[..*length]).unwrap());
-            for length in places {
+            let lengths = (0..=ids.len()).filter(|length| !constraint.is_complete(&ids[..*length]).unwrap());
+            for length in lengths {
                 let next = allowed(&*constraint, &ids[..length], ROWS);
                 let bytes =
                     |ids: &[u32]| ids.iter().flat_map(|id| vocabulary.token_bytes(*id)).collect::<Vec<u8>>();
                 let before: Vec<u32> =
                     bytes(&ids[..length]).into_iter().map(|byte| byte_tokens[usize::from(byte)]).collect();
                 for id in 1..300 {
-                    let mut so_far = before.clone();
-                    let written = vocabulary.token_bytes(id);
+                    let mut prefix = before.clone();
+                    let token_bytes = vocabulary.token_bytes(id);
                     let mut fits = |byte: &u8| {
                         let token = byte_tokens[usize::from(*byte)];
-                        let fits = !bytewise.is_complete(&so_far).unwrap()
-                            && allowed(&*bytewise, &so_far, ROWS).contains(&token);
-                        so_far.push(token);
+                        let fits = !bytewise.is_complete(&prefix).unwrap()
+                            && allowed(&*bytewise, &prefix, ROWS).contains(&token);
+                        prefix.push(token);
                         fits
                     };
-                    let expected = written.iter().all(&mut fits);
-                    of_many_bytes += usize::from(expected && written.len() > 1);
+                    let expected = token_bytes.iter().all(&mut fits);
+                    multi_byte_tokens += usize::from(expected && token_bytes.len() > 1);
                     assert_eq!(
                         next.contains(&id),
                         expected,
-                        "{}: {written:?} after {ids:?}, {length}",
+                        "{}: {token_bytes:?} after {ids:?}, {length}",
                         case.name
                     );
                 }
             }
         }
     }
-    assert!(of_many_bytes > 100, "{of_many_bytes}");
+    assert!(multi_byte_tokens > 100, "{multi_byte_tokens}");
 }
 
 #[test]
-fn ends_stand_exactly_where_the_text_may_end() {
+fn end_token_is_allowed_exactly_at_complete_texts() {
     let vocabulary = tiny();
     let mut random = RandomStream::with_stream(8, 0);
-    let mut whole = 0;
+    let mut complete_texts = 0;
     for case in cases() {
         let constraint = compiled(&vocabulary, &case.grammar, &[END]);
         for _ in 0..20 {
@@ -77,15 +77,15 @@ fn ends_stand_exactly_where_the_text_may_end() {
                 let next = allowed(&*constraint, &ids[..length], ROWS);
                 assert_eq!(next.contains(&END), is_whole, "{}: {}", case.name, text.escape_ascii());
                 assert_eq!(constraint.is_complete(&ids[..length]).unwrap(), next == [END], "{}", case.name);
-                whole += usize::from(is_whole);
+                complete_texts += usize::from(is_whole);
             }
         }
     }
-    assert!(whole > 100, "{whole}");
+    assert!(complete_texts > 100, "{complete_texts}");
 }
 
 #[test]
-fn what_is_allowed_depends_on_the_tokens_alone() {
+fn allowed_tokens_depend_only_on_the_prefix() {
     let compiler = Compiler::new(&tiny()).unwrap();
     for case in cases() {
         let shared = compiled_by(&compiler, &case.grammar, &[END]);
@@ -94,7 +94,7 @@ fn what_is_allowed_depends_on_the_tokens_alone() {
                 let (shared, compiler, case) = (&shared, &compiler, &case);
                 scope.spawn(move || {
                     let mut random = RandomStream::with_stream(seed, 0);
-                    // Texts that go on, fork, are dropped and come again.
+                    // Sequences that continue, fork, are dropped and are revisited.
                     for _ in 0..6 {
                         let fresh = compiled_by(compiler, &case.grammar, &[END]);
                         let (ids, _) = walk(&*fresh, &[END], ROWS, 30, &mut random);
@@ -120,34 +120,35 @@ fn what_is_allowed_depends_on_the_tokens_alone() {
 }
 
 #[test]
-fn tokens_that_do_not_conform_are_named() {
+fn nonconforming_tokens_are_reported() {
     let vocabulary = tiny();
     let constraint = compiled(&vocabulary, &Grammar::Regex("ab?".into()), &[END]);
     let [a, b] = [b"a", b"b"].map(|byte| byte_tokens()[usize::from(byte[0])]);
-    let refused = |ids: &[u32]| match constraint.allow(ids, &mut [false; ROWS]) {
+    let rejection = |ids: &[u32]| match constraint.allow(ids, &mut [false; ROWS]) {
         Err(GenerationError::Constraint { what }) => what,
         other => panic!("{other:?}"),
     };
     assert!(
-        refused(&[b])
-            .starts_with(&format!("regular expression: token {b}, number 1 of the text, does not conform"))
+        rejection(&[b]).starts_with(&format!(
+            "regular expression: token {b} (token 1 of the completion) does not conform"
+        ))
     );
-    assert!(refused(&[a, a]).contains(&format!("token {a}, number 2")));
-    assert!(refused(&[a, b, b]).contains("number 3"));
-    assert!(refused(&[a, END]).contains("writes nothing"));
-    assert!(refused(&[9_999]).contains("writes nothing"));
+    assert!(rejection(&[a, a]).contains(&format!("token {a} (token 2 of the completion)")));
+    assert!(rejection(&[a, b, b]).contains("token 3 of the completion"));
+    assert!(rejection(&[a, END]).contains("it has no text"));
+    assert!(rejection(&[9_999]).contains("it has no text"));
     assert!(constraint.is_complete(&[a, END]).unwrap(), "a text that has ended is complete");
     assert!(constraint.is_complete(&[a, b]).unwrap());
     assert!(!constraint.is_complete(&[a]).unwrap());
     assert_eq!(allowed(&*constraint, &[a], ROWS), [END, b]);
-    // Without end tokens a text ends where nothing can follow, and nowhere else.
-    let endless = compiled(&vocabulary, &Grammar::Regex("ab?".into()), &[]);
-    assert_eq!(allowed(&*endless, &[a], ROWS), [b]);
-    assert!(endless.is_complete(&[a, b]).unwrap());
+    // Without end tokens, a text ends only where nothing more can follow.
+    let without_end_tokens = compiled(&vocabulary, &Grammar::Regex("ab?".into()), &[]);
+    assert_eq!(allowed(&*without_end_tokens, &[a], ROWS), [b]);
+    assert!(without_end_tokens.is_complete(&[a, b]).unwrap());
 }
 
 #[test]
-fn an_end_token_that_writes_something_ends_a_text_that_conforms_with_it() {
+fn end_token_with_text_must_complete_the_match() {
     let vocabulary = tiny();
     let tokens = byte_tokens();
     let [a, dot] = [b'a', b'.'].map(|byte| tokens[usize::from(byte)]);
@@ -156,7 +157,7 @@ fn an_end_token_that_writes_something_ends_a_text_that_conforms_with_it() {
     };
     assert_eq!(next("aa\\.", &[a]), [a], "the dot does not conform");
     assert_eq!(next("aa\\.", &[a, a]), [dot]);
-    // Inside a text it would end it.
+    // The end token would end the text before its last byte.
     assert_eq!(next("a\\.a", &[]), [a]);
     assert_eq!(next("a\\.?a", &[a]), [a]);
     assert_eq!(next("a(\\.a?)?", &[a]), [dot]);

@@ -1,5 +1,6 @@
-//! JSON schemas mean what the standard says: each text that is accepted is valid, in whatever spelling, and each valid value has a
-//! text.
+//! Conformance to the JSON Schema standard.
+//!
+//! Every accepted text is valid, in any spelling, and every valid value has an accepted text.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,13 +16,13 @@ use crate::common::tiny;
 const ROWS: usize = 300;
 const END: u32 = 0;
 
-/// Reads grammars and texts, byte by byte.
-pub(crate) struct Reader {
+/// Compiles grammars and checks texts byte by byte.
+pub(crate) struct Checker {
     compiler: Compiler,
     byte_tokens: Vec<u32>,
 }
 
-impl Reader {
+impl Checker {
     pub(crate) fn new() -> Self {
         let vocabulary: Vocabulary = tiny();
         let token = |byte: u8| (1..300).find(|id| vocabulary.token_bytes(*id) == [byte]);
@@ -29,7 +30,7 @@ impl Reader {
         Self { compiler: Compiler::new(&vocabulary).unwrap(), byte_tokens }
     }
 
-    /// The constraint of a grammar, or why it is refused.
+    /// Compiles a grammar into a constraint, or returns the error message.
     pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Arc<dyn Constraint>, String> {
         loop {
             match self.compiler.compile(grammar, &[END]) {
@@ -41,7 +42,7 @@ impl Reader {
         }
     }
 
-    /// Whether a text may be written to its end.
+    /// Whether the constraint accepts the whole text.
     pub(crate) fn accepts(&self, constraint: &dyn Constraint, text: &str) -> bool {
         let mut ids = Vec::new();
         for byte in text.bytes() {
@@ -61,9 +62,9 @@ impl Reader {
     }
 }
 
-/// Texts of a value: properties in any order, whole numbers with and without a fraction.
+/// Spellings of a value: properties in any order, whole numbers with and without a fraction.
 pub(crate) fn spellings(value: &Value) -> Vec<String> {
-    const MOST: usize = 200;
+    const MAX_SPELLINGS: usize = 200;
     match value {
         Value::Number(number) => {
             let text = number.to_string();
@@ -81,7 +82,10 @@ pub(crate) fn spellings(value: &Value) -> Vec<String> {
         }
         Value::Array(items) => {
             let inner: Vec<Vec<String>> = items.iter().map(spellings).collect();
-            combinations(&inner, MOST).into_iter().map(|items| format!("[{}]", items.join(","))).collect()
+            combinations(&inner, MAX_SPELLINGS)
+                .into_iter()
+                .map(|items| format!("[{}]", items.join(",")))
+                .collect()
         }
         Value::Object(members) => {
             let inner: Vec<Vec<String>> = members
@@ -91,8 +95,8 @@ pub(crate) fn spellings(value: &Value) -> Vec<String> {
                     spellings(member).into_iter().map(|text| format!("{name}:{text}")).collect()
                 })
                 .collect();
-            let orders = permutations(inner.len(), MOST);
-            let combined = combinations(&inner, MOST);
+            let orders = permutations(inner.len(), MAX_SPELLINGS);
+            let combined = combinations(&inner, MAX_SPELLINGS);
             orders
                 .iter()
                 .flat_map(|order| {
@@ -107,7 +111,9 @@ pub(crate) fn spellings(value: &Value) -> Vec<String> {
     }
 }
 
-/// Texts of a value with escapes that it does not need: in names, in other strings, in all; of each character, and of the first.
+/// Spellings of a value with unnecessary escapes.
+///
+/// The escapes are in names, in other strings or in both, for each character or for the first one only.
 pub(crate) fn escaped_spellings(value: &Value) -> Vec<String> {
     let all = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
     let upper = |text: &str| text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect::<String>();
@@ -130,27 +136,27 @@ pub(crate) fn escaped_spellings(value: &Value) -> Vec<String> {
         let plain = json!(text).to_string();
         plain[1..plain.len() - 1].to_owned()
     };
-    let quotings: [&dyn Fn(&str) -> String; 4] = [&all, &upper, &first, &slash];
+    let escapes: [&dyn Fn(&str) -> String; 4] = [&all, &upper, &first, &slash];
     let mut texts = Vec::new();
-    for quoting in quotings {
-        texts.push(spelled(value, quoting, quoting));
-        texts.push(spelled(value, quoting, &plain));
-        texts.push(spelled(value, &plain, quoting));
+    for escape in escapes {
+        texts.push(spell(value, escape, escape));
+        texts.push(spell(value, escape, &plain));
+        texts.push(spell(value, &plain, escape));
     }
     texts
 }
 
-fn spelled(value: &Value, name: &dyn Fn(&str) -> String, text: &dyn Fn(&str) -> String) -> String {
+fn spell(value: &Value, name: &dyn Fn(&str) -> String, text: &dyn Fn(&str) -> String) -> String {
     match value {
         Value::String(inner) => format!("\"{}\"", text(inner)),
         Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(|item| spelled(item, name, text)).collect();
+            let items: Vec<String> = items.iter().map(|item| spell(item, name, text)).collect();
             format!("[{}]", items.join(","))
         }
         Value::Object(members) => {
             let members: Vec<String> = members
                 .iter()
-                .map(|(key, member)| format!("\"{}\":{}", name(key), spelled(member, name, text)))
+                .map(|(key, member)| format!("\"{}\":{}", name(key), spell(member, name, text)))
                 .collect();
             format!("{{{}}}", members.join(","))
         }
@@ -158,47 +164,45 @@ fn spelled(value: &Value, name: &dyn Fn(&str) -> String, text: &dyn Fn(&str) -> 
     }
 }
 
-fn combinations(choices: &[Vec<String>], most: usize) -> Vec<Vec<String>> {
-    choices.iter().fold(vec![Vec::new()], |made, choices| {
-        let longer = made
-            .iter()
-            .flat_map(|made| choices.iter().map(move |choice| [made.clone(), vec![choice.clone()]].concat()));
-        longer.take(most).collect()
+fn combinations(choices: &[Vec<String>], max: usize) -> Vec<Vec<String>> {
+    choices.iter().fold(vec![Vec::new()], |prefixes, choices| {
+        let longer = prefixes.iter().flat_map(|prefix| {
+            choices.iter().map(move |choice| [prefix.clone(), vec![choice.clone()]].concat())
+        });
+        longer.take(max).collect()
     })
 }
 
-fn permutations(length: usize, most: usize) -> Vec<Vec<usize>> {
-    (0..length).fold(vec![Vec::new()], |made, item| {
-        let longer = made.iter().flat_map(|made: &Vec<usize>| {
-            (0..=made.len()).rev().map(move |place| {
-                let mut longer = made.clone();
-                longer.insert(place, item);
+fn permutations(length: usize, max: usize) -> Vec<Vec<usize>> {
+    (0..length).fold(vec![Vec::new()], |orders, item| {
+        let longer = orders.iter().flat_map(|order: &Vec<usize>| {
+            (0..=order.len()).rev().map(move |index| {
+                let mut longer = order.clone();
+                longer.insert(index, item);
                 longer
             })
         });
-        longer.take(most).collect()
+        longer.take(max).collect()
     })
 }
 
-/// The texts that a schema wrongly accepts or rejects.
-fn wrong_texts(reader: &Reader, schema: &Value, texts: &[&str], are_valid: bool) -> Vec<String> {
-    let constraint = match reader.compile(&Grammar::JsonSchema(schema.clone())) {
+/// Texts that a schema wrongly accepts or rejects.
+fn wrong_texts(checker: &Checker, schema: &Value, texts: &[&str], are_valid: bool) -> Vec<String> {
+    let constraint = match checker.compile(&Grammar::JsonSchema(schema.clone())) {
         Ok(constraint) => constraint,
         Err(error) => return vec![format!("{schema}: {error}")],
     };
-    let wrong = texts.iter().filter(|text| reader.accepts(&*constraint, text) != are_valid);
+    let wrong = texts.iter().filter(|text| checker.accepts(&*constraint, text) != are_valid);
     wrong.map(|text| format!("{schema}: {text} is valid: {are_valid}")).collect()
 }
 
 #[test]
-fn texts_are_accepted_if_their_values_are_valid() {
+fn schemas_accept_exactly_the_valid_texts() {
     let open = json!({ "type": "object", "properties": { "a": { "type": "integer" }, "é": { "type": "integer" }, "b/": { "type": "null" } } });
     let patterns = json!({ "type": "object", "patternProperties": { "^x": { "type": "integer" } }, "additionalProperties": { "type": "string" } });
     let two_names = json!({ "type": "object", "required": ["a", "b"], "minProperties": 3 });
-    let above =
-        |least: f64, most: f64| json!({ "type": "number", "exclusiveMinimum": least, "maximum": most });
-    let below =
-        |least: f64, most: f64| json!({ "type": "number", "minimum": least, "exclusiveMaximum": most });
+    let above = |min: f64, max: f64| json!({ "type": "number", "exclusiveMinimum": min, "maximum": max });
+    let below = |min: f64, max: f64| json!({ "type": "number", "minimum": min, "exclusiveMaximum": max });
     let multiple = |multiple: f64| json!({ "type": "number", "multipleOf": multiple, "exclusiveMinimum": 0, "maximum": 1 });
     let tilde = json!({ "$defs": { "a~b": { "type": "integer" }, "c/d": { "type": "null" }, "e\"%": { "type": "boolean" }, "": { "const": "empty" } },
         "prefixItems": [{ "$ref": "#/$defs/a~0b" }, { "$ref": "#/$defs/c~1d" }, { "$ref": "#/$defs/e%22%25" }, { "$ref": "#/$defs/" }], "minItems": 4, "items": false });
@@ -333,20 +337,20 @@ fn texts_are_accepted_if_their_values_are_valid() {
             &[r#""\u000a""#, r#""n""#],
         ),
     ];
-    let reader = Reader::new();
+    let checker = Checker::new();
     let mut wrong = Vec::new();
     for (schema, valid, invalid) in &cases {
-        wrong.extend(wrong_texts(&reader, schema, valid, true));
-        wrong.extend(wrong_texts(&reader, schema, invalid, false));
+        wrong.extend(wrong_texts(&checker, schema, valid, true));
+        wrong.extend(wrong_texts(&checker, schema, invalid, false));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn schemas_that_the_library_would_get_wrong_are_refused_by_name() {
-    let named = json!({ "properties": { "a": { "$id": "x", "properties": { "b": { "$ref": "#/$defs/c" } } } }, "$defs": { "c": {} } });
-    let endless = json!({ "properties": { "next": { "$ref": "#/$defs/node" } }, "$defs": { "node": { "type": "object", "properties": { "next": { "$ref": "#/$defs/node" } }, "required": ["next"] } } });
-    let apart = json!({ "allOf": [{ "multipleOf": 0.25 }, { "maximum": 0.5 }] });
+fn schemas_the_library_mishandles_are_rejected() {
+    let nested_id = json!({ "properties": { "a": { "$id": "x", "properties": { "b": { "$ref": "#/$defs/c" } } } }, "$defs": { "c": {} } });
+    let infinite = json!({ "properties": { "next": { "$ref": "#/$defs/node" } }, "$defs": { "node": { "type": "object", "properties": { "next": { "$ref": "#/$defs/node" } }, "required": ["next"] } } });
+    let split = json!({ "allOf": [{ "multipleOf": 0.25 }, { "maximum": 0.5 }] });
     let large = json!({ "allOf": [{ "multipleOf": 9_999 }, { "multipleOf": 9_998 }] });
     let cases = [
         (
@@ -372,7 +376,7 @@ fn schemas_that_the_library_would_get_wrong_are_refused_by_name() {
         (json!({ "multipleOf": -2 }), "at /multipleOf: expected a number above 0"),
         (json!({ "multipleOf": 1e-10 }), "at /multipleOf: expected at most 8 decimals"),
         (json!({ "multipleOf": 0.25, "enum": [0.5] }), "at /multipleOf: 0.25 has a fraction"),
-        (apart, "at /allOf/0/multipleOf: 0.25 has a fraction"),
+        (split, "at /allOf/0/multipleOf: 0.25 has a fraction"),
         (large, "have no common multiple up to"),
         (json!({ "type": "object", "minProperties": 2 }), "at /minProperties: expected at most 1"),
         (
@@ -389,27 +393,30 @@ fn schemas_that_the_library_would_get_wrong_are_refused_by_name() {
             json!({ "type": "object", "properties": { "a": { "type": "integer", "multipleOf": 33, "minimum": 1, "maximum": 32 } }, "required": ["a"] }),
             "multiple of 33",
         ),
-        (endless, "allows no finite text"),
-        (named, "at /properties/a/properties/b/$ref: `#/$defs/c`: a reference inside a schema with an `$id`"),
+        (infinite, "allows no finite text"),
+        (
+            nested_id,
+            "at /properties/a/properties/b/$ref: `#/$defs/c`: references inside a schema with its own `$id`",
+        ),
         (json!({ "$ref": "#/$defs/a~1b" }), "at /$ref: `#/$defs/a~1b`: not found"),
         (json!({ "$ref": "#/%FF" }), "at /$ref: `#/%FF`: expected percent-encoded UTF-8"),
         (json!({ "$ref": "#anchor" }), "$ref: only references within the schema"),
-        (json!({ "pattern": r"\Aa" }), "at /pattern: `\\Aa`: `\\A` has another meaning"),
-        (json!({ "pattern": "[]a]" }), "at /pattern: `[]a]`: a class without characters"),
-        (json!({ "pattern": "[^]" }), "a class without characters"),
+        (json!({ "pattern": r"\Aa" }), "at /pattern: `\\Aa`: `\\A` has a different meaning"),
+        (json!({ "pattern": "[]a]" }), "at /pattern: `[]a]`: empty character classes"),
+        (json!({ "pattern": "[^]" }), "empty character classes"),
         (json!({ "pattern": "[a--b]" }), "`--` in a class"),
-        (json!({ "pattern": "a{,3}" }), "`{,` is no repetition"),
+        (json!({ "pattern": "a{,3}" }), "`{,` is not a repetition"),
         (json!({ "patternProperties": { r"\x{41}": {} } }), "at /patternProperties"),
     ];
-    let reader = Reader::new();
+    let checker = Checker::new();
     for (schema, expected) in cases {
-        let found = reader.compile(&Grammar::JsonSchema(schema.clone())).err().unwrap_or_default();
+        let found = checker.compile(&Grammar::JsonSchema(schema.clone())).err().unwrap_or_default();
         assert!(found.contains(expected), "{schema}: expected `{expected}`, found `{found}`");
     }
 }
 
 #[test]
-fn right_recursion_takes_texts_of_any_length() {
+fn right_recursion_accepts_long_texts() {
     let grammars = [
         ("start: u\nu: | /[^\\n]/ u\n", "ab"),
         ("start: \"a\" start | \"b\" other | \"a\"\nother: \"b\" start | \"b\" other | \"a\"\n", "a"),
@@ -419,21 +426,21 @@ fn right_recursion_takes_texts_of_any_length() {
         ),
         ("start: term \"+\" start | term\nterm: \"a\" | \"(\" start \")\"\n", "a+"),
     ];
-    let reader = Reader::new();
+    let checker = Checker::new();
     for (grammar, repeated) in grammars {
-        let constraint = reader.compile(&Grammar::Lark(grammar.into())).unwrap();
+        let constraint = checker.compile(&Grammar::Lark(grammar.into())).unwrap();
         let text = format!("{}a", repeated.repeat(700));
-        assert!(reader.accepts(&*constraint, &text), "{grammar}");
-        assert!(!reader.accepts(&*constraint, &format!("{text}\n")), "{grammar}");
+        assert!(checker.accepts(&*constraint, &text), "{grammar}");
+        assert!(!checker.accepts(&*constraint, &format!("{text}\n")), "{grammar}");
     }
 }
 
-/// The same texts as by the grammar as it is written, for short ones.
+/// Short texts are accepted exactly if the original grammar derives them.
 #[test]
-fn right_recursion_keeps_its_texts() {
+fn right_recursion_preserves_the_language() {
     let grammar = "start: \"a\" start | \"b\" other | end | \"x\" start \"y\"\nother: \"b\" start | \"b\" other | \"a\" | \nend: \"a\" | other\n";
-    let reader = Reader::new();
-    let constraint = reader.compile(&Grammar::Lark(grammar.into())).unwrap();
+    let checker = Checker::new();
+    let constraint = checker.compile(&Grammar::Lark(grammar.into())).unwrap();
     let letters = ["a", "b", "x", "y"];
     let mut texts = vec![String::new()];
     for length in 0..6 {
@@ -441,7 +448,7 @@ fn right_recursion_keeps_its_texts() {
         texts.extend(longest.iter().flat_map(|text| letters.map(|letter| format!("{text}{letter}"))));
     }
     for text in texts {
-        assert_eq!(reader.accepts(&*constraint, &text), is_start(&text), "{text}");
+        assert_eq!(checker.accepts(&*constraint, &text), is_start(&text), "{text}");
     }
 }
 

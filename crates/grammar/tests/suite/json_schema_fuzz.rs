@@ -1,27 +1,28 @@
-//! Generated schemas and instances, judged by a validator of their keywords that knows nothing of the library: a schema is
-//! generated right or refused, and nothing else happens.
+//! Random schemas and instances, checked by an independent validator.
+//!
+//! Each schema is either handled correctly or rejected.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_grammar::Grammar;
 use serde_json::{Map, Value, json};
 
 use crate::common::{tiny, walk};
-use crate::json_schema::{Reader, escaped_spellings, spellings};
+use crate::json_schema::{Checker, escaped_spellings, spellings};
 
 const SEEDS: u64 = 8;
 const SCHEMAS_PER_SEED: usize = 100;
 const INSTANCES: usize = 8;
 const WALKS: usize = 3;
-const LONGEST_WALK: usize = 60;
-const MOST_SPELLINGS: usize = 400;
+const MAX_WALK_TOKENS: usize = 60;
+const MAX_SPELLINGS: usize = 400;
 const ROWS: usize = 300;
 const END: u32 = 0;
 
-/// Whether a text matches a pattern.
-type Meaning = fn(&str) -> bool;
+/// Function that decides whether a text matches a pattern.
+type Matcher = fn(&str) -> bool;
 
-/// Patterns in ECMAScript's syntax and what they mean.
-const PATTERNS: [(&str, Meaning); 7] = [
+/// ECMAScript patterns with functions that implement them.
+const PATTERNS: [(&str, Matcher); 7] = [
     ("^a", |text| text.starts_with('a')),
     ("b$", |text| text.ends_with('b')),
     ("^[a-c]*$", |text| text.chars().all(|letter| ('a'..='c').contains(&letter))),
@@ -40,16 +41,16 @@ const BOUNDS: [f64; 17] =
     [-3.0, -2.5, -2.0, -1.5, -1.0, -0.75, -0.5, 0.0, 0.1, 0.25, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0];
 const MULTIPLES: [f64; 11] = [1.0, 2.0, 3.0, 0.5, 0.25, 0.1, 0.07, 1.5, 0.01, 0.0025, 2.5];
 
-struct Maker {
+struct Generator {
     random: RandomStream,
 }
 
-impl Maker {
-    fn below(&mut self, most: usize) -> usize {
-        usize::try_from(self.random.below(most as u64)).unwrap()
+impl Generator {
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.random.below(bound as u64)).unwrap()
     }
 
-    fn one<T: Copy>(&mut self, items: &[T]) -> T {
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())]
     }
 
@@ -60,13 +61,13 @@ impl Maker {
     fn bound(&mut self) -> Value {
         if self.chance(20) {
             return self
-                .one(
+                .pick(
                     &[json!(9_007_199_254_740_993_i64), json!(9_007_199_254_740_991_i64), json!(1e300)]
                         .each_ref(),
                 )
                 .clone();
         }
-        let bound = self.one(&BOUNDS);
+        let bound = self.pick(&BOUNDS);
         if bound.fract() == 0.0 && self.chance(2) {
             json!(format!("{bound:.0}").parse::<i64>().unwrap())
         } else {
@@ -79,9 +80,9 @@ impl Maker {
             0 => self.bound(),
             1 => json!(i64::try_from(self.below(9)).unwrap() - 4),
             _ => {
-                let multiple = self.one(&MULTIPLES);
+                let multiple = self.pick(&MULTIPLES);
                 let times = self.below(9) as f64 - 4.0;
-                // The decimal, without the float's rounding.
+                // Use the decimal without the float's rounding error.
                 serde_json::from_str(&format!("{:.4}", multiple * times)).unwrap()
             }
         }
@@ -92,11 +93,11 @@ impl Maker {
             0 => Value::Null,
             1 => json!(self.chance(2)),
             2 => self.number(),
-            3 | 4 => json!(self.one(&STRINGS)),
+            3 | 4 => json!(self.pick(&STRINGS)),
             5 => (0..self.below(4)).map(|_| self.value(depth - 1)).collect(),
             _ => {
                 let members =
-                    (0..self.below(4)).map(|_| (self.one(&NAMES).to_owned(), self.value(depth - 1)));
+                    (0..self.below(4)).map(|_| (self.pick(&NAMES).to_owned(), self.value(depth - 1)));
                 Value::Object(members.collect())
             }
         }
@@ -104,7 +105,7 @@ impl Maker {
 
     fn schema(&mut self, depth: usize) -> Value {
         if self.chance(12) {
-            return self.one(&[json!({}), json!(true), json!(false)].each_ref()).clone();
+            return self.pick(&[json!({}), json!(true), json!(false)].each_ref()).clone();
         }
         let mut schema = Map::new();
         let kinds = if depth == 0 { 4 } else { 8 };
@@ -125,7 +126,7 @@ impl Maker {
             4 | 5 => self.limit_objects(&mut schema, depth),
             6 => self.limit_arrays(&mut schema, depth),
             _ => {
-                let keyword = self.one(&["allOf", "anyOf", "oneOf"]);
+                let keyword = self.pick(&["allOf", "anyOf", "oneOf"]);
                 let schemas: Vec<Value> = (0..=self.below(2)).map(|_| self.schema(depth - 1)).collect();
                 if self.chance(3) {
                     self.limit_objects(&mut schema, depth - 1);
@@ -139,7 +140,7 @@ impl Maker {
             }
         }
         if self.chance(15) {
-            schema.insert("$ref".into(), json!(self.one(&["#/$defs/a~1b", "#/$defs/x%22y", "#/$defs/~0c"])));
+            schema.insert("$ref".into(), json!(self.pick(&["#/$defs/a~1b", "#/$defs/x%22y", "#/$defs/~0c"])));
         }
         Value::Object(schema)
     }
@@ -148,7 +149,8 @@ impl Maker {
         if self.chance(2) {
             schema.insert(
                 "type".into(),
-                self.one(&[json!("number"), json!("integer"), json!(["integer", "null"])].each_ref()).clone(),
+                self.pick(&[json!("number"), json!("integer"), json!(["integer", "null"])].each_ref())
+                    .clone(),
             );
         }
         for keyword in ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"] {
@@ -157,7 +159,7 @@ impl Maker {
             }
         }
         if self.chance(3) {
-            schema.insert("multipleOf".into(), json!(self.one(&MULTIPLES)));
+            schema.insert("multipleOf".into(), json!(self.pick(&MULTIPLES)));
         }
     }
 
@@ -166,7 +168,7 @@ impl Maker {
             schema.insert("type".into(), json!("string"));
         }
         if self.chance(2) {
-            schema.insert("pattern".into(), json!(self.one(&PATTERNS).0));
+            schema.insert("pattern".into(), json!(self.pick(&PATTERNS).0));
         }
         if self.chance(2) {
             schema.insert("minLength".into(), json!(self.below(3)));
@@ -187,15 +189,15 @@ impl Maker {
         }
         if !self.chance(3) {
             let properties: Map<String, Value> =
-                (0..=self.below(2)).map(|_| (self.one(&NAMES).to_owned(), self.schema(inner))).collect();
+                (0..=self.below(2)).map(|_| (self.pick(&NAMES).to_owned(), self.schema(inner))).collect();
             schema.insert("properties".into(), properties.into());
         }
         if self.chance(3) {
-            let pattern = self.one(&PATTERNS).0.to_owned();
+            let pattern = self.pick(&PATTERNS).0.to_owned();
             schema.insert("patternProperties".into(), json!({ pattern: self.schema(inner) }));
         }
         if self.chance(2) {
-            let mut names: Vec<&str> = (0..self.below(3)).map(|_| self.one(&NAMES)).collect();
+            let mut names: Vec<&str> = (0..self.below(3)).map(|_| self.pick(&NAMES)).collect();
             names.sort_unstable();
             names.dedup();
             schema.insert("required".into(), json!(names));
@@ -234,7 +236,7 @@ impl Maker {
         }
     }
 
-    /// A value that the schema may allow.
+    /// Generates a value that the schema may allow.
     fn instance(&mut self, root: &Value, schema: &Value, depth: usize) -> Value {
         let Some(members) = schema.as_object() else { return self.value(depth) };
         if self.chance(8) {
@@ -259,31 +261,31 @@ impl Maker {
         }
         let has = |keywords: &[&str]| keywords.iter().any(|keyword| members.contains_key(*keyword));
         if has(&["pattern", "minLength", "maxLength"]) {
-            return json!(self.one(&STRINGS));
+            return json!(self.pick(&STRINGS));
         }
         if depth > 0
             && has(&["properties", "patternProperties", "additionalProperties", "required", "minProperties"])
         {
-            let mut made = Map::new();
+            let mut object = Map::new();
             let empty = Map::new();
             let properties = members.get("properties").and_then(Value::as_object).unwrap_or(&empty);
             for (name, inner) in properties {
                 if !self.chance(3) {
-                    made.insert(name.clone(), self.instance(root, inner, depth - 1));
+                    object.insert(name.clone(), self.instance(root, inner, depth - 1));
                 }
             }
             for name in members.get("required").and_then(Value::as_array).into_iter().flatten() {
                 let name = name.as_str().unwrap();
-                if !made.contains_key(name) && !self.chance(6) {
-                    made.insert(name.to_owned(), self.value(depth - 1));
+                if !object.contains_key(name) && !self.chance(6) {
+                    object.insert(name.to_owned(), self.value(depth - 1));
                 }
             }
             if self.chance(3) {
-                let name = self.one(&NAMES).to_owned();
+                let name = self.pick(&NAMES).to_owned();
                 let inner = members.get("additionalProperties").cloned().unwrap_or_default();
-                made.insert(name, self.instance(root, &inner, depth - 1));
+                object.insert(name, self.instance(root, &inner, depth - 1));
             }
-            return made.into();
+            return object.into();
         }
         if depth > 0 && has(&["prefixItems", "items", "minItems", "maxItems"]) {
             let length = self.below(4);
@@ -304,7 +306,7 @@ fn target<'a>(root: &'a Value, reference: &str) -> &'a Value {
     root.pointer(&reference.trim_start_matches('#').replace("%22", "\"")).unwrap()
 }
 
-/// Whether a value is valid, as the standard has it for the keywords that [`Maker`] uses.
+/// Whether a value is valid by the standard, for the keywords that [`Generator`] uses.
 fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
     let members = match schema {
         Value::Bool(all) => return *all,
@@ -419,7 +421,9 @@ fn are_equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// A number in units of the twelfth decimal, by its shortest spelling. `None` if it has more decimals.
+/// A number in units of the twelfth decimal, by its shortest spelling.
+///
+/// `None` if it has more decimals.
 fn units(value: &Value) -> Option<i128> {
     const DECIMALS: usize = 12;
     let text = format!("{}", value.as_f64()?);
@@ -428,22 +432,21 @@ fn units(value: &Value) -> Option<i128> {
 }
 
 #[test]
-fn generated_schemas_are_right_or_refused() {
-    let reader = Reader::new();
+fn random_schemas_are_correct_or_rejected() {
+    let checker = Checker::new();
     let vocabulary = tiny();
     let (mut wrong, mut accepted_schemas, mut valid, mut invalid, mut walked) = (Vec::new(), 0, 0, 0, 0);
     for seed in 0..SEEDS {
-        let mut maker = Maker { random: RandomStream::with_stream(seed, 66) };
+        let mut generator = Generator { random: RandomStream::with_stream(seed, 66) };
         for _ in 0..SCHEMAS_PER_SEED {
-            let mut schema = maker.schema(2);
-            let definitions =
-                json!({ "a/b": maker.schema(1), "x\"y": maker.schema(0), "~c": { "type": "integer" } });
+            let mut schema = generator.schema(2);
+            let definitions = json!({ "a/b": generator.schema(1), "x\"y": generator.schema(0), "~c": { "type": "integer" } });
             let Value::Object(members) = &mut schema else { continue };
             members.insert("$defs".into(), definitions);
             if schema.to_string().matches("$ref").count() > 0 && is_circular(&schema) {
                 continue;
             }
-            let constraint = match reader.compile(&Grammar::JsonSchema(schema.clone())) {
+            let constraint = match checker.compile(&Grammar::JsonSchema(schema.clone())) {
                 Ok(constraint) => constraint,
                 Err(message) => {
                     assert!(!message.contains("panic"), "{schema}: {message}");
@@ -452,14 +455,14 @@ fn generated_schemas_are_right_or_refused() {
             };
             accepted_schemas += 1;
             for _ in 0..INSTANCES {
-                let instance = maker.instance(&schema, &schema, 2);
+                let instance = generator.instance(&schema, &schema, 2);
                 let is_valid = is_valid(&schema, &schema, &instance);
                 let mut texts = spellings(&instance);
                 if !is_valid {
                     texts.extend(escaped_spellings(&instance));
                 }
-                texts.truncate(MOST_SPELLINGS);
-                let accepted = texts.into_iter().find(|text| reader.accepts(&*constraint, text));
+                texts.truncate(MAX_SPELLINGS);
+                let accepted = texts.into_iter().find(|text| checker.accepts(&*constraint, text));
                 *(if is_valid { &mut valid } else { &mut invalid }) += 1;
                 if accepted.is_some() != is_valid && !has_many_digits(&instance) {
                     wrong.push(format!(
@@ -468,7 +471,8 @@ fn generated_schemas_are_right_or_refused() {
                 }
             }
             for _ in 0..WALKS {
-                let (ids, has_ended) = walk(&*constraint, &[END], ROWS, LONGEST_WALK, &mut maker.random);
+                let (ids, has_ended) =
+                    walk(&*constraint, &[END], ROWS, MAX_WALK_TOKENS, &mut generator.random);
                 let bytes = ids.iter().filter(|id| **id != END).flat_map(|id| vocabulary.token_bytes(*id));
                 let bytes: Vec<u8> = bytes.collect();
                 if !has_ended {
@@ -478,7 +482,7 @@ fn generated_schemas_are_right_or_refused() {
                 let Ok(value) = serde_json::from_slice::<Value>(&bytes) else { continue };
                 walked += 1;
                 if !has_many_digits(&value) && !is_valid(&schema, &schema, &value) {
-                    wrong.push(format!("seed {seed}: {schema}: wrote {}", bytes.escape_ascii()));
+                    wrong.push(format!("seed {seed}: {schema}: generated {}", bytes.escape_ascii()));
                 }
             }
         }
@@ -488,7 +492,7 @@ fn generated_schemas_are_right_or_refused() {
     assert!(accepted_schemas > 100 && valid > 200 && invalid > 200 && walked > 100, "{counts:?}");
 }
 
-/// Whether a value has a number with more digits than this validator keeps.
+/// Whether a value contains a number with more digits than this validator supports.
 fn has_many_digits(value: &Value) -> bool {
     const DIGITS: usize = 15;
     match value {
@@ -504,7 +508,7 @@ fn has_many_digits(value: &Value) -> bool {
     }
 }
 
-/// Whether definitions refer to each other, which no instance ends.
+/// Whether definitions refer to each other, which could make an instance infinite.
 fn is_circular(schema: &Value) -> bool {
     schema["$defs"].to_string().contains("$ref")
 }

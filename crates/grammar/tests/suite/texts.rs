@@ -1,4 +1,6 @@
-//! Texts of whole models: whatever is drawn, what has ended conforms, alone, in a batch, with others of its prompt, in beams.
+//! Constrained generation with whole models: every finished completion conforms.
+//!
+//! Completions are generated alone, in batches, with several sequences per prompt, and by beam search.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -22,10 +24,10 @@ fn models() -> Vec<LoadedModel> {
     paths.into_iter().map(load).collect()
 }
 
-/// A finished text: its tokens, what they say, why it ended.
-type Text = (Vec<u32>, String, StopReason);
+/// A finished completion: its tokens, its decoded text and its stop reason.
+type Completion = (Vec<u32>, String, StopReason);
 
-/// Ways to choose tokens.
+/// Generation configurations to test.
 fn configurations(model: &LoadedModel, eos_token_id: &[u32]) -> Vec<GenerationConfig> {
     let max_new_tokens = 40.min(model.config().n_positions - 4);
     let common = GenerationConfig {
@@ -33,46 +35,51 @@ fn configurations(model: &LoadedModel, eos_token_id: &[u32]) -> Vec<GenerationCo
         eos_token_id: eos_token_id.to_vec(),
         ..GenerationConfig::default()
     };
-    let drawn = GenerationConfig { do_sample: true, temperature: 2.0, top_k: 0, ..common.clone() };
+    let sampled = GenerationConfig { do_sample: true, temperature: 2.0, top_k: 0, ..common.clone() };
     let mut configurations = vec![GenerationConfig { do_sample: false, ..common.clone() }];
-    configurations.extend((0..4).map(|seed| GenerationConfig { seed, ..drawn.clone() }));
-    configurations.push(GenerationConfig { num_return_sequences: 3, ..drawn.clone() });
-    configurations.push(GenerationConfig { min_new_tokens: 1, repetition_penalty: 1.5, ..drawn.clone() });
+    configurations.extend((0..4).map(|seed| GenerationConfig { seed, ..sampled.clone() }));
+    configurations.push(GenerationConfig { num_return_sequences: 3, ..sampled.clone() });
+    configurations.push(GenerationConfig { min_new_tokens: 1, repetition_penalty: 1.5, ..sampled.clone() });
     configurations.push(GenerationConfig { prompt_lookup_num_tokens: Some(5), do_sample: false, ..common });
     configurations
 }
 
-/// The texts of all requests, made together.
-fn texts(model: &LoadedModel, requests: Vec<Request>, max_texts: usize) -> BTreeMap<(u64, usize), Text> {
+/// Completions of all requests, generated in one batch.
+fn completions(
+    model: &LoadedModel,
+    requests: Vec<Request>,
+    max_texts: usize,
+) -> BTreeMap<(u64, usize), Completion> {
     let kv_tokens = max_texts * 64;
     let mut scheduler = model.scheduler(SchedulerOptions { max_texts, kv_tokens, chunk_tokens: 16 }).unwrap();
     requests.into_iter().for_each(|request| _ = scheduler.submit(request).unwrap());
-    let mut texts: BTreeMap<(u64, usize), Text> = BTreeMap::new();
+    let mut completions: BTreeMap<(u64, usize), Completion> = BTreeMap::new();
     while !scheduler.is_idle() {
         for event in scheduler.step().into_result().unwrap() {
             match event {
                 Event::Token { request, sequence, id, text, stop_reason, .. } => {
-                    let made = texts.entry((request.0, sequence));
-                    let made = made.or_insert((Vec::new(), String::new(), StopReason::MaxNewTokens));
-                    made.0.push(id);
-                    made.1.push_str(&text);
-                    made.2 = stop_reason.unwrap_or(made.2);
+                    let completion = completions.entry((request.0, sequence));
+                    let completion =
+                        completion.or_insert((Vec::new(), String::new(), StopReason::MaxNewTokens));
+                    completion.0.push(id);
+                    completion.1.push_str(&text);
+                    completion.2 = stop_reason.unwrap_or(completion.2);
                 }
                 Event::Failed { error, .. } => panic!("{error}"),
                 _ => {}
             }
         }
     }
-    texts
+    completions
 }
 
 fn check(case: &Case, text: &str, reason: StopReason) {
     match reason {
         StopReason::Eos | StopReason::Complete => assert!((case.is_whole)(text), "{}: {text:?}", case.name),
-        // A character that is cut decodes to this.
+        // A truncated character decodes to this.
         _ => {
             let text = text.strip_suffix('\u{FFFD}').unwrap_or(text);
-            assert!((case.is_beginning)(text), "{}: {text:?}", case.name);
+            assert!((case.is_prefix)(text), "{}: {text:?}", case.name);
         }
     }
 }
@@ -82,7 +89,7 @@ fn conforming(compiler: &Compiler, grammar: &Grammar, config: &GenerationConfig)
 }
 
 #[test]
-fn what_has_ended_conforms_alone_and_in_a_batch() {
+fn finished_completions_conform_alone_and_in_a_batch() {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for model in models() {
         let compiler = Compiler::new(model.vocabulary()).unwrap();
@@ -94,14 +101,14 @@ fn what_has_ended_conforms_alone_and_in_a_batch() {
                     request
                 };
                 let requests: Vec<Request> = configurations(&model, ends).iter().map(request).collect();
-                let together = texts(&model, requests.clone(), 5);
-                for (_, text, reason) in together.values() {
+                let batched = completions(&model, requests.clone(), 5);
+                for (_, text, reason) in batched.values() {
                     check(&case, text, *reason);
                     *reasons.entry(reason.name()).or_default() += 1;
                 }
                 for (number, request) in (0..).zip(requests) {
-                    for ((_, sequence), text) in texts(&model, vec![request], 1) {
-                        assert_eq!(text, together[&(number, sequence)], "{}", case.name);
+                    for ((_, sequence), text) in completions(&model, vec![request], 1) {
+                        assert_eq!(text, batched[&(number, sequence)], "{}", case.name);
                     }
                 }
             }
@@ -110,38 +117,38 @@ fn what_has_ended_conforms_alone_and_in_a_batch() {
     assert!(["eos", "complete", "max_new_tokens"].iter().all(|reason| reasons[reason] > 5), "{reasons:?}");
 }
 
-/// One constraint for many requests, as for the prompts of a file.
+/// One constraint for many requests, as with a file of prompts.
 #[test]
-fn a_constraint_serves_many_texts() {
+fn one_constraint_serves_many_requests() {
     let model = models().swap_remove(1);
     let compiler = Compiler::new(model.vocabulary()).unwrap();
     for case in cases() {
-        let drawn = GenerationConfig {
+        let sampled = GenerationConfig {
             do_sample: true,
             temperature: 2.0,
             top_k: 0,
             max_new_tokens: 20,
             ..GenerationConfig::default()
         };
-        let shared = conforming(&compiler, &case.grammar, &drawn);
+        let shared = conforming(&compiler, &case.grammar, &sampled);
         let request = |prompt: u32, processor: &LogitsProcessor| {
-            let mut request = Request::new(vec![prompt, 7], drawn.clone());
+            let mut request = Request::new(vec![prompt, 7], sampled.clone());
             request.processors.push(processor.clone());
             request
         };
-        let together = texts(&model, (1..9).map(|prompt| request(prompt, &shared)).collect(), 8);
-        for ((number, _), text) in &together {
-            let own = conforming(&compiler, &case.grammar, &drawn);
+        let batched = completions(&model, (1..9).map(|prompt| request(prompt, &shared)).collect(), 8);
+        for ((number, _), text) in &batched {
+            let own = conforming(&compiler, &case.grammar, &sampled);
             let prompt = u32::try_from(*number).unwrap() + 1;
-            assert_eq!(&texts(&model, vec![request(prompt, &own)], 1)[&(0, 0)], text, "{}", case.name);
+            assert_eq!(&completions(&model, vec![request(prompt, &own)], 1)[&(0, 0)], text, "{}", case.name);
             check(&case, &text.1, text.2);
         }
     }
 }
 
 #[test]
-fn beams_conform() {
-    let mut ended = 0;
+fn beam_search_results_conform() {
+    let mut finished = 0;
     for model in models() {
         let compiler = Compiler::new(model.vocabulary()).unwrap();
         for case in cases() {
@@ -159,16 +166,16 @@ fn beams_conform() {
                 };
                 let mut processors = LogitsProcessor::of_config(&config);
                 conforming(&compiler, &case.grammar, &config).add_to(&mut processors);
-                let go_on = || ControlFlow::Continue(());
-                let found =
-                    beam_search(model.model(), &[5, 9, 3], &config, &processors, None, &go_on).unwrap();
-                for text in found {
-                    let said = model.vocabulary().tokenizer().unwrap().decode(&text.ids, true).unwrap();
-                    check(&case, &said, text.stop_reason);
-                    ended += usize::from(text.stop_reason == StopReason::Eos);
+                let proceed = || ControlFlow::Continue(());
+                let beams =
+                    beam_search(model.model(), &[5, 9, 3], &config, &processors, None, &proceed).unwrap();
+                for beam in beams {
+                    let decoded = model.vocabulary().tokenizer().unwrap().decode(&beam.ids, true).unwrap();
+                    check(&case, &decoded, beam.stop_reason);
+                    finished += usize::from(beam.stop_reason == StopReason::Eos);
                 }
             }
         }
     }
-    assert!(ended > 10, "{ended}");
+    assert!(finished > 10, "{finished}");
 }

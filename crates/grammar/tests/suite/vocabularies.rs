@@ -1,4 +1,4 @@
-//! Vocabularies of any origin.
+//! Vocabularies of various tokenizers.
 
 use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_engine::Vocabulary;
@@ -20,14 +20,14 @@ fn byte_level(tokens: &[&str], added: &[&str]) -> Tokenizer {
 }
 
 #[test]
-fn a_model_without_tokenizer_is_refused() {
+fn model_without_tokenizer_is_rejected() {
     let checkpoint = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
-    let refused = Compiler::new(&Vocabulary::new(&checkpoint, None));
-    assert_eq!(refused.err(), Some(GrammarError::NoTokenizer));
+    let result = Compiler::new(&Vocabulary::new(&checkpoint, None));
+    assert_eq!(result.err(), Some(GrammarError::NoTokenizer));
 }
 
 #[test]
-fn tokens_that_write_the_same_are_allowed_together() {
+fn tokens_with_equal_text_are_allowed_together() {
     // `Ġa` and the added ` a` write the same two bytes.
     let tokenizer = byte_level(&["<s>", "a", "Ġa", "Ġ", "b"], &[" a", "<other>"]);
     assert_eq!(tokenizer.decode(&[2, 5], true).unwrap(), " a a");
@@ -41,39 +41,36 @@ fn tokens_that_write_the_same_are_allowed_together() {
 }
 
 #[test]
-fn special_tokens_padding_and_what_looks_special_are_never_allowed() {
+fn special_like_and_padding_tokens_are_never_allowed() {
     let vocabulary = vocabulary(byte_level(&["<s>", "a", "<", ">", "s"], &["<other>"]), 64);
     let constraint = compiled(&vocabulary, &Grammar::Regex("(?s).*".into()), &[0]);
     assert_eq!(allowed(&*constraint, &[], 64), [0, 1, 2, 3, 4]);
-    // An end token that is padding writes nothing.
+    // An end token in the padding writes nothing.
     let constraint = compiled(&vocabulary, &Grammar::Regex("(?s).*".into()), &[63]);
     assert_eq!(allowed(&*constraint, &[1], 64), [1, 2, 3, 4, 63]);
 }
 
 #[test]
-fn bytes_that_no_token_has_are_told() {
+fn bytes_without_a_token_are_dead_ends() {
     let vocabulary = vocabulary(byte_level(&["<s>", "a", "b", "é"], &[]), 4);
     let compiler = Compiler::new(&vocabulary).unwrap();
-    let wrong = compiler.compile(&Grammar::Regex("c".into()), &[0]).unwrap_err().to_string();
-    assert_eq!(wrong, "regular expression: no token of the vocabulary writes what must come next");
-    // A dead end inside.
+    let error = compiler.compile(&Grammar::Regex("c".into()), &[0]).unwrap_err().to_string();
+    assert_eq!(error, "regular expression: no token of the vocabulary can come next");
+    // A dead end inside the text.
     let constraint = compiled(&vocabulary, &Grammar::Regex("ab?c".into()), &[0]);
-    let wrong = constraint.allow(&[1, 2], &mut [false; 4]).unwrap_err().to_string();
-    assert_eq!(
-        wrong,
-        "regular expression after 2 tokens: no token of the vocabulary writes what must come next"
-    );
-    // Where it is one of several ways, the others are left.
+    let error = constraint.allow(&[1, 2], &mut [false; 4]).unwrap_err().to_string();
+    assert_eq!(error, "regular expression after 2 tokens: no token of the vocabulary can come next");
+    // Only one alternative is a dead end, so the others remain allowed.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|b)".into()), &[0]);
     assert_eq!(allowed(&*constraint, &[1], 4), [2]);
-    // What follows needs what no token has: the text ends here.
+    // A continuation would need a byte that no token writes, so the text ends here.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|d)?".into()), &[]);
     assert!(constraint.is_complete(&[1]).unwrap());
 }
 
-/// Every text of a tokenizer that writes words with spaces in front.
+/// Every text of a tokenizer whose words begin with spaces.
 #[test]
-fn texts_of_word_pieces_conform_as_they_are_decoded() {
+fn metaspace_texts_conform_after_decoding() {
     let decoders = [
         json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true }),
         json!({ "type": "Sequence", "decoders": [
@@ -88,27 +85,27 @@ fn texts_of_word_pieces_conform_as_they_are_decoded() {
     for decoder in decoders {
         let vocabulary = vocabulary(tokenizer(&decoder, &tokens, &[]), tokens.len());
         let mut random = RandomStream::with_stream(3, 0);
-        let mut whole = 0;
+        let mut finished = 0;
         for case in cases() {
             let constraint = compiled(&vocabulary, &case.grammar, &[0]);
             for _ in 0..20 {
                 let (ids, has_ended) = walk(&*constraint, &[0], tokens.len(), 60, &mut random);
                 let text = vocabulary.tokenizer().unwrap().decode(&ids, true).unwrap();
-                assert!((case.is_beginning)(&text), "{}: {text:?}", case.name);
+                assert!((case.is_prefix)(&text), "{}: {text:?}", case.name);
                 assert!(!has_ended || (case.is_whole)(&text), "{}: {text:?}", case.name);
-                whole += usize::from(has_ended);
+                finished += usize::from(has_ended);
             }
         }
-        assert!(whole > 60, "{whole}");
+        assert!(finished > 60, "{finished}");
     }
 }
 
 #[test]
-fn tokenizers_that_write_by_context_are_refused() {
+fn context_dependent_decoders_are_rejected() {
     let word_piece = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
     for decoder in [word_piece, json!(null)] {
         let vocabulary = vocabulary(tokenizer(&decoder, &["[S]", "a", "##b"], &[]), 3);
-        let refused = Compiler::new(&vocabulary).unwrap().compile(&Grammar::JsonObject, &[0]).unwrap_err();
-        assert!(refused.to_string().contains("depends on the tokens around it"), "{refused}");
+        let error = Compiler::new(&vocabulary).unwrap().compile(&Grammar::JsonObject, &[0]).unwrap_err();
+        assert!(error.to_string().contains("depends on the tokens around it"), "{error}");
     }
 }

@@ -1,34 +1,36 @@
-//! How much of what a model does its circuits do, by their size.
+//! Faithfulness of circuits as a function of their size.
 
 use super::graph::{Circuit, Selection};
 use super::task::CircuitTask;
 use crate::InterpretError;
 use crate::error::Result;
 
-/// The shares of all edges at which a [`FaithfulnessCurve`] compares circuits. Source: the Mechanistic Interpretability Benchmark (arXiv:2504.13151).
+/// Fractions of edges at which a [`FaithfulnessCurve`] measures circuits.
+///
+/// Source: the Mechanistic Interpretability Benchmark (arXiv:2504.13151).
 pub const EDGE_SHARES: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 
-/// What two sums of the same numbers in another order may differ by.
+/// Maximum relative difference between sums of the same numbers in different orders.
 const ROUNDING: f32 = 1e-6;
 
-/// A circuit of a curve.
+/// One circuit of a curve.
 ///
 /// Part of a [`FaithfulnessCurve`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurvePoint {
-    /// The share of edges that were chosen.
+    /// Fraction of edges selected.
     pub share: f64,
-    /// How many those are.
+    /// Number of edges selected.
     pub chosen: usize,
-    /// Those of them on the way from the input to the logits.
+    /// Number of selected edges on paths from the input to the logits.
     pub edges: usize,
-    /// The metric of the circuit.
+    /// Metric of the circuit.
     pub value: f32,
-    /// That as a share of the way from no edge to all.
+    /// Normalized metric; no edge gives 0 and all edges give 1.
     pub faithfulness: f32,
 }
 
-/// The faithfulness of circuits of several sizes.
+/// Faithfulness of circuits of several sizes.
 ///
 /// ```
 /// use candle_gpt2_interpret::{CurvePoint, EDGE_SHARES, FaithfulnessCurve};
@@ -40,27 +42,29 @@ pub struct CurvePoint {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct FaithfulnessCurve {
-    /// The metric of all edges: that of the clean prompts.
+    /// Metric with all edges: that of the clean prompts.
     pub model: f32,
-    /// The metric without any: that of the corrupted prompts.
+    /// Metric without edges: that of the corrupted prompts.
     pub empty: f32,
-    /// The circuits, from small to large.
+    /// Circuits in ascending order of size.
     pub points: Vec<CurvePoint>,
 }
 
 impl FaithfulnessCurve {
-    /// A metric as a share of the way from no edge (0) to all (1).
+    /// Normalizes a metric so that no edge gives 0 and all edges give 1.
     pub fn faithfulness(&self, value: f32) -> f32 {
         (value - self.empty) / (self.model - self.empty)
     }
 
-    /// The area under the curve over the share of edges, by trapezoids (circuit performance ratio): how much of the task small circuits do.
-    /// It can pass that of a perfect curve, 0.999.
+    /// Area under the curve over the fraction of edges (circuit performance ratio).
+    ///
+    /// The area is computed by the trapezoidal rule. It measures how much of the task small circuits perform.
+    /// It can exceed that of a perfect curve, 0.999.
     pub fn cpr(&self) -> f32 {
         self.area(|point| point.faithfulness)
     }
 
-    /// The area between the curve and 1 (circuit-model distance): 0 if every circuit does what the model does.
+    /// Area between the curve and 1 (circuit-model distance); 0 if every circuit matches the model.
     pub fn cmd(&self) -> f32 {
         self.area(|point| (1.0 - point.faithfulness).abs())
     }
@@ -74,27 +78,29 @@ impl FaithfulnessCurve {
 }
 
 impl CircuitTask<'_> {
-    /// The metric of all edges and of none.
+    /// Computes the metric with all edges and without edges.
     ///
     /// # Errors
-    /// As [`CircuitTask::values`]; and when both are the same.
+    /// If [`CircuitTask::values`] fails, or if both metrics are equal.
     pub fn range(&self) -> Result<(f32, f32)> {
         let graph = self.graph();
         let values = self.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
         let (model, empty) = (values[0], values[1]);
         let (range, largest) = ((model - empty).abs(), model.abs().max(empty.abs()));
-        // Not a number is no difference either.
+        // The comparison is false for NaN, which counts as no difference.
         match range > ROUNDING * largest.max(1.0) {
             true => Ok((model, empty)),
             false => Err(InterpretError::NoDifference { value: model.to_string() }),
         }
     }
 
-    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them between the two ends that [`CircuitTask::range`] gives.
-    /// `done` is called with the number of pairs done.
+    /// Selects circuits by score at each of [`EDGE_SHARES`] and measures their faithfulness.
+    ///
+    /// The first argument is the result of [`CircuitTask::range`]. Calls `done` with the number of finished
+    /// pairs.
     ///
     /// # Errors
-    /// As [`Circuit::selected`] and [`CircuitTask::values`].
+    /// See [`Circuit::selected`] and [`CircuitTask::values`].
     pub fn curve(
         &self,
         (model, empty): (f32, f32),
@@ -119,9 +125,9 @@ impl CircuitTask<'_> {
     }
 }
 
-/// So many of `count` edges, rounded down.
-#[expect(clippy::cast_possible_truncation, reason = "a share of a count fits into one")]
-#[expect(clippy::cast_sign_loss, reason = "shares are positive")]
+/// Number of edges for a fraction of `count`, rounded down.
+#[expect(clippy::cast_possible_truncation, reason = "a fraction of a count fits into usize")]
+#[expect(clippy::cast_sign_loss, reason = "fractions are positive")]
 fn share_of(share: f64, count: usize) -> usize {
     (share * count as f64) as usize
 }

@@ -1,4 +1,4 @@
-//! The graph of a model: which part's output is part of which part's input, and circuits, which are some of its edges.
+//! Edge graph of a model, between component outputs and inputs, and circuits as subsets of its edges.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,8 +10,10 @@ use candle_gpt2::Gpt2Config;
 use crate::error::Result;
 use crate::{Head, InterpretError};
 
-/// What writes to the residual stream. Biases of output projections and position embeddings are part of no source: they reach every
-/// destination, in every circuit.
+/// A component that writes to the residual stream.
+///
+/// Position embeddings and the biases of output projections belong to no source. They reach every destination
+/// in every circuit.
 ///
 /// ```
 /// use candle_gpt2_interpret::{EdgeSource, Head};
@@ -22,7 +24,7 @@ use crate::{Head, InterpretError};
 pub enum EdgeSource {
     /// The token embeddings.
     Input,
-    /// A head.
+    /// An attention head.
     Head(Head),
     /// The MLP of this layer.
     Mlp(usize),
@@ -38,7 +40,7 @@ impl Display for EdgeSource {
     }
 }
 
-/// What reads the residual stream.
+/// A component input that reads the residual stream.
 ///
 /// ```
 /// use candle_gpt2_interpret::{EdgeDestination, Head};
@@ -47,20 +49,20 @@ impl Display for EdgeSource {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EdgeDestination {
-    /// The queries of a head, before the block's first norm.
+    /// Queries of a head, before the block's first norm.
     Query(Head),
-    /// Its keys.
+    /// Keys of a head.
     Key(Head),
-    /// Its values.
+    /// Values of a head.
     Value(Head),
     /// The MLP of this layer, before the block's second norm.
     Mlp(usize),
-    /// The end of the residual stream, before the final norm.
+    /// End of the residual stream, before the final norm.
     Logits,
 }
 
 impl EdgeDestination {
-    /// The source that is computed from it; `None` for the logits.
+    /// Returns the source computed from it; `None` for the logits.
     pub fn source(self) -> Option<EdgeSource> {
         match self {
             Self::Query(head) | Self::Key(head) | Self::Value(head) => Some(EdgeSource::Head(head)),
@@ -69,7 +71,7 @@ impl EdgeDestination {
         }
     }
 
-    /// The name of the node that it belongs to: `a11.h10`, `m3` or `logits`.
+    /// Returns the name of its node: `a11.h10`, `m3` or `logits`.
     pub fn node(self) -> String {
         self.source().map_or_else(|| "logits".into(), |source| source.to_string())
     }
@@ -87,13 +89,15 @@ impl Display for EdgeDestination {
     }
 }
 
-/// The spans of tokens that an edge leads from and to, counted from 0. Only keys and values cross from one span to another: they are read
-/// at the source's position and used by the query at the destination's. [`EdgeGraph::in_spans`] takes those that cross.
+/// Token spans at both ends of an edge, counted from 0.
+///
+/// Only keys and values cross between spans: they are read at the source's position and used by the query at
+/// the destination's. [`EdgeGraph::in_spans`] takes the pairs with crossing edges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct EdgeSpans {
-    /// Of what the source writes.
+    /// Span where the source writes.
     pub source: usize,
-    /// Of what is computed from it.
+    /// Span where the result is used.
     pub destination: usize,
 }
 
@@ -104,50 +108,52 @@ impl EdgeSpans {
     }
 }
 
-/// One part's output as one part of another's input. [`EdgeGraph::edges`] lists them.
+/// One component's output as part of another's input. [`EdgeGraph::edges`] lists all edges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Edge {
-    /// Where it begins.
+    /// Source of the edge.
     pub source: EdgeSource,
-    /// Where it ends.
+    /// Destination of the edge.
     pub destination: EdgeDestination,
-    /// The spans of both ends; the first one in a graph without spans.
+    /// Spans of both ends; 0 for both in a graph without spans.
     pub spans: EdgeSpans,
 }
 
-/// As the Mechanistic Interpretability Benchmark writes it, without spans: `a9.h9->a11.h10<q>`.
+/// Format of the Mechanistic Interpretability Benchmark, without spans: `a9.h9->a11.h10<q>`.
 impl Display for Edge {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}->{}", self.source, self.destination)
     }
 }
 
-/// The edges into a destination: they begin at the first so many sources.
+/// Edges into one destination, from the first `sources` sources.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub(super) destination: EdgeDestination,
     pub(super) sources: usize,
-    /// Its first edge among those within a span.
+    /// Index of its first edge among those within a span.
     within: usize,
-    /// Its first edge among those from one span to another, if it has any.
+    /// Index of its first edge among those that cross between two spans, if it has any.
     crossing: Option<usize>,
 }
 
-/// All edges of a model: from every source to every destination that is computed after it; in spans each of them once for each pair of
-/// spans that it can lead from and to.
+/// All edges of a model, from every source to every destination that is computed after it.
 ///
-/// Source: "Attribution Patching Outperforms Automated Circuit Discovery" (arXiv:2310.10348), with the nodes of "Have Faith in
-/// Faithfulness" (arXiv:2403.17806) and the positions of "Position-aware Automatic Circuit Discovery" (arXiv:2502.04577).
+/// With spans, each edge exists once for each pair of spans that it can connect.
+///
+/// Source: "Attribution Patching Outperforms Automated Circuit Discovery" (arXiv:2310.10348). The nodes are
+/// those of "Have Faith in Faithfulness" (arXiv:2403.17806), and the positions those of "Position-aware
+/// Automatic Circuit Discovery" (arXiv:2502.04577).
 ///
 /// ```
 /// use candle_gpt2_interpret::{EdgeGraph, EdgeSpans};
 ///
 /// let gpt2 = EdgeGraph::new(12, 12);
 /// assert_eq!((gpt2.source_count(), gpt2.edge_count()), (157, 32_491));
-/// let first = gpt2.edges().next().ok_or("there are edges")?;
+/// let first = gpt2.edges().next().ok_or("no edges")?;
 /// assert_eq!(first.to_string(), "input->a0.h0<q>");
 ///
-/// // From one span to another lead only the edges into keys and values.
+/// // Only edges into keys and values connect two spans.
 /// let small = EdgeGraph::new(1, 1);
 /// assert_eq!(small.edge_count(), 8);
 /// assert_eq!(small.in_spans(2, [EdgeSpans { source: 0, destination: 1 }])?.edge_count(), 8 + 8 + 2);
@@ -158,26 +164,28 @@ pub struct EdgeGraph {
     n_layer: usize,
     n_head: usize,
     span_count: usize,
-    /// Pairs of different spans, in order.
+    /// Pairs of different spans, sorted.
     crossings: Vec<EdgeSpans>,
 }
 
 impl EdgeGraph {
-    /// That of a model with so many layers of so many heads.
+    /// Creates the graph of a model with `n_layer` layers of `n_head` heads.
     pub fn new(n_layer: usize, n_head: usize) -> Self {
         Self { n_layer, n_head, span_count: 1, crossings: Vec::new() }
     }
 
-    /// That of a model with this configuration.
+    /// Creates the graph of a model with this configuration.
     pub fn of(config: &Gpt2Config) -> Self {
         Self::new(config.n_layer, config.n_head)
     }
 
-    /// The same with its edges told apart by spans of tokens: each edge in each of so many spans and, for keys and values, between each of
+    /// Splits the edges by token spans.
+    ///
+    /// Each edge exists in each of `span_count` spans. Edges into keys and values also exist between each of
     /// these pairs of different spans.
     ///
     /// # Errors
-    /// When there are no spans, or the ends of a pair are one span or a span that is not there.
+    /// If `span_count` is 0, or if a pair has equal ends or an end that is out of range.
     pub fn in_spans(self, span_count: usize, crossings: impl IntoIterator<Item = EdgeSpans>) -> Result<Self> {
         let mut crossings: Vec<EdgeSpans> = crossings.into_iter().collect();
         crossings.sort_unstable();
@@ -187,7 +195,7 @@ impl EdgeGraph {
         };
         if span_count == 0 || crossings.iter().any(is_none) {
             return Err(InterpretError::Mismatch(format!(
-                "expected pairs of different spans among {span_count}, at least 1"
+                "expected at least 1 span, and pairs of different spans below {span_count}"
             )));
         }
         Ok(Self { span_count, crossings, ..self })
@@ -198,7 +206,7 @@ impl EdgeGraph {
         self.sources_before(self.n_layer)
     }
 
-    /// Spans that edges are told apart by; 1 without any.
+    /// Number of spans; 1 without spans.
     pub fn span_count(&self) -> usize {
         self.span_count
     }
@@ -208,7 +216,7 @@ impl EdgeGraph {
         self.first_within(self.span_count) + self.crossings.len() * self.first_crossing(self.n_layer)
     }
 
-    /// The sources, in the order of computation.
+    /// Returns the sources in the order of computation.
     pub fn sources(&self) -> impl Iterator<Item = EdgeSource> + use<> {
         let n_head = self.n_head;
         let of_layer = move |layer| {
@@ -218,9 +226,11 @@ impl EdgeGraph {
         std::iter::once(EdgeSource::Input).chain((0..self.n_layer).flat_map(of_layer))
     }
 
-    /// The edges, in the order in which scores and circuits have them: those within the first span, within the second, …, then those from
-    /// one span to another. In each, they are by destination in the order of computation (of a layer the queries of all heads, then keys,
-    /// then values, then the MLP), then by source.
+    /// Returns the edges in the order used by scores and circuits.
+    ///
+    /// Edges within the first span come first, then those within the second, and so on, then those between
+    /// spans. Each group is ordered by destination in the order of computation, then by source. Within a
+    /// layer, the destinations are the queries of all heads, then keys, then values, then the MLP.
     pub fn edges(&self) -> impl Iterator<Item = Edge> + use<> {
         let (sources, rows): (Vec<EdgeSource>, _) = (self.sources().collect(), self.rows());
         let within = (0..self.span_count).map(EdgeSpans::within);
@@ -236,7 +246,7 @@ impl EdgeGraph {
         })
     }
 
-    /// The edges of a row between two spans, if there are any.
+    /// Index range of a row's edges between two spans, if it has any.
     pub(super) fn edges_of(&self, row: &Row, spans: EdgeSpans) -> Option<Range<usize>> {
         let first = if spans.source == spans.destination {
             self.first_within(spans.source) + row.within
@@ -247,35 +257,40 @@ impl EdgeGraph {
         Some(first..first + row.sources)
     }
 
-    /// The edges of a row, with the spans that they lead from and to.
+    /// Returns all index ranges of a row's edges, with their spans.
     fn all_edges_of(&self, row: &Row) -> impl Iterator<Item = (EdgeSpans, Range<usize>)> {
         let pairs = (0..self.span_count).map(EdgeSpans::within).chain(self.crossings.iter().copied());
         pairs.filter_map(move |spans| Some((spans, self.edges_of(row, spans)?)))
     }
 
-    /// Sources before the heads of a layer.
+    /// Number of sources before the heads of a layer.
     pub(super) fn sources_before(&self, layer: usize) -> usize {
         1 + layer * (self.n_head + 1)
     }
 
-    /// The first edge within a span.
+    /// Index of the first edge within a span.
     fn first_within(&self, span: usize) -> usize {
         span * (self.first_edge(self.n_layer) + self.source_count())
     }
 
-    /// The first edge into a layer, the logits being one: layer `i` has `3 H` destinations for `1 + i (H + 1)` sources, and one for `H` more.
+    /// Index of the first edge into a layer, relative to its span.
+    ///
+    /// The logits count as the layer after the last. In layer `i`, `3 H` destinations have `1 + i (H + 1)`
+    /// sources each, and the MLP has `H` more.
     fn first_edge(&self, layer: usize) -> usize {
         let (heads, before) = (self.n_head, layer * layer.saturating_sub(1) / 2);
         layer * (4 * heads + 1) + before * (heads + 1) * (3 * heads + 1)
     }
 
-    /// The first edge into a layer of those from one span to another, of which layer `i` has `2 H (1 + i (H + 1))`.
+    /// Index of the first crossing edge into a layer, relative to its pair of spans.
+    ///
+    /// Layer `i` has `2 H (1 + i (H + 1))` crossing edges.
     fn first_crossing(&self, layer: usize) -> usize {
         let (heads, before) = (self.n_head, layer * layer.saturating_sub(1) / 2);
         2 * heads * (layer + before * (heads + 1))
     }
 
-    /// The queries of all heads of a layer.
+    /// Rows for the queries of all heads of a layer.
     pub(super) fn rows_of_queries(&self, layer: usize) -> Vec<Row> {
         let (sources, first) = (self.sources_before(layer), self.first_edge(layer));
         let row = |head| Row {
@@ -287,7 +302,7 @@ impl EdgeGraph {
         (0..self.n_head).map(row).collect()
     }
 
-    /// The keys of all heads of a layer, then their values.
+    /// Rows for the keys of all heads of a layer, then for their values.
     pub(super) fn rows_of_keys_and_values(&self, layer: usize) -> Vec<Row> {
         let sources = self.sources_before(layer);
         let (within, crossing) = (self.first_edge(layer) + self.n_head * sources, self.first_crossing(layer));
@@ -323,7 +338,7 @@ impl EdgeGraph {
         }
     }
 
-    /// The destinations with their edges, in the order of computation.
+    /// Returns the rows of all destinations, in the order of computation.
     pub(super) fn rows(&self) -> Vec<Row> {
         let of_layer = |layer| {
             let queries = self.rows_of_queries(layer);
@@ -332,7 +347,7 @@ impl EdgeGraph {
         (0..self.n_layer).flat_map(of_layer).chain([self.row_of_logits()]).collect()
     }
 
-    /// The place of the node that a destination belongs to: that of its source, the logits behind them.
+    /// Index of a destination's node: that of its source, or `source_count` for the logits.
     fn node_of(&self, destination: EdgeDestination) -> usize {
         match destination.source() {
             Some(EdgeSource::Head(Head { layer, head })) => self.sources_before(layer) + head,
@@ -342,28 +357,28 @@ impl EdgeGraph {
         }
     }
 
-    /// The place of a node in a span among those of all spans.
+    /// Index of a node in a span, among the nodes of all spans.
     fn spanned(&self, node: usize, span: usize) -> usize {
         span * (self.source_count() + 1) + node
     }
 
-    /// The nodes of all spans that are `node` in their own.
+    /// Returns the indices of a node in every span.
     fn in_every_span(&self, node: usize) -> impl Iterator<Item = usize> {
         (0..self.span_count).map(move |span| self.spanned(node, span))
     }
 }
 
-/// How the edges of a circuit are chosen by their scores, of which the size counts. [`Circuit::selected`] takes it.
+/// Method of selecting a circuit's edges by the magnitude of their scores. See [`Circuit::selected`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Selection {
-    /// From the logits back: again and again the strongest edge into a node that is in already.
+    /// Backward from the logits: repeatedly adds the strongest edge into a node already in the circuit.
     #[default]
     Greedy,
-    /// The strongest edges, wherever they are.
+    /// The strongest edges of the whole graph.
     Strongest,
 }
 
-/// Some of the edges of a model.
+/// A subset of a model's edges.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Circuit, EdgeGraph, Selection};
@@ -384,41 +399,45 @@ pub struct Circuit {
 }
 
 impl Circuit {
-    /// Every edge: the model itself.
+    /// Returns the circuit with every edge, which equals the model.
     pub fn whole(graph: &EdgeGraph) -> Self {
         Self { graph: graph.clone(), kept: vec![true; graph.edge_count()] }
     }
 
-    /// No edge.
+    /// Returns the circuit without edges.
     pub fn empty(graph: &EdgeGraph) -> Self {
         Self { graph: graph.clone(), kept: vec![false; graph.edge_count()] }
     }
 
-    /// Whether each edge is kept, in the order of [`EdgeGraph::edges`].
+    /// Creates a circuit from flags in the order of [`EdgeGraph::edges`].
     ///
     /// # Errors
-    /// If there is not one value for each edge.
+    /// If the number of flags does not equal the number of edges.
     pub fn new(graph: &EdgeGraph, kept: Vec<bool>) -> Result<Self> {
         let count = graph.edge_count();
         match kept.len() == count {
             true => Ok(Self { graph: graph.clone(), kept }),
-            false => Err(InterpretError::Mismatch(format!("{} values for {count} edges", kept.len()))),
+            false => Err(InterpretError::Mismatch(format!(
+                "expected {count} values (one per edge), found {}",
+                kept.len()
+            ))),
         }
     }
 
-    /// Up to `count` edges by the size of their scores, which are in the order of [`EdgeGraph::edges`]; then those without a connection to
-    /// both input and logits are dropped.
+    /// Selects up to `count` edges by the magnitude of their scores, in the order of [`EdgeGraph::edges`].
+    ///
+    /// Then drops the edges that do not connect to both the input and the logits.
     ///
     /// # Errors
-    /// If there is not one score for each edge, or one is not finite.
+    /// If the number of scores does not equal the number of edges, or if a score is not finite.
     pub fn selected(graph: &EdgeGraph, scores: &[f32], count: usize, selection: Selection) -> Result<Self> {
         let mut circuit = Self::new(graph, vec![false; scores.len()])?;
         if let Some((edge, score)) = graph.edges().zip(scores).find(|(_, score)| !score.is_finite()) {
             return Err(InterpretError::Mismatch(format!(
-                "the score of {edge} is {score}; expected finite numbers: check the model's weights"
+                "edge {edge}: expected a finite score, found {score}; check the model's weights"
             )));
         }
-        // Sizes of numbers in the order of their bits; of equal ones the first.
+        // The bits of absolute values are ordered like the values; ties go to the lower index.
         let ranked = |edge: usize| (scores[edge].abs().to_bits(), Reverse(edge));
         match selection {
             Selection::Strongest => {
@@ -446,7 +465,7 @@ impl Circuit {
             }
         }
         let mut candidates = BinaryHeap::new();
-        // All edges into a node, once.
+        // Adds all edges into a node, at most once.
         let mut open = |node: usize, candidates: &mut BinaryHeap<_>| {
             candidates.extend(std::mem::take(&mut into[node]).into_iter().flatten().map(&ranked));
         };
@@ -461,7 +480,9 @@ impl Circuit {
         taken.into_iter().for_each(|edge| self.kept[edge] = true);
     }
 
-    /// The edges on the paths from the input to the logits; a head's queries, keys and values at a span count as one node.
+    /// Keeps only the edges on paths from the input to the logits.
+    ///
+    /// A head's queries, keys and values in a span count as one node.
     pub fn connected(mut self) -> Self {
         let graph = &self.graph;
         let (rows, logits) = (graph.rows(), graph.source_count());
@@ -490,27 +511,27 @@ impl Circuit {
         self
     }
 
-    /// Whether each edge is kept, as [`Circuit::new`] takes them.
+    /// Returns one flag per edge, true if it is kept, in the order of [`EdgeGraph::edges`].
     pub fn kept(&self) -> &[bool] {
         &self.kept
     }
 
-    /// The graph that it is a part of.
+    /// Returns the graph that it is a subset of.
     pub fn graph(&self) -> &EdgeGraph {
         &self.graph
     }
 
-    /// Edges that are kept.
+    /// Number of kept edges.
     pub fn edge_count(&self) -> usize {
         self.kept.iter().filter(|is_kept| **is_kept).count()
     }
 
-    /// The edges that are kept.
+    /// Returns the kept edges.
     pub fn edges(&self) -> impl Iterator<Item = Edge> {
         self.graph.edges().zip(&self.kept).filter(|(_, is_kept)| **is_kept).map(|(edge, _)| edge)
     }
 
-    /// Whether anything reads what is computed from a destination, in a graph without spans.
+    /// Whether any kept edge reads the node computed from a destination, in a graph without spans.
     pub(super) fn is_used(&self, destination: EdgeDestination) -> bool {
         let node = self.graph.node_of(destination);
         let reads = |row: &Row| node < row.sources && self.kept[row.within + node];
@@ -521,8 +542,10 @@ impl Circuit {
         self.kept[edge] = is_kept;
     }
 
-    /// 1 for each edge that is left out between two spans, `(rows, sources)` row-major; `None` if none is.
-    pub(super) fn left_out(&self, spans: EdgeSpans, rows: &[Row]) -> Option<Vec<f32>> {
+    /// Returns 1 for each omitted edge between two spans, `(rows, sources)` in row-major order.
+    ///
+    /// Returns `None` if no edge is omitted.
+    pub(super) fn omitted_mask(&self, spans: EdgeSpans, rows: &[Row]) -> Option<Vec<f32>> {
         let edges = rows.iter().filter_map(|row| self.graph.edges_of(row, spans)).flatten();
         let mask: Vec<f32> = edges.map(|edge| if self.kept[edge] { 0.0 } else { 1.0 }).collect();
         mask.contains(&1.0).then_some(mask)

@@ -1,5 +1,7 @@
-//! The inputs of destinations, each for itself: in a model all heads of a layer read one residual stream, in the graph every edge is one
-//! term of the sum that one destination reads.
+//! Separate inputs for each destination.
+//!
+//! In a model, all heads of a layer read one residual stream. In the edge graph, each destination reads its
+//! own sum, and every edge is one term of it.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +12,25 @@ use candle_gpt2_kernels::{HeadsAttention, LayerNorm, attention_reference};
 use super::graph::{Circuit, EdgeGraph, EdgeSpans, Row};
 use crate::Record;
 
-/// Queries, keys, values.
+/// Number of projections: queries, keys and values.
 const PARTS: usize = 3;
-/// Axis of the tokens in `(k, B, T, C)` and in `(B, H, T, D)`.
+/// Token axis in `(k, B, T, C)` and in `(B, H, T, D)`.
 const TOKEN_DIM: usize = 2;
 
-/// The places at which [`written`] looks.
+/// Hook points that [`written`] needs.
 pub(super) fn places_of_sources(n_layer: usize) -> impl Iterator<Item = Site> {
     let of_layer = |layer| [SiteKind::Z, SiteKind::MlpOut].map(|kind| Site::in_block(layer, kind));
     std::iter::once(Site::outside(SiteKind::Embed)).chain((0..n_layer).flat_map(of_layer))
 }
 
-/// What every source writes, `(sources, B, T, C)`, from a record of [`places_of_sources`].
+/// Outputs of all sources, `(sources, B, T, C)`, from a record of [`places_of_sources`].
 pub(super) fn written(model: &Gpt2LMHeadModel, record: &Record) -> Result<Tensor> {
     let written =
         places_of_sources(model.config().n_layer).map(|site| of_source(model, site, record.get(site)?));
     Tensor::cat(&written.collect::<Result<Vec<_>>>()?, 0)
 }
 
-/// What the sources write that are seen at a place, `(k, B, T, C)`.
+/// Outputs of the sources at one hook point, `(k, B, T, C)`.
 fn of_source(model: &Gpt2LMHeadModel, site: Site, value: &Tensor) -> Result<Tensor> {
     let value = match (site.kind, site.layer) {
         (SiteKind::Z, Some(layer)) => {
@@ -45,7 +47,7 @@ fn block(model: &Gpt2LMHeadModel, layer: usize) -> Result<&Block> {
     model.transformer().blocks().get(layer).ok_or_else(no_block)
 }
 
-/// Weights and biases of a layer's queries, keys and values, head by head: `(3 H, D, C)` and `(3 H, 1, D)`.
+/// Weights and biases of a layer's queries, keys and values by head: `(3 H, D, C)` and `(3 H, 1, D)`.
 fn projections(attn: &MultiHeadAttention) -> Result<(Tensor, Option<Tensor>)> {
     let layers = match attn.projection() {
         QkvProjection::Fused(layer) => vec![layer],
@@ -61,7 +63,7 @@ fn projections(attn: &MultiHeadAttention) -> Result<(Tensor, Option<Tensor>)> {
     Ok((weight, bias.transpose()?))
 }
 
-/// The way back through a norm of `x` `(B, T, C)`: from gradients of its output, `(k, B, T, C)`, to those of its input.
+/// Backward pass through a norm of `x` `(B, T, C)`, for output gradients `(k, B, T, C)`.
 fn through_norm(norm: &LayerNorm, x: &Tensor, gradients: &Tensor) -> Result<Tensor> {
     let (centered, scale) = norm.centered(&x.to_dtype(DType::F32)?)?;
     let normalized = centered.broadcast_div(&scale)?;
@@ -71,7 +73,7 @@ fn through_norm(norm: &LayerNorm, x: &Tensor, gradients: &Tensor) -> Result<Tens
     (gradients - along.broadcast_mul(&normalized)?)?.broadcast_div(&scale)
 }
 
-/// The gradients with regard to what the heads of a layer read, `(3 H, B, T, C)`, from those at their queries, keys and values.
+/// Maps gradients at a layer's queries, keys and values to the heads' inputs, `(3 H, B, T, C)`.
 pub(super) fn into_heads(
     model: &Gpt2LMHeadModel,
     layer: usize,
@@ -81,13 +83,14 @@ pub(super) fn into_heads(
     let block = block(model, layer)?;
     let (batch, tokens, width) = residual.dims3()?;
     let (weight, _) = projections(block.attn())?;
-    let by_head = gradients.map(|gradient| gradient.to_dtype(DType::F32)?.flatten(0, 1)?.transpose(0, 1)); // (H, B · T, D)
+    // (H, B · T, D)
+    let by_head = gradients.map(|gradient| gradient.to_dtype(DType::F32)?.flatten(0, 1)?.transpose(0, 1));
     let by_head = Tensor::cat(&by_head.into_iter().collect::<Result<Vec<_>>>()?, 0)?;
     let normed = by_head.matmul(&weight)?.reshape(((), batch, tokens, width))?;
     through_norm(block.ln_1(), residual, &normed)
 }
 
-/// The gradient with regard to what an MLP reads, `(1, B, T, C)`, from that at the input of its activation function.
+/// Maps the gradient at an MLP's activation input to that at the MLP's input, `(1, B, T, C)`.
 pub(super) fn into_mlp(
     model: &Gpt2LMHeadModel,
     layer: usize,
@@ -101,29 +104,29 @@ pub(super) fn into_mlp(
     through_norm(block.ln_2(), residual, &normed.unsqueeze(0)?)
 }
 
-/// The positions of prompts by their spans.
+/// Token positions grouped by span.
 pub(super) struct Positions {
     spans: Vec<Span>,
-    /// Of each position its place if those of all spans are one after another; `None` if that is its place already.
+    /// Index of each position in the concatenation of all spans; `None` if that is the identity.
     back: Option<Tensor>,
 }
 
-/// A span, and where it is in some prompts.
+/// A span and its positions.
 pub(super) struct Span {
     pub(super) span: usize,
-    /// In the order of the prompts.
+    /// Positions in ascending order.
     positions: Vec<usize>,
-    /// The same; `None` for all of them.
+    /// The positions as a tensor; `None` if the span contains all positions.
     index: Option<Tensor>,
 }
 
 impl Positions {
-    /// All in the first span.
+    /// Puts all positions into a single span.
     pub(super) fn whole(tokens: usize) -> Self {
         Self { spans: vec![Span { span: 0, positions: (0..tokens).collect(), index: None }], back: None }
     }
 
-    /// By the span of each.
+    /// Groups positions by their span indices.
     pub(super) fn of(spans: &[usize], device: &Device) -> Result<Self> {
         let mut by_span: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         spans
@@ -148,7 +151,7 @@ impl Positions {
         &self.spans
     }
 
-    /// What was found for each span, in the order of the prompts.
+    /// Concatenates the results of all spans and restores the order of the positions.
     fn joined(&self, parts: &[Tensor]) -> Result<Tensor> {
         let joined = Tensor::cat(parts, TOKEN_DIM)?;
         self.back.as_ref().map_or(Ok(joined.clone()), |back| joined.index_select(back, TOKEN_DIM))
@@ -156,32 +159,33 @@ impl Positions {
 }
 
 impl Span {
-    /// The values at its positions, of all along the axis of the tokens.
+    /// Selects the values at its positions along the token axis.
     pub(super) fn of(&self, values: &Tensor) -> Result<Tensor> {
         let whole = || Ok(values.clone());
         self.index.as_ref().map_or_else(whole, |index| values.contiguous()?.index_select(index, TOKEN_DIM))
     }
 }
 
-/// What flows back into the heads of a layer, to tell apart for which query a key or a value did what it did.
-pub(super) struct OfHeads<'a> {
+/// Gradients and activations of a layer's heads, for attributing keys and values to query spans.
+pub(super) struct HeadGradients<'a> {
     /// Gradients at scores, `(B, H, T, S)`.
     pub(super) scores: &'a Tensor,
-    /// At what the heads give, `(B, T, H, D)`.
+    /// Gradients at the heads' outputs, `(B, T, H, D)`.
     pub(super) z: &'a Tensor,
-    /// Queries themselves, `(B, T, H, D)`.
+    /// Queries, `(B, T, H, D)`.
     pub(super) queries: &'a Tensor,
-    /// The attention pattern, `(B, H, T, S)`.
+    /// Attention pattern, `(B, H, T, S)`.
     pub(super) pattern: &'a Tensor,
-    /// What products of queries and keys are multiplied by.
+    /// Scale of the products of queries and keys.
     pub(super) scale: f64,
 }
 
-impl OfHeads<'_> {
-    /// The gradients at keys and at values, `(B, T, H, D)`, of what queries in this span do with them.
+impl HeadGradients<'_> {
+    /// Gradients at keys and values, `(B, T, H, D)`, through the queries in this span only.
     pub(super) fn of_queries_in(&self, span: &Span) -> Result<[Tensor; 2]> {
         let by_key = |weights: &Tensor, queries: &Tensor| {
-            let weights = span.of(&weights.to_dtype(DType::F32)?)?.transpose(2, 3)?.contiguous()?; // (B, H, S, T')
+            // (B, H, S, T')
+            let weights = span.of(&weights.to_dtype(DType::F32)?)?.transpose(2, 3)?.contiguous()?;
             let queries = span.of(&queries.to_dtype(DType::F32)?.transpose(1, 2)?)?; // (B, H, T', D)
             weights.matmul(&queries)?.transpose(1, 2)?.contiguous()
         };
@@ -189,9 +193,11 @@ impl OfHeads<'_> {
     }
 }
 
-/// Adds up the scores of the edges of some rows between two spans, which all begin at as many sources: products of gradients `(rows, B,
-/// T, C)` and what the sources write in the corrupted run − what they write in the clean one, `(sources, B, T, C)`, both at the positions
-/// of the source's span.
+/// Accumulates the scores of some rows' edges between two spans.
+///
+/// A score is the product of a gradient `(rows, B, T, C)` and a difference `(sources, B, T, C)`: a source's
+/// output in the corrupted run minus that in the clean run. Both are at the positions of the source's span.
+/// All rows have the same number of sources.
 pub(super) fn add_scores(
     sums: &mut [f64],
     graph: &EdgeGraph,
@@ -213,22 +219,24 @@ pub(super) fn add_scores(
     Ok(())
 }
 
-/// Runs a circuit: each destination reads the residual stream of the pass, and for every edge that is left out what the source writes in
-/// the corrupted run in place of what it writes in this one.
-pub(super) struct Partial<'a> {
+/// Runs a circuit on the clean prompts, with separate inputs for each destination.
+///
+/// Each destination reads the residual stream of the pass. For every omitted edge, the source's output in
+/// this run is replaced with its output in the corrupted run.
+pub(super) struct CircuitRun<'a> {
     model: &'a Gpt2LMHeadModel,
     circuit: &'a Circuit,
     positions: &'a Positions,
-    /// What the sources write in the corrupted run, `(sources, B, T, C)`.
+    /// Outputs of the sources in the corrupted run, `(sources, B, T, C)`.
     corrupted: &'a Tensor,
-    /// What they write there less what they write here, of those that the pass has come to.
+    /// Corrupted minus current outputs, for the sources computed so far.
     differences: Option<Tensor>,
     seen: usize,
-    /// What is put in the places that come next.
+    /// Values to substitute at upcoming hook points.
     waiting: BTreeMap<Site, Tensor>,
 }
 
-impl<'a> Partial<'a> {
+impl<'a> CircuitRun<'a> {
     pub(super) fn new(
         model: &'a Gpt2LMHeadModel,
         circuit: &'a Circuit,
@@ -238,11 +246,12 @@ impl<'a> Partial<'a> {
         Self { model, circuit, positions, corrupted, differences: None, seen: 0, waiting: BTreeMap::new() }
     }
 
-    /// What some destinations read, `(rows, B, T, C)`, in the span where they are or in whichever span their sources are; `None` if it is
-    /// what the model has there.
+    /// Returns the inputs of some destinations, `(rows, B, T, C)`, or `None` if they equal the model's.
+    ///
+    /// `destination` is the destinations' span; `None` means that each source's own span is used.
     fn inputs(&self, residual: &Tensor, rows: &[Row], destination: Option<usize>) -> Result<Option<Tensor>> {
         let spans = self.positions.spans();
-        let masks: Vec<_> = spans.iter().map(|span| self.left_out(span, rows, destination)).collect();
+        let masks: Vec<_> = spans.iter().map(|span| self.omitted_mask(span, rows, destination)).collect();
         let (Some(differences), true) = (&self.differences, masks.iter().any(Option::is_some)) else {
             return Ok(None);
         };
@@ -264,20 +273,22 @@ impl<'a> Partial<'a> {
         self.positions.joined(&added)?.broadcast_add(&residual).map(Some)
     }
 
-    /// What [`Circuit::left_out`] says of the edges from a span to some destinations; without a span of theirs, within the source's.
-    fn left_out(&self, source: &Span, rows: &[Row], destination: Option<usize>) -> Option<Vec<f32>> {
+    /// Calls [`Circuit::omitted_mask`] for the edges from a span to some destinations.
+    ///
+    /// Without a destination span, the edges are within the source's span.
+    fn omitted_mask(&self, source: &Span, rows: &[Row], destination: Option<usize>) -> Option<Vec<f32>> {
         let spans = EdgeSpans { source: source.span, destination: destination.unwrap_or(source.span) };
-        self.circuit.left_out(spans, rows)
+        self.circuit.omitted_mask(spans, rows)
     }
 
-    /// Computes what the heads of a layer give, each from inputs of its own.
+    /// Computes the output of a layer's heads from their separate inputs.
     fn await_heads(&mut self, layer: usize, residual: &Tensor) -> Result<()> {
         let graph = self.circuit.graph();
         let (of_queries, of_others) = (graph.rows_of_queries(layer), graph.rows_of_keys_and_values(layer));
         let queries = self.inputs(residual, &of_queries, None)?;
         let spans = self.positions.spans();
         let is_changed = |destination: &Span| {
-            spans.iter().any(|source| self.left_out(source, &of_others, Some(destination.span)).is_some())
+            spans.iter().any(|source| self.omitted_mask(source, &of_others, Some(destination.span)).is_some())
         };
         if queries.is_none() && !spans.iter().any(is_changed) {
             return Ok(());
@@ -285,7 +296,7 @@ impl<'a> Partial<'a> {
         let block = block(self.model, layer)?;
         let (heads, dtype) = (block.attn().num_heads(), residual.dtype());
         let (weight, bias) = projections(block.attn())?;
-        // Of some rows, beginning at this one: `(B, H, T, D)` for queries, for keys and for values.
+        // Projects the rows from `first` on to `(B, H, T, D)`, one tensor each for queries, keys and values.
         let projected = |inputs: Option<Tensor>, first: usize, rows: usize| {
             let inputs = inputs.map_or_else(|| residual.unsqueeze(0), Ok)?;
             let (_, batch, tokens, width) = inputs.dims4()?;
@@ -303,7 +314,7 @@ impl<'a> Partial<'a> {
         let queries = projected(queries, 0, heads)?;
         let mut attended = Vec::new();
         for span in spans {
-            // For one span at a time: those of all take as many times the memory.
+            // One span at a time, because all spans together would multiply the memory.
             let others = projected(self.inputs(residual, &of_others, Some(span.span))?, heads, 2 * heads)?;
             let attention = HeadsAttention {
                 heads,
@@ -336,7 +347,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-impl Observer for Partial<'_> {
+impl Observer for CircuitRun<'_> {
     fn wants(&self, site: Site) -> bool {
         let last = self.model.config().n_layer.checked_sub(1);
         match site.kind {

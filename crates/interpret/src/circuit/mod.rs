@@ -1,8 +1,8 @@
-//! Circuits of tasks: which of a model's edges carry what it does on pairs of prompts.
+//! Circuits of tasks: the edges of a model that carry its behavior on pairs of prompts.
 //!
 //! ```text
-//! graph    sources, destinations, edges; circuits, and how they are chosen by scores
-//! inputs   what each destination reads by itself, forwards and on the way back
+//! graph    sources, destinations, edges; circuits and their selection by score
+//! inputs   separate inputs for each destination, forward and backward
 //! task     pairs of prompts: scores of edges by gradients, values of circuits by runs, ACDC
 //! curve    faithfulness by size
 //! ```

@@ -1,55 +1,58 @@
-//! A task as pairs of prompts, and what its edges and circuits are worth.
+//! Tasks as pairs of prompts: scores of edges and metrics of circuits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType, Tensor, Var};
-use candle_gpt2::{Before, Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind, gradients};
+use candle_gpt2::{Gpt2LMHeadModel, InitialGradients, LogitsFor, Observer, Pass, Site, SiteKind, gradients};
 
 use super::graph::{Circuit, EdgeGraph, EdgeSpans, Row};
 use super::inputs::{
-    OfHeads, Partial, Positions, Span, add_scores, into_heads, into_mlp, places_of_sources, written,
+    CircuitRun, HeadGradients, Positions, Span, add_scores, into_heads, into_mlp, places_of_sources, written,
 };
 use crate::error::Result;
 use crate::gradients::{Embeddings, Probes};
 use crate::run::{log_softmax, rounded};
+use crate::widths::sum_dtype;
 use crate::{Chain, InterpretError, Record, Run};
 
-/// Rows of a batch together have at most so many tokens: what 157 sources write takes 120 MB for them, in GPT-2's width.
+/// Maximum number of tokens per batch; at GPT-2's size, the outputs of 157 sources take 120 MB.
 const BATCH_TOKENS: usize = 256;
-/// What [`CircuitTask::acdc`] may keep of the corrupted runs, and what edges may take.
+/// Maximum memory for the corrupted runs in [`CircuitTask::acdc`], and for edges.
 const MOST_BYTES: usize = 2 << 30;
-/// What an edge takes: its scores, its place in circuits and its entry in a report.
+/// Memory per edge: its scores, its flags in circuits and its entry in a report.
 const BYTES_OF_EDGE: usize = 1024;
 
-/// Two prompts of as many tokens, and what may follow the clean one. [`CircuitTask`] takes them.
+/// Two prompts of equal length, with the answers to compare. [`CircuitTask`] takes a list of pairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptPair {
-    /// The prompt that the answers are right for.
+    /// Prompt for which the correct answers are right.
     pub clean: Vec<u32>,
-    /// A prompt of as many tokens.
+    /// Corrupted prompt of the same length.
     pub corrupted: Vec<u32>,
-    /// The right answers.
+    /// Correct answers.
     pub correct: Vec<u32>,
-    /// Those that they are compared with.
+    /// Incorrect answers to compare with.
     pub incorrect: Vec<u32>,
-    /// The span that each token belongs to, counted from 0; empty if edges are not told apart by position.
+    /// Span index of each token, counted from 0; empty if edges are not split by position.
     pub spans: Vec<usize>,
 }
 
-/// The metric of a prediction after the last token. [`CircuitTask::new`] takes it.
+/// Metric of the prediction after the last token. An argument of [`CircuitTask::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CircuitMetric {
-    /// The mean logit of the right answers less that of the others.
+    /// Mean logit of the correct answers minus that of the incorrect ones.
     #[default]
     LogitDifference,
-    /// The sum of the right answers' probabilities less that of the others.
+    /// Total probability of the correct answers minus that of the incorrect ones.
     ProbabilityDifference,
-    /// The Kullback-Leibler divergence from the model's prediction, in nats, summed over the vocabulary: 0 for the whole model.
+    /// Kullback-Leibler divergence from the model's prediction, in nats; 0 for the whole model.
+    ///
+    /// It is summed over the vocabulary.
     Divergence,
 }
 
 impl CircuitMetric {
-    /// What it is, in words.
+    /// Description of the metric.
     pub fn title(self) -> &'static str {
         match self {
             Self::LogitDifference => "logit difference",
@@ -59,28 +62,28 @@ impl CircuitMetric {
     }
 }
 
-/// How edges are scored. [`CircuitTask::scores`] takes it.
+/// Method of scoring edges. An argument of [`CircuitTask::scores`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EdgeMethod {
     /// Edge attribution patching: the gradient of the clean run (arXiv:2310.10348).
     Eap,
-    /// The mean gradient of runs on the way from the corrupted input to the clean one, without the latter (arXiv:2403.17806).
+    /// EAP-IG: the mean gradient of runs between the corrupted and the clean input (arXiv:2403.17806).
+    ///
+    /// The path starts at the corrupted input and excludes the clean one.
     EapIg {
-        /// Runs.
+        /// Number of runs.
         steps: usize,
     },
-    /// The mean of the gradients of both runs.
+    /// Mean of the gradients of the clean run and the corrupted run.
     CleanCorrupted,
 }
 
-/// A model on pairs of prompts: scores of edges, and values of circuits.
+/// A model on pairs of prompts, for edge scores and circuit metrics.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Circuit, CircuitMetric, CircuitTask, EdgeMethod, PromptPair, Selection};
 /// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
-/// # let files = GivenFiles::new("stories")
-/// #     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
-/// #     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// # let files = GivenFiles::of_bytes("stories", candle_gpt2_stories::FILES);
 /// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 ///
@@ -93,7 +96,7 @@ pub enum EdgeMethod {
 /// let circuit = Circuit::selected(task.graph(), &scores, 70, Selection::Greedy)?;
 /// let whole = Circuit::whole(task.graph());
 /// let values = task.values(&[whole, circuit, Circuit::empty(task.graph())], &|_| ())?;
-/// assert!(values[0] != values[2], "of the clean prompt, and of the corrupted one");
+/// assert!(values[0] != values[2], "the clean prompt and the corrupted prompt");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CircuitTask<'a> {
@@ -101,34 +104,35 @@ pub struct CircuitTask<'a> {
     pairs: &'a [PromptPair],
     metric: CircuitMetric,
     graph: EdgeGraph,
-    /// Pairs of as many tokens in the same spans.
+    /// Indices of pairs with equal length and equal spans.
     batches: Vec<Vec<usize>>,
 }
 
-/// Some pairs of as many tokens.
+/// Pairs of equal length as tensors.
 struct Batch {
     /// `(B, T)`.
     clean: Tensor,
     corrupted: Tensor,
-    /// What a metric multiplies each token by, `(B, V)`.
+    /// Weight of each token in a metric, `(B, V)`.
     weights: Tensor,
     positions: Positions,
 }
 
-/// A batch with what the sources write in its corrupted run, and the model's prediction after the clean prompts.
+/// A batch with the sources' outputs in the corrupted run and the clean prediction.
 struct Prepared {
     batch: Batch,
     corrupted: Tensor,
-    /// Logarithms of probabilities, `(B, V)`.
+    /// Log probabilities, `(B, V)`.
     reference: Tensor,
 }
 
 impl<'a> CircuitTask<'a> {
-    /// A model on these pairs.
+    /// Prepares a model and pairs of prompts.
     ///
     /// # Errors
-    /// When there are none, one has prompts of different lengths or no right answer, some have spans and others none, a token is outside
-    /// the vocabulary, or the spans make more edges than 2 GiB of memory have room for.
+    /// If `pairs` is empty, or if a pair has prompts of different lengths or no correct answer. If only some
+    /// pairs have spans, if a token is outside the vocabulary, or if the spans create more edges than fit
+    /// into 2 GiB.
     pub fn new(model: &'a Gpt2LMHeadModel, pairs: &'a [PromptPair], metric: CircuitMetric) -> Result<Self> {
         if pairs.is_empty() {
             return Err(InterpretError::Mismatch("a task needs at least one pair of prompts".into()));
@@ -148,19 +152,19 @@ impl<'a> CircuitTask<'a> {
                 return Err(InterpretError::UnknownToken { id: *id, vocab_size });
             }
             if pair.correct.is_empty() && metric != CircuitMetric::Divergence {
-                return Err(InterpretError::Mismatch("a pair of prompts has no right answer".into()));
+                return Err(InterpretError::Mismatch("a pair of prompts has no correct answer".into()));
             }
             let expected = if has_spans { clean } else { 0 };
             if pair.spans.len() != expected {
                 return Err(InterpretError::Mismatch(format!(
-                    "expected {expected} spans of tokens, one for each or none in any pair; found {}",
+                    "expected {expected} token spans (one per token, or none in every pair), found {}",
                     pair.spans.len()
                 )));
             }
-            let most = model.config().n_positions;
-            if let Some(span) = pair.spans.iter().find(|span| **span >= most) {
+            let n_positions = model.config().n_positions;
+            if let Some(span) = pair.spans.iter().find(|span| **span >= n_positions) {
                 return Err(InterpretError::Mismatch(format!(
-                    "span {span}: expected one of {most}, counted from 0"
+                    "span {span} is out of range; expected less than {n_positions}"
                 )));
             }
         }
@@ -186,25 +190,27 @@ impl<'a> CircuitTask<'a> {
         let edges = graph.edge_count();
         if edges.saturating_mul(BYTES_OF_EDGE) > MOST_BYTES {
             return Err(InterpretError::Mismatch(format!(
-                "{span_count} spans and {crossing_count} pairs of them make {edges} edges, {} at most; name fewer spans of tokens, or use \
-                 shorter prompts",
+                "{span_count} spans and {crossing_count} pairs of them create {edges} edges, more than {}; \
+                 name fewer spans, or use shorter prompts",
                 MOST_BYTES / BYTES_OF_EDGE
             )));
         }
         Ok(Self { model, pairs, metric, graph, batches: batches.collect() })
     }
 
-    /// The edges of the model, in the spans of the pairs.
+    /// Returns the edges of the model, in the spans of the pairs.
     pub fn graph(&self) -> &EdgeGraph {
         &self.graph
     }
 
-    /// What the metric of the corrupted run has more for each edge than that of the clean one, to first order: an edge that helps has a
-    /// negative score of a difference, and a positive one of a divergence. The mean over all pairs, in the order of [`EdgeGraph::edges`].
-    /// `done` is called with the number of pairs done.
+    /// Estimates, to first order, how much the metric changes if an edge is corrupted.
+    ///
+    /// An edge that supports the task has a negative score for a difference, and a positive score for a
+    /// divergence. The result is the mean over all pairs, in the order of [`EdgeGraph::edges`]. Calls `done`
+    /// with the number of finished pairs.
     ///
     /// # Errors
-    /// When there are no steps, or the method cannot score by the metric, and those of the model.
+    /// If `steps` is 0, if the method does not support the metric, or if the model fails.
     pub fn scores(&self, method: EdgeMethod, done: &dyn Fn(usize)) -> Result<Vec<f32>> {
         let runs = match method {
             EdgeMethod::EapIg { steps: 0 } => {
@@ -212,7 +218,8 @@ impl<'a> CircuitTask<'a> {
             }
             EdgeMethod::Eap if self.metric == CircuitMetric::Divergence => {
                 return Err(InterpretError::Mismatch(
-                    "at the clean run the gradient of the divergence is zero; score by eap-ig or clean-corrupted, or by another metric"
+                    "the gradient of the divergence is zero at the clean run; use eap-ig or clean-corrupted, \
+                     or another metric"
                         .into(),
                 ));
             }
@@ -243,17 +250,18 @@ impl<'a> CircuitTask<'a> {
         Ok(sums.into_iter().map(|sum| rounded(sum / count)).collect())
     }
 
-    /// The mean of the metric over all pairs if only the edges of a circuit are as in the clean run. `done` is called with the number of
-    /// pairs done.
+    /// Computes the mean metric over all pairs if only a circuit's edges carry clean activations.
+    ///
+    /// Calls `done` with the number of finished pairs.
     ///
     /// # Errors
-    /// When a circuit is of another model or has other spans, and those of the model.
+    /// If a circuit belongs to another model or has other spans, or if the model fails.
     pub fn values(&self, circuits: &[Circuit], done: &dyn Fn(usize)) -> Result<Vec<f32>> {
         for circuit in circuits {
             let graph = circuit.graph();
             if *graph != self.graph && *graph != EdgeGraph::of(self.model.config()) {
                 return Err(InterpretError::Mismatch(format!(
-                    "the circuit has {} edges in {} spans, the model {} in {}",
+                    "the circuit has {} edges in {} spans, but the model has {} in {}",
                     graph.edge_count(),
                     graph.span_count(),
                     self.graph.edge_count(),
@@ -272,23 +280,27 @@ impl<'a> CircuitTask<'a> {
         Ok(sums.into_iter().map(|sum| rounded(sum / self.pairs.len() as f64)).collect())
     }
 
-    /// Automatic circuit discovery: from the logits back each edge is left out if the divergence from the model's prediction, in nats,
-    /// rises by less than `threshold`. The circuit, and by how much the divergence rose for each edge when it was tried. `done` is called
+    /// Automatic circuit discovery (ACDC): removes unimportant edges, from the logits backward.
+    ///
+    /// An edge is removed if its removal raises the divergence from the model's prediction by less than
+    /// `threshold` nats. Returns the circuit, and the rise in divergence measured for each edge. Calls `done`
     /// after each edge.
     ///
-    /// It makes one run for each edge and keeps what is written in all corrupted runs: it is for small models and few pairs.
+    /// ACDC makes one run for each edge and keeps the outputs of all sources in the corrupted runs. It suits
+    /// small models and few pairs.
     ///
     /// Source: "Towards Automated Circuit Discovery for Mechanistic Interpretability" (arXiv:2304.14997).
     ///
     /// # Errors
-    /// When the pairs have spans or are too many, and those of the model.
+    /// If the pairs have spans or need too much memory, or if the model fails.
     pub fn acdc(&self, threshold: f32, done: &dyn Fn()) -> Result<(Circuit, Vec<f32>)> {
         let graph = &self.graph;
         let tokens: usize = self.pairs.iter().map(|pair| pair.clean.len()).sum();
         let of_token = graph.source_count() * self.model.config().n_embd * size_of::<f32>();
         if tokens.saturating_mul(of_token) > MOST_BYTES {
             return Err(InterpretError::Mismatch(format!(
-                "ACDC keeps {of_token} bytes for each of the {tokens} tokens, and {MOST_BYTES} at most; use fewer pairs"
+                "ACDC needs {of_token} bytes for each of {tokens} tokens, more than {MOST_BYTES} in total; \
+                 use fewer pairs"
             )));
         }
         if graph.span_count() > 1 {
@@ -352,7 +364,7 @@ impl<'a> CircuitTask<'a> {
         })
     }
 
-    /// Both runs, of which `observer` sees the clean one.
+    /// Performs both runs; `observer` sees the clean one.
     fn prepared(&self, places: &[usize], observer: &mut dyn Observer) -> Result<Prepared> {
         let batch = self.batch(places)?;
         let mut record = Record::new(places_of_sources(self.model.config().n_layer));
@@ -369,7 +381,7 @@ impl<'a> CircuitTask<'a> {
         self.model.forward_with(ids, LogitsFor::LastToken, None, pass)?.squeeze(1)?.to_dtype(DType::F32)
     }
 
-    /// The sum of the metric over a batch with these logits.
+    /// Sums the metric over a batch with these logits.
     fn metric_of(prepared: &Prepared, logits: &Tensor, metric: CircuitMetric) -> candle_core::Result<Tensor> {
         let Prepared { batch, reference, .. } = prepared;
         match metric {
@@ -385,12 +397,12 @@ impl<'a> CircuitTask<'a> {
             1 => &whole,
             _ => &prepared.batch.positions,
         };
-        let mut partial = Partial::new(self.model, circuit, positions, &prepared.corrupted);
-        let logits = self.logits(&prepared.batch.clean, &mut partial)?;
+        let mut circuit_run = CircuitRun::new(self.model, circuit, positions, &prepared.corrupted);
+        let logits = self.logits(&prepared.batch.clean, &mut circuit_run)?;
         Ok(f64::from(Self::metric_of(prepared, &logits, metric)?.to_scalar::<f32>()?))
     }
 
-    /// Adds the products of the differences and of the gradients of a run with these token embeddings.
+    /// Adds the products of the differences with the gradients of a run with these token embeddings.
     fn add_scores_of(
         &self,
         prepared: &Prepared,
@@ -401,7 +413,7 @@ impl<'a> CircuitTask<'a> {
         let (model, graph, batch) = (self.model, &self.graph, &prepared.batch);
         let (rows, tokens) = batch.clean.dims2()?;
         let config = model.config();
-        // Without spans the gradients at keys and values are those of all queries.
+        // Without spans, the gradients at keys and values cover all queries.
         let is_spanned = graph.span_count() > 1;
         let kinds = match is_spanned {
             true => [SiteKind::Q, SiteKind::AttnScores, SiteKind::Z],
@@ -413,8 +425,8 @@ impl<'a> CircuitTask<'a> {
             Ok(())
         };
         let dtype = model.dtype();
-        // Those of half precision are computed in f32.
-        let score_dtype = if dtype == DType::F64 { dtype } else { DType::F32 };
+        // Scores of half-precision models are computed in f32.
+        let score_dtype = sum_dtype(dtype);
         for (layer, block) in model.transformer().blocks().iter().enumerate() {
             let (heads, width) = (block.attn().num_heads(), block.attn().head_dim());
             for kind in kinds {
@@ -443,14 +455,14 @@ impl<'a> CircuitTask<'a> {
             .flat_map(|layer| [SiteKind::Q, SiteKind::Pattern].map(|kind| Site::in_block(layer, kind)));
         let mut record = Record::new(streams.chain(of_heads));
         let mut embeddings = Embeddings(embeddings);
-        let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
+        let (_, found) = gradients(&variables, InitialGradients::Nothing, 1.0, || {
             let observers: Vec<&mut dyn Observer> = vec![&mut embeddings, &mut record, &mut probes];
             let logits = self.logits(&batch.clean, &mut Chain(observers))?;
             Self::metric_of(prepared, &logits, self.metric)
         })?;
         let mut found: BTreeMap<Site, Tensor> =
             places.into_iter().zip(found).filter_map(|(site, gradient)| Some((site, gradient?))).collect();
-        // What the metric does not depend on has no gradient.
+        // A hook point that does not affect the metric has no gradient.
         let mut take = |site: Site| found.remove(&site);
         let within_spans = |row: &Row, inputs: &Tensor, sums: &mut [f64]| -> Result<()> {
             for (span, written) in differences {
@@ -467,7 +479,7 @@ impl<'a> CircuitTask<'a> {
                 let rows = [graph.rows_of_queries(layer), graph.rows_of_keys_and_values(layer)].concat();
                 for (destination, _) in differences {
                     let inputs = if is_spanned {
-                        let of_heads = OfHeads {
+                        let of_heads = HeadGradients {
                             scores: &first,
                             z: &second,
                             queries: record.get(site(SiteKind::Q))?,

@@ -1,4 +1,4 @@
-//! Graphs, scores of edges and values of circuits.
+//! Edge graphs, edge scores and circuit metrics.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -28,7 +28,7 @@ const METHODS: [(&str, EdgeMethod); 3] = [
     ("clean_corrupted", EdgeMethod::CleanCorrupted),
 ];
 
-/// The pairs of a fixture of circuits.
+/// Reads the pairs of a circuit fixture.
 fn recorded_pairs(fixture: &Fixture) -> Vec<PromptPair> {
     let pair = |pair: &Value| {
         let [clean, corrupted, correct, incorrect] =
@@ -38,29 +38,29 @@ fn recorded_pairs(fixture: &Fixture) -> Vec<PromptPair> {
     fixture.recorded()["pairs"].as_array().unwrap().iter().map(pair).collect()
 }
 
-/// Every number within `tolerance` of the largest expected one.
+/// Checks every value within `tolerance` times the largest expected magnitude.
 #[track_caller]
 fn assert_near(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
-    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         let difference = (f64::from(*found) - expected).abs();
-        assert!(difference <= tolerance * largest, "{what}, {place}: {found} for {expected}, of {largest}");
+        assert!(difference <= tolerance * largest, "{what}, {index}: {found} for {expected}, of {largest}");
     }
 }
 
 #[test]
-fn a_graph_has_every_edge_once() {
+fn graph_contains_every_edge_once() {
     for (layers, heads, expected) in [(12, 12, 32_491), (24, 16, 231_877), (1, 1, 8), (2, 3, 75), (6, 3, 703)]
     {
         let graph = EdgeGraph::new(layers, heads);
-        // Every head reads three times what was written before its layer, an MLP what the heads of its layer wrote besides.
+        // Every head reads all earlier outputs three times. An MLP also reads its own layer's heads.
         let before = |layer: usize| 1 + layer * (heads + 1);
         let counted: usize = (0..layers).map(|layer| 3 * heads * before(layer) + before(layer) + heads).sum();
         assert_eq!(graph.edge_count(), counted + before(layers));
         assert_eq!(graph.edge_count(), expected);
         let names: Vec<String> = graph.edges().map(|edge| edge.to_string()).collect();
-        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), expected, "each has a name of its own");
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), expected, "edge names are unique");
         assert_eq!((names.len(), graph.sources().count()), (expected, graph.source_count()));
         assert_eq!(names[expected - 1], format!("m{}->logits", layers - 1));
         for edge in graph.edges() {
@@ -73,7 +73,7 @@ fn a_graph_has_every_edge_once() {
 }
 
 #[test]
-fn scores_are_those_of_the_definition() -> Result<()> {
+fn edge_scores_match_the_reference() -> Result<()> {
     for name in CASES {
         let (model, fixture) = (Case::open(name).model, Fixture::open(&format!("circuits/{name}")));
         let pairs = recorded_pairs(&fixture);
@@ -90,12 +90,15 @@ fn scores_are_those_of_the_definition() -> Result<()> {
                             error.to_string().contains("the gradient of the divergence is zero"),
                             "{error}"
                         );
-                        assert!(expected.iter().all(|score| score.abs() < 1e-9), "it is");
+                        assert!(
+                            expected.iter().all(|score| score.abs() < 1e-9),
+                            "the expected scores are zero"
+                        );
                     }
                 }
             }
         }
-        // Of all queries together, by the position of the source.
+        // Sums over the query positions give the scores by source position.
         let mut pairs = pairs[..12].to_vec();
         for pair in &mut pairs {
             pair.spans = (0..pair.clean.len()).collect();
@@ -115,7 +118,7 @@ fn scores_are_those_of_the_definition() -> Result<()> {
 }
 
 #[test]
-fn circuits_have_the_values_of_the_definition() -> Result<()> {
+fn circuit_metrics_match_the_reference() -> Result<()> {
     for name in CASES {
         let (model, fixture) = (Case::open(name).model, Fixture::open(&format!("circuits/{name}")));
         let pairs = recorded_pairs(&fixture);
@@ -132,7 +135,7 @@ fn circuits_have_the_values_of_the_definition() -> Result<()> {
     Ok(())
 }
 
-/// The pair of a case, after which the answer is compared with the wrong one.
+/// Pair of prompts of a case, comparing the answer with the wrong one.
 fn pair_of(case: &Case) -> PromptPair {
     PromptPair {
         clean: case.clean.clone(),
@@ -144,7 +147,7 @@ fn pair_of(case: &Case) -> PromptPair {
 }
 
 #[test]
-fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
+fn whole_circuit_equals_clean_and_empty_equals_corrupted() -> Result<()> {
     for case in Case::all() {
         let mut pairs = [pair_of(&case)];
         let of = |run| case.metric().of_run(&run, &mut candle_gpt2_interpret::Chain(Vec::new()));
@@ -156,8 +159,8 @@ fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
         let divergence = CircuitTask::new(&case.model, &pairs, CircuitMetric::Divergence)?;
         let found = divergence.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
         assert!(found[0].abs() < 1e-5 && found[1] > 1e-3, "{}: {found:?}", case.name);
-        // In spans: those of all edges in every one, of none in any, and a span's edges alone.
-        // The last token is in the first span, and one of the two that differ.
+        // With spans: all edges, no edges, and the edges of a single span. The last token is in the first
+        // span, and so is one of the two that differ.
         let middle = case.clean.len() / 2;
         pairs[0].spans = (0..case.clean.len())
             .map(|token| usize::from(token <= middle) + usize::from(token == 0))
@@ -176,9 +179,11 @@ fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
     Ok(())
 }
 
-/// What flows in through the input is everything, so that the scores of its edges add up to the difference of both runs.
+/// Scores of the input's edges add up to the difference of both runs.
+///
+/// Everything that differs flows through these edges.
 #[test]
-fn the_edges_of_the_input_make_the_whole_difference() -> Result<()> {
+fn input_edge_scores_sum_to_the_metric_difference() -> Result<()> {
     for case in Case::all() {
         let pairs = [pair_of(&case)];
         for metric in
@@ -193,7 +198,7 @@ fn the_edges_of_the_input_make_the_whole_difference() -> Result<()> {
                 Ok(of_input.map(|(_, score)| *score).sum())
             };
             let values = task.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
-            // EAP-IG adds up the left ends of its steps; with both ends of the way by halves it is the trapezoidal rule.
+            // EAP-IG sums the left ends of its steps. Half of each endpoint makes it the trapezoidal rule.
             let (steps, start) = (40, sum(EdgeMethod::EapIg { steps: 1 })?);
             let ends = sum(EdgeMethod::CleanCorrupted)? - start;
             let (found, expected) =
@@ -210,13 +215,13 @@ fn the_edges_of_the_input_make_the_whole_difference() -> Result<()> {
 }
 
 #[test]
-fn spans_and_batches_divide_the_scores() -> Result<()> {
+fn scores_average_over_pairs_and_sum_over_spans() -> Result<()> {
     let case = Case::open("gelu");
     let mut random = RandomStream::new(7);
     let mut draw = |tokens: usize| -> Vec<u32> {
         (0..tokens).map(|_| u32::try_from(random.below(53)).unwrap()).collect()
     };
-    // Of three lengths, and more than a batch holds.
+    // Three lengths, and more pairs than a batch holds.
     let pairs: Vec<PromptPair> = (0..60)
         .map(|place| PromptPair {
             clean: draw(5 + place % 3),
@@ -243,22 +248,22 @@ fn spans_and_batches_divide_the_scores() -> Result<()> {
     let divided = scores(&spanned, EdgeMethod::EapIg { steps: 3 })?;
     let graph = CircuitTask::new(&case.model, &spanned, CircuitMetric::LogitDifference)?.graph().clone();
     let mut sums: BTreeMap<String, f32> = BTreeMap::new();
-    let mut of_ends: BTreeMap<EdgeSpans, f32> = BTreeMap::new();
+    let mut largest_by_spans: BTreeMap<EdgeSpans, f32> = BTreeMap::new();
     for (edge, score) in graph.edges().zip(&divided) {
         *sums.entry(edge.to_string()).or_default() += score;
-        let largest = of_ends.entry(edge.spans).or_default();
+        let largest = largest_by_spans.entry(edge.spans).or_default();
         *largest = largest.max(score.abs());
     }
     let found: Vec<f32> =
         EdgeGraph::of(case.model.config()).edges().map(|edge| sums[&edge.to_string()]).collect();
     assert_near(&found, &whole.iter().copied().map(f64::from).collect::<Vec<_>>(), 1e-5, "in two spans");
     let ends = [EdgeSpans::within(0), EdgeSpans { source: 0, destination: 1 }, EdgeSpans::within(1)];
-    assert_eq!(of_ends.keys().copied().collect::<Vec<_>>(), ends, "no query sees what is after it");
-    assert!(of_ends.values().all(|largest| *largest > 1e-3), "{of_ends:?}");
+    assert_eq!(largest_by_spans.keys().copied().collect::<Vec<_>>(), ends, "no query sees later tokens");
+    assert!(largest_by_spans.values().all(|largest| *largest > 1e-3), "{largest_by_spans:?}");
     Ok(())
 }
 
-/// A pair of five tokens, in a span each or in the two halves of a text.
+/// A pair of five tokens with the spans `spans`.
 fn short_pair(vocab: u64, spans: [usize; 5]) -> PromptPair {
     let mut random = RandomStream::new(11);
     let mut draw = |count: usize| -> Vec<u32> {
@@ -270,9 +275,11 @@ fn short_pair(vocab: u64, spans: [usize; 5]) -> PromptPair {
     PromptPair { clean, corrupted, correct: draw(1), incorrect: draw(1), spans: spans.to_vec() }
 }
 
-/// The score of an edge between two positions is the slope of the metric if this edge alone, there alone, goes to its corrupted value.
+/// The score of an edge between two positions is the metric's slope along that edge alone.
+///
+/// Only this edge, between these positions, moves to its corrupted value.
 #[test]
-fn scores_by_position_are_slopes_of_runs() -> Result<()> {
+fn position_scores_equal_finite_differences() -> Result<()> {
     for (name, spans) in [("plain", [0, 1, 2, 3, 4]), ("inverse_layer", [1, 0, 0, 1, 0])] {
         let case = Case::open(name);
         let pair = short_pair(case.model.config().vocab_size as u64, spans);
@@ -282,7 +289,7 @@ fn scores_by_position_are_slopes_of_runs() -> Result<()> {
         let plain = Plain { model: &case.model, spans: &pair.spans };
         let step = 1e-4;
         let mut expected = Vec::new();
-        // Every seventh of the larger model.
+        // Only every seventh edge of the larger model.
         let stride = if name == "plain" { 1 } else { 7 };
         let edges: Vec<Edge> = task.graph().edges().collect();
         for edge in edges.iter().step_by(stride) {
@@ -291,7 +298,7 @@ fn scores_by_position_are_slopes_of_runs() -> Result<()> {
         }
         let found: Vec<f32> = scores.iter().copied().step_by(stride).collect();
         assert_near(&found, &expected, 1e-4, name);
-        // Between positions that differ too, not only within them.
+        // This includes edges between different positions.
         let crossing = edges.iter().step_by(stride).zip(&found);
         let crossing = crossing.filter(|(edge, _)| edge.spans.source != edge.spans.destination);
         assert!(crossing.filter(|(_, score)| score.abs() > 1e-3).count() > 10, "{name}");
@@ -300,7 +307,7 @@ fn scores_by_position_are_slopes_of_runs() -> Result<()> {
 }
 
 #[test]
-fn circuits_by_position_have_the_values_of_runs() -> Result<()> {
+fn position_circuits_equal_brute_force() -> Result<()> {
     for (name, spans) in [("plain", [0, 1, 2, 3, 4]), ("inverse_layer", [1, 0, 0, 1, 0])] {
         let case = Case::open(name);
         let pair = short_pair(case.model.config().vocab_size as u64, spans);
@@ -316,7 +323,7 @@ fn circuits_by_position_have_the_values_of_runs() -> Result<()> {
             expected.push(plain.value(&pair, &|edge| f64::from(!is_kept[&edge])));
             circuits.push(Circuit::new(task.graph(), kept)?);
         }
-        // One that leaves out nothing but keys and values from one span to another.
+        // A circuit that omits only keys and values that cross between spans.
         let is_within = |edge: &Edge| edge.spans.source == edge.spans.destination;
         circuits.push(Circuit::new(task.graph(), edges.iter().map(is_within).collect())?);
         expected.push(plain.value(&pair, &|edge| f64::from(!is_within(&edge))));
@@ -326,13 +333,13 @@ fn circuits_by_position_have_the_values_of_runs() -> Result<()> {
     Ok(())
 }
 
-/// The edges that are kept, by their names.
+/// Names of the kept edges.
 fn kept(circuit: &Circuit) -> Vec<String> {
     circuit.edges().map(|edge| edge.to_string()).collect()
 }
 
 #[test]
-fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
+fn selection_keeps_the_largest_connected_scores() -> Result<()> {
     let graph = EdgeGraph::new(2, 1);
     let names: Vec<String> = graph.edges().map(|edge| edge.to_string()).collect();
     let scores_of = |scores: &[(&str, f32)]| {
@@ -343,7 +350,7 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
         all
     };
     let scores = scores_of(&[
-        ("input->a0.h0<q>", 9.0), // of a head that nothing strong reads
+        ("input->a0.h0<q>", 9.0), // into a head that no strong edge reads
         ("input->m0", 3.0),
         ("m0->a1.h0<k>", -5.0),
         ("a1.h0->m1", 0.1),
@@ -353,13 +360,13 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     let of =
         |count, selection| Circuit::selected(&graph, &scores, count, selection).map(|circuit| kept(&circuit));
     assert_eq!(of(3, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
-    // Among the four strongest, the one into a head without a reader is dropped.
+    // The edge into the unread head is among the four strongest and is dropped.
     assert_eq!(of(4, Selection::Strongest)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
     assert_eq!(of(2, Selection::Greedy)?, [""; 0], "nothing reaches the logits");
     assert_eq!(of(4, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
     assert_eq!(of(usize::MAX, Selection::Greedy)?.len(), names.len());
     assert_eq!(of(0, Selection::Strongest)?, [""; 0]);
-    // In spans the nodes of each are apart: only keys and values lead from one to another.
+    // With spans, each span has its own nodes, and only edges into keys and values cross.
     let crossing = EdgeSpans { source: 0, destination: 1 };
     let spanned = graph.clone().in_spans(2, [crossing])?;
     assert_eq!((spanned.span_count(), spanned.edge_count()), (2, 2 * names.len() + 2 * (1 + 3)));
@@ -376,7 +383,7 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     let scores = of_spans(&[
         ("a1.h0->logits", second, 5.0),
         ("a0.h0->a1.h0<v>", crossing, 4.0),
-        ("input->a0.h0<v>", second, 3.0), // of the head in a span that nothing reads
+        ("input->a0.h0<v>", second, 3.0), // into the head in a span where it is not read
         ("input->a0.h0<v>", first, 2.0),
     ]);
     let circuit = Circuit::selected(&spanned, &scores, 3, Selection::Greedy)?;
@@ -388,15 +395,18 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     for damaged in [f32::NAN, f32::NEG_INFINITY] {
         let mut scores = vec![0.0; names.len()];
         scores[3] = damaged;
-        let told = Circuit::selected(&graph, &scores, 2, Selection::Strongest).unwrap_err().to_string();
-        assert!(told.contains(&format!("the score of {} is {damaged}", names[3])), "{told}");
+        let message = Circuit::selected(&graph, &scores, 2, Selection::Strongest).unwrap_err().to_string();
+        assert!(
+            message.contains(&format!("edge {}: expected a finite score, found {damaged}", names[3])),
+            "{message}"
+        );
     }
     Ok(())
 }
 
-/// The definition, word by word: every edge from the logits back, one run for each.
+/// Follows the definition literally: every edge from the logits backward, with one run for each.
 #[test]
-fn acdc_leaves_out_what_the_prediction_does_not_miss() -> Result<()> {
+fn acdc_drops_edges_below_the_threshold() -> Result<()> {
     for (name, threshold) in [("plain", 0.02), ("untied", 0.003)] {
         let case = Case::open(name);
         let pairs = [pair_of(&case)];
@@ -421,7 +431,7 @@ fn acdc_leaves_out_what_the_prediction_does_not_miss() -> Result<()> {
             let after = divergence(&kept)?;
             let rise = after - before;
             assert!((rise - rises[edge]).abs() < 1e-4, "{name}: {}: {rise} for {}", edges[edge], rises[edge]);
-            // A rise as near to the threshold as rounding would be decided by it.
+            // Rounding must not decide whether a rise exceeds the threshold.
             assert!((rise - threshold).abs() > 1e-5, "{name}: {}: {rise}", edges[edge]);
             match rise < threshold {
                 true => before = after,
@@ -438,7 +448,7 @@ fn acdc_leaves_out_what_the_prediction_does_not_miss() -> Result<()> {
 }
 
 #[test]
-fn a_curve_ends_at_the_model() -> Result<()> {
+fn faithfulness_curve_ends_at_the_whole_model() -> Result<()> {
     let case = Case::open("relu_inner");
     let pairs = [pair_of(&case)];
     let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
@@ -464,27 +474,33 @@ fn a_curve_ends_at_the_model() -> Result<()> {
 }
 
 #[test]
-fn tasks_that_are_none_are_refused() -> Result<()> {
+fn invalid_tasks_are_rejected() -> Result<()> {
     let case = Case::open("plain");
     let pair = pair_of(&case);
-    let refused = |pairs: &[PromptPair], told: &str| {
+    let assert_rejected = |pairs: &[PromptPair], message: &str| {
         let error = CircuitTask::new(&case.model, pairs, CircuitMetric::LogitDifference).err().unwrap();
-        assert!(error.is_usage() && error.to_string().contains(told), "{error}");
+        assert!(error.is_usage() && error.to_string().contains(message), "{error}");
     };
-    refused(&[], "at least one pair of prompts");
-    refused(&[PromptPair { corrupted: vec![1], ..pair.clone() }], "the texts have 8 and 1 tokens");
-    refused(&[PromptPair { clean: vec![], corrupted: vec![], ..pair.clone() }], "the text has 0 tokens");
-    refused(
+    assert_rejected(&[], "at least one pair of prompts");
+    assert_rejected(&[PromptPair { corrupted: vec![1], ..pair.clone() }], "the texts have 8 and 1 tokens");
+    assert_rejected(
+        &[PromptPair { clean: vec![], corrupted: vec![], ..pair.clone() }],
+        "the text has 0 tokens",
+    );
+    assert_rejected(
         &[PromptPair { incorrect: vec![61], ..pair.clone() }],
         "token 61 is outside the vocabulary of 61",
     );
-    refused(&[PromptPair { correct: vec![], ..pair.clone() }], "has no right answer");
-    refused(&[pair.clone(), PromptPair { spans: vec![0; 8], ..pair.clone() }], "expected 0 spans of tokens");
-    refused(
-        &[PromptPair { spans: vec![19; 8], ..pair.clone() }],
-        "span 19: expected one of 19, counted from 0",
+    assert_rejected(&[PromptPair { correct: vec![], ..pair.clone() }], "has no correct answer");
+    assert_rejected(
+        &[pair.clone(), PromptPair { spans: vec![0; 8], ..pair.clone() }],
+        "expected 0 token spans",
     );
-    // One layer of one head has 8 edges in each of 2,048 spans, and 2 for each pair of them.
+    assert_rejected(
+        &[PromptPair { spans: vec![19; 8], ..pair.clone() }],
+        "span 19 is out of range; expected less than 19",
+    );
+    // One layer with one head has 8 edges in each of 2,048 spans, and 2 for each pair of spans.
     let sizes = Gpt2Config {
         vocab_size: 3,
         n_positions: 2048,
@@ -502,11 +518,11 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
         spans: (0..2048).collect(),
     };
     let error = CircuitTask::new(&long, &[apart], CircuitMetric::LogitDifference).err().unwrap();
-    assert!(error.to_string().contains("make 4208640 edges, 2097152 at most"), "{error}");
+    assert!(error.to_string().contains("create 4208640 edges, more than 2097152"), "{error}");
     for (spans, pair) in [(0, None), (1, Some((0, 1))), (2, Some((1, 1)))] {
         let crossings = pair.map(|(source, destination)| EdgeSpans { source, destination });
         let error = EdgeGraph::new(1, 1).in_spans(spans, crossings).unwrap_err();
-        assert!(error.to_string().contains("pairs of different spans among"), "{error}");
+        assert!(error.to_string().contains("pairs of different spans below"), "{error}");
     }
     let same = [PromptPair { corrupted: pair.clean.clone(), ..pair.clone() }];
     let task = CircuitTask::new(&case.model, &same, CircuitMetric::LogitDifference)?;
@@ -515,7 +531,7 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
     let error = task.range().unwrap_err();
     assert!(matches!(error, InterpretError::NoDifference { .. }), "{error}");
     assert!(task.scores(EdgeMethod::EapIg { steps: 0 }, &|_| ()).is_err());
-    // Nor do pairs explain anything whose metric is not a number.
+    // Pairs with a NaN metric have no difference to explain either.
     let sizes =
         Gpt2Config { vocab_size: 61, n_positions: 8, n_embd: 6, n_layer: 1, n_head: 2, ..Gpt2Config::gpt2() };
     let damaged = |one: Parameter| {
@@ -529,8 +545,8 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
     let error = CircuitTask::new(&damaged, &pairs, CircuitMetric::LogitDifference)?.range().unwrap_err();
     assert!(matches!(&error, InterpretError::NoDifference { value } if value == "NaN"), "{error}");
     let other = Circuit::whole(&EdgeGraph::new(1, 3));
-    let told = task.values(&[other], &|_| ()).unwrap_err().to_string();
-    assert!(told.contains("the circuit has 18 edges in 1 spans, the model 75 in 1"), "{told}");
+    let message = task.values(&[other], &|_| ()).unwrap_err().to_string();
+    assert!(message.contains("the circuit has 18 edges in 1 spans, but the model has 75 in 1"), "{message}");
     let spanned = [PromptPair { spans: vec![0, 0, 0, 0, 1, 1, 1, 1], ..pair }];
     let task = CircuitTask::new(&case.model, &spanned, CircuitMetric::LogitDifference)?;
     assert!(task.acdc(0.1, &|| ()).unwrap_err().to_string().contains("by position"));

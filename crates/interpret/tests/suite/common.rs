@@ -1,4 +1,4 @@
-//! The checkpoints whose numbers TransformerLens gave.
+//! Test checkpoints with reference values from TransformerLens.
 
 use candle_core::Tensor;
 use candle_gpt2::Gpt2LMHeadModel;
@@ -7,11 +7,11 @@ use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::Value;
 
-/// Seven checkpoints of different sizes; `scripts/reference/inside.py` says what is special about each.
+/// Seven checkpoints of different sizes; `scripts/reference/inside.py` describes each of them.
 pub(crate) const CASES: [&str; 7] =
     ["plain", "inverse_layer", "untied", "gelu", "relu_inner", "unscaled", "epsilon"];
 
-/// A checkpoint, and what TransformerLens says of it.
+/// A checkpoint with TransformerLens' reference values.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) model: Gpt2LMHeadModel,
@@ -57,7 +57,7 @@ impl Case {
         u32::try_from(self.recorded[name].as_u64().unwrap()).unwrap()
     }
 
-    /// The answer against the wrong one, after the last token.
+    /// Metric of the answer against the wrong one, after the last token.
     pub(crate) fn metric(&self) -> Metric {
         Metric::logit_difference(self.id("answer"), self.id("wrong"), self.clean.len() - 1)
     }

@@ -1,4 +1,4 @@
-//! Dictionaries of features: numbers computed by hand, by slow loops and by PyTorch; files as SAELens and OpenAI write them.
+//! Dictionaries compared with manual results, plain loops and PyTorch, and files of SAELens and OpenAI.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor, Var};
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Dictionary, DictionaryConfig, DictionaryFormat, DictionaryFunction, LatentActivation, Processing,
-    TrainedOn, openai_site,
+    ActivationVariant, Dictionary, DictionaryConfig, DictionaryFormat, LatentActivation, Processing,
+    openai_site,
 };
 use candle_gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, table, values};
 use candle_gpt2_weights::TensorFile;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::common::Case;
 
-/// Sums of a dozen products in f32.
+/// Tolerance for sums of a dozen products in f32.
 const ROUNDING: f64 = 2e-5;
 
 type Tensors = BTreeMap<String, Tensor>;
@@ -33,7 +33,7 @@ fn vector(values: &[f32]) -> Tensor {
     Tensor::new(values, &Device::Cpu).unwrap()
 }
 
-/// Two numbers, three latents.
+/// Tensors for inputs of width 2 and three latents.
 fn small_tensors() -> Tensors {
     let tensors = [
         ("W_enc", rows(&[&[1., 0., -1.], &[0., 2., 1.]])),
@@ -57,8 +57,8 @@ fn small_config(activation: LatentActivation) -> DictionaryConfig {
         normalizes_input: false,
         scales_by_direction: false,
         prepends_bos: Some(true),
-        trained_on: TrainedOn::Checkpoint,
-        trained_on_because: "a test says so",
+        trained_on: ActivationVariant::Checkpoint,
+        trained_on_because: "it is a test",
     }
 }
 
@@ -67,7 +67,7 @@ fn small(activation: LatentActivation) -> Dictionary {
 }
 
 #[test]
-fn latents_and_outputs_are_those_computed_by_hand() {
+fn latents_and_outputs_match_manual_computation() {
     let x = rows(&[&[3., 2.], &[0., -1.]]);
     for (activation, latents, output) in [
         (LatentActivation::Relu, [2., 3., 0.5, 0., 0., 0.5], [4., 2.5, 2., -0.5]),
@@ -75,7 +75,7 @@ fn latents_and_outputs_are_those_computed_by_hand() {
         // The second largest of the second row is negative.
         (LatentActivation::TopK { k: 2 }, [2., 3., 0., 0., 0., 0.5], [3., 3., 2., -0.5]),
         (LatentActivation::TopK { k: 3 }, [2., 3., 0.5, 0., 0., 0.5], [4., 2.5, 2., -0.5]),
-        // A number at its threshold is not above it.
+        // A value equal to its threshold does not exceed it.
         (LatentActivation::JumpRelu, [0., 3., 0.5, 0., 0., 0.5], [2., 2.5, 2., -0.5]),
     ] {
         let dictionary = small(activation);
@@ -89,7 +89,7 @@ fn latents_and_outputs_are_those_computed_by_hand() {
 }
 
 #[test]
-fn of_equal_numbers_the_first_are_kept() {
+fn top_k_ties_keep_the_first_latents() {
     let mut tensors = small_tensors();
     tensors.insert("W_enc".into(), rows(&[&[1., 1., 1.], &[0., 0., 0.]]));
     tensors.insert("b_enc".into(), vector(&[0., 0., 0.]));
@@ -99,19 +99,19 @@ fn of_equal_numbers_the_first_are_kept() {
 }
 
 #[test]
-fn what_is_explained_is_what_was_computed_by_hand() {
+fn explained_variance_matches_manual_computation() {
     let dictionary = small(LatentActivation::Relu);
     let explained = dictionary.explained(&rows(&[&[3., 2.], &[0., -1.]])).unwrap();
     assert_eq!(explained.mean_l0, 2.0);
     assert_eq!(explained.mse, 5.5 / 4.0);
     assert_eq!(explained.variance_explained, Some(1.0 - 5.5 / 9.0));
-    // One value has no variance.
+    // A single row has no variance.
     let explained = dictionary.explained(&vector(&[3., 2.])).unwrap();
     assert_eq!((explained.mean_l0, explained.mse), (3.0, 1.25 / 2.0));
     assert_eq!(explained.variance_explained, None);
 }
 
-/// Encoder, decoder and their biases in f64, one value at a time.
+/// Encoder and decoder in f64, one value at a time.
 struct Slow<'a> {
     tensors: &'a Tensors,
     config: &'a DictionaryConfig,
@@ -148,7 +148,7 @@ impl Slow<'_> {
                 LatentActivation::TopK { k } => before.iter().filter(|other| **other > *value).count() < k,
                 LatentActivation::JumpRelu => *value > self.get("threshold")[latent],
                 LatentActivation::Relu => true,
-                LatentActivation::Gated => unreachable!("a gate has tensors of its own"),
+                LatentActivation::Gated => unreachable!("a gate has its own tensors"),
             };
             *value = if is_active { value.max(0.0) } else { 0.0 };
         }
@@ -162,7 +162,7 @@ impl Slow<'_> {
 }
 
 #[test]
-fn every_activation_and_option_is_that_of_a_slow_loop() {
+fn every_activation_and_option_matches_a_plain_loop() {
     let tensors: Tensors = [
         ("W_enc", pattern(&[7, 11], 1.0, 1)),
         ("b_enc", pattern(&[11], 1.0, 2)),
@@ -201,9 +201,9 @@ fn every_activation_and_option_is_that_of_a_slow_loop() {
     }
 }
 
-/// Latents are asked for their gradients when a prediction is attributed to them.
+/// Attribution to latents needs their gradients.
 #[test]
-fn gradients_go_through_the_latents_that_are_kept() {
+fn gradients_flow_through_active_latents_only() {
     for (activation, expected) in
         [(LatentActivation::TopK { k: 1 }, [0., 2.]), (LatentActivation::JumpRelu, [-1., 3.])]
     {
@@ -227,7 +227,7 @@ fn assert_expected(dictionary: &Dictionary, name: &str) {
     let of = |part: &str| expected.tensor(&format!("{name}.{part}"));
     let latents = dictionary.encode(&of("input")).unwrap();
     assert_close_absolute(&latents, &of("latents"), ROUNDING, name);
-    // What is active is what it was before the activation.
+    // Active latents equal their pre-activations.
     let before = values(&dictionary.pre_activations(&of("input")).unwrap());
     let active = values(&latents);
     assert!(before.iter().zip(&active).all(|(before, latent)| *latent == 0.0 || latent == before), "{name}");
@@ -237,7 +237,7 @@ fn assert_expected(dictionary: &Dictionary, name: &str) {
 }
 
 #[test]
-fn dictionaries_of_saelens_give_its_numbers() {
+fn saelens_dictionaries_match_saelens() {
     let site = |layer, kind| Site::in_block(layer, kind);
     for (name, site, activation, prepends_bos) in [
         ("plain", site(1, SiteKind::ResidPre), LatentActivation::Relu, true),
@@ -252,11 +252,11 @@ fn dictionaries_of_saelens_give_its_numbers() {
         let config = dictionary.config();
         assert_eq!((config.site, config.activation), (site, activation), "{name}");
         assert_eq!(config.prepends_bos, Some(prepends_bos), "{name}");
-        let is_centred = ["plain", "jumprelu"].contains(&name);
-        assert_eq!(config.needs_centring(), is_centred, "{name}: {}", config.trained_on_because);
+        let is_centered = ["plain", "jumprelu"].contains(&name);
+        assert_eq!(config.needs_centering(), is_centered, "{name}: {}", config.trained_on_because);
         let architecture = if name == "plain" { "standard".to_owned() } else { name.replace('-', "_") };
         assert_eq!(config.architecture(), architecture);
-        // Its tensors are those of the file; a gate is folded in.
+        // The tensors are those of the file, except that a gate is folded in.
         let file =
             TensorFile::read(&fixture(&format!("saelens-{name}")).join("sae_weights.safetensors")).unwrap();
         for tensor in ["W_enc", "b_enc", "W_dec", "b_dec", "threshold"] {
@@ -272,51 +272,8 @@ fn dictionaries_of_saelens_give_its_numbers() {
     }
 }
 
-/// Central differences along random directions; the points are not near a kink of the activations.
 #[test]
-fn vector_jacobian_products_are_slopes() {
-    const STEP: f64 = 1e-3;
-    for name in ["plain", "topk", "jumprelu", "gated", "rescaled", "jumprelu-skip-transcoder"] {
-        let dictionary = saelens(name);
-        let expected = Fixture::open("dictionaries/expected");
-        let x = expected.tensor(&format!("{name}.input"));
-        let before = dictionary.pre_activations(&x).unwrap();
-        let latents = dictionary.activate(&before).unwrap();
-        for (function, inputs) in [
-            (DictionaryFunction::PreActivations, vec![x.clone()]),
-            (DictionaryFunction::Activate, vec![before]),
-            (DictionaryFunction::Decode, vec![latents, x]),
-        ] {
-            let result = |inputs: &[Tensor]| match function {
-                DictionaryFunction::PreActivations => dictionary.pre_activations(&inputs[0]),
-                DictionaryFunction::Activate => dictionary.activate(&inputs[0]),
-                DictionaryFunction::Decode => dictionary.decode(&inputs[0], &inputs[1]),
-            };
-            let gradient = pattern(result(&inputs).unwrap().dims(), 2.0, 3);
-            let found = dictionary.vjp(function, &inputs, &gradient).unwrap();
-            assert_eq!(found.len(), inputs.len());
-            for (index, found) in found.iter().enumerate() {
-                let direction = pattern(inputs[index].dims(), 2.0, 11);
-                let along = |a: &Tensor, b: &Tensor| values(&(a * b).unwrap()).iter().sum::<f64>();
-                let at = |step: f64| {
-                    let mut moved = inputs.clone();
-                    moved[index] = (&moved[index] + (&direction * step).unwrap()).unwrap();
-                    along(&result(&moved).unwrap(), &gradient)
-                };
-                let (slope, expected) = ((at(STEP) - at(-STEP)) / (2.0 * STEP), along(found, &direction));
-                let difference = (slope - expected).abs();
-                assert!(
-                    difference < 2e-2 + 2e-3 * slope.abs(),
-                    "{name}, {function:?}: {expected} for {slope}"
-                );
-            }
-        }
-        assert!(dictionary.vjp(DictionaryFunction::Decode, &[], &vector(&[1.])).is_err());
-    }
-}
-
-#[test]
-fn a_transcoder_explains_another_place_than_it_reads() {
+fn transcoder_reads_and_explains_different_hook_points() {
     let dictionary = saelens("jumprelu-skip-transcoder");
     assert_eq!((dictionary.width(), dictionary.output_width()), (6, 7));
     assert_eq!(dictionary.explained_site(), Site::in_block(0, SiteKind::MlpOut));
@@ -329,15 +286,16 @@ fn a_transcoder_explains_another_place_than_it_reads() {
 
     let model = Gpt2Config { n_embd: 6, n_layer: 1, n_head: 1, ..Gpt2Config::gpt2() };
     let message = dictionary.check_model(&model).unwrap_err().to_string();
-    assert!(message.contains("width 7, and the model has 6 at blocks.0.hook_mlp_out"), "{message}");
+    assert!(message.contains("width 7, but the model has 6 at blocks.0.hook_mlp_out"), "{message}");
     let message = saelens("transcoder").check_model(&model).unwrap_err().to_string();
-    assert!(message.contains("there is no block 1"), "{message}");
+    assert!(message.contains("block 1 is out of range"), "{message}");
 }
 
-/// Latents that count by the length of their directions are those of directions of length 1: SAELens folds the lengths, so that the
-/// numbers are the same.
+/// Folded direction norms give unit directions with the same results.
+///
+/// The latents are scaled by the norms of their directions, as when SAELens folds the norms.
 #[test]
-fn lengths_of_directions_are_folded() {
+fn direction_norms_are_folded() {
     let dictionary = saelens("rescaled");
     assert_expected(&dictionary, "rescaled");
     for latent in 0..dictionary.latents() {
@@ -347,7 +305,7 @@ fn lengths_of_directions_are_folded() {
 }
 
 #[test]
-fn dictionaries_of_openai_give_the_numbers_of_its_formulas() {
+fn openai_dictionaries_match_openai_formulas() {
     for (name, folder, kind) in
         [("topk", "resid_post_mlp_v5_32k", SiteKind::ResidPost), ("relu", "mlp_post_act", SiteKind::MlpPost)]
     {
@@ -355,7 +313,7 @@ fn dictionaries_of_openai_give_the_numbers_of_its_formulas() {
         let site = openai_site(folder, 8).unwrap();
         assert_eq!(site, Site::in_block(8, kind));
         let config = DictionaryConfig::openai(&file.entries, site).unwrap();
-        assert!(!config.needs_centring());
+        assert!(!config.needs_centering());
         assert_eq!(config.normalizes_input, name == "topk");
         assert_expected(
             &Dictionary::from_tensors(&file.tensors, &config).unwrap(),
@@ -374,7 +332,7 @@ fn dictionaries_of_openai_give_the_numbers_of_its_formulas() {
 }
 
 #[test]
-fn a_file_that_is_written_and_read_gives_the_same_numbers() {
+fn saved_dictionary_reconstructs_identically() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sae_weights.safetensors");
     let tensors: HashMap<String, Tensor> = small_tensors().into_iter().collect();
@@ -383,15 +341,15 @@ fn a_file_that_is_written_and_read_gives_the_same_numbers() {
     let x = pattern(&[4, 2], 3.0, 7);
     for activation in [LatentActivation::Relu, LatentActivation::JumpRelu] {
         let dictionary = Dictionary::from_tensors(&read, &small_config(activation)).unwrap();
-        let [read, held] =
+        let [read, in_memory] =
             [&dictionary, &small(activation)].map(|each| values(&each.reconstruct(&x).unwrap()));
-        assert_eq!(read, held);
+        assert_eq!(read, in_memory);
     }
 }
 
-/// What the configuration says of values is what TransformerLens shows of a model.
+/// The dictionary's input follows TransformerLens' processing if the configuration requires it.
 #[test]
-fn the_input_is_the_models_value_as_transformer_lens_shows_it() {
+fn input_follows_transformer_lens_processing() {
     let case = Case::open("plain");
     let processing = Processing::new(&case.model).unwrap();
     let model = case.model.config();
@@ -427,7 +385,7 @@ fn the_input_is_the_models_value_as_transformer_lens_shows_it() {
     }
 }
 
-/// Keys of a file that works, with some others.
+/// Keys of a valid configuration, with changes.
 fn config(changes: Value) -> Result<DictionaryConfig, String> {
     let mut keys = json!({"hook_name": "blocks.8.hook_resid_pre", "d_in": 768, "d_sae": 24_576});
     for (key, value) in changes.as_object().unwrap() {
@@ -436,9 +394,9 @@ fn config(changes: Value) -> Result<DictionaryConfig, String> {
     DictionaryConfig::from_json(&keys.to_string()).map_err(|error| error.to_string())
 }
 
-/// The keys of gpt2-small-res-jb, of files of SAELens 3 to 5, of its version 6, and of the first dictionaries of `z`.
+/// Keys of gpt2-small-res-jb, of SAELens 3 to 5, of SAELens 6, and of the first dictionaries for `z`.
 #[test]
-fn configurations_of_every_version_are_read() {
+fn configs_of_every_version_are_parsed() {
     let oldest = json!({
         "d_in": 768, "d_sae": 24_576, "hook_point": "blocks.6.hook_resid_pre", "hook_point_layer": 6,
         "model_name": "gpt2-small", "dataset_path": "Skylion007/openwebtext", "context_size": 128,
@@ -447,28 +405,28 @@ fn configurations_of_every_version_are_read() {
     let read = DictionaryConfig::from_json(&oldest.to_string()).unwrap();
     assert_eq!(read.site, Site::in_block(6, SiteKind::ResidPre));
     assert_eq!((read.d_in, read.d_sae, read.activation), (Some(768), Some(24_576), LatentActivation::Relu));
-    assert!(read.subtracts_bias && !read.normalizes_input && read.needs_centring());
-    assert!(read.trained_on_because.contains("there is no `model_from_pretrained_kwargs`"));
+    assert!(read.subtracts_bias && !read.normalizes_input && read.needs_centering());
+    assert!(read.trained_on_because.contains("without `model_from_pretrained_kwargs`"));
 
     let later = json!({"activation_fn_str": "relu", "normalize_activations": null, "model_from_pretrained_kwargs": {}});
-    assert_eq!(config(later).unwrap().trained_on, TrainedOn::Checkpoint);
-    let centred = json!({"model_from_pretrained_kwargs": {"center_writing_weights": true}});
-    assert!(config(centred).unwrap().needs_centring());
-    // Heads are moved by another option.
+    assert_eq!(config(later).unwrap().trained_on, ActivationVariant::Checkpoint);
+    let centered = json!({"model_from_pretrained_kwargs": {"center_writing_weights": true}});
+    assert!(config(centered).unwrap().needs_centering());
+    // A different option affects heads.
     let z = json!({"hook_name": "blocks.2.attn.hook_z", "model_from_pretrained_kwargs": {"center_writing_weights": true}});
-    assert_eq!(config(z).unwrap().trained_on, TrainedOn::Checkpoint);
+    assert_eq!(config(z).unwrap().trained_on, ActivationVariant::Checkpoint);
     let newest =
         json!({"hook_name": null, "metadata": {"hook_name": "blocks.2.hook_mlp_out", "prepend_bos": false}});
     let read = config(newest).unwrap();
     assert_eq!((read.site, read.prepends_bos), (Site::in_block(2, SiteKind::MlpOut), Some(false)));
-    assert_eq!(read.trained_on, TrainedOn::Checkpoint);
+    assert_eq!(read.trained_on, ActivationVariant::Checkpoint);
     assert!(read.trained_on_because.contains("SAELens 6"));
 
     let of_heads =
         json!({"act_name": "blocks.5.attn.hook_z", "act_size": 768, "dict_size": 24_576, "l1_coeff": 1.8});
     let read = DictionaryConfig::from_json(&of_heads.to_string()).unwrap();
     assert_eq!((read.site, read.d_in), (Site::in_block(5, SiteKind::Z), Some(768)));
-    assert!(read.trained_on == TrainedOn::TransformerLens && !read.needs_centring());
+    assert!(read.trained_on == ActivationVariant::TransformerLens && !read.needs_centering());
     assert_eq!(
         config(json!({"architecture": "topk", "k": 32})).unwrap().activation,
         LatentActivation::TopK { k: 32 }
@@ -476,30 +434,30 @@ fn configurations_of_every_version_are_read() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_settings_are_rejected_by_name() {
     for [changes, expected] in table(
         r#"
 {"hook_name": null} | `hook_name`: expected the model's hook point
 {"hook_name": 8} | `hook_name`: expected a text; found 8
 {"hook_name": "blocks.8.hok_resid_pre"} | did you mean `blocks.8.hook_resid_pre`?
-{"d_in": null} | `d_in` or `act_size`: expected a whole number from 1; found nothing
-{"d_in": 0} | `d_in`: expected a whole number from 1; found 0
-{"d_sae": 1e30} | `d_sae`: expected a whole number
-{"d_sae": "many"} | `d_sae`: expected a whole number from 1; found "many"
+{"d_in": null} | `d_in` or `act_size`: expected a positive integer; found nothing
+{"d_in": 0} | `d_in`: expected a positive integer; found 0
+{"d_sae": 1e30} | `d_sae`: expected a positive integer
+{"d_sae": "many"} | `d_sae`: expected a positive integer; found "many"
 {"architecture": "temporal"} | `architecture`: expected "standard", "topk", "gated", "jumprelu"
 {"architecture": "gated", "activation_fn": "topk"} | `activation_fn`: expected "relu" or "topk"; found "topk"
 {"activation_fn": "tanh-relu"} | `activation_fn`: expected "relu" or "topk"; found "tanh-relu"
-{"activation_fn_str": "topk"} | `k`: expected a whole number from 1; found nothing
-{"architecture": "topk", "k": 0} | `k`: expected a whole number from 1; found 0
+{"activation_fn_str": "topk"} | `k`: expected a positive integer; found nothing
+{"architecture": "topk", "k": 0} | `k`: expected a positive integer; found 0
 {"normalize_activations": "expected_average_only_in"} | fold_activation_norm_scaling_factor
 {"normalize_activations": true} | `normalize_activations`: expected "none" or "layer_norm"
 {"normalize_activations": "constant_norm_rescale"} | found "constant_norm_rescale"
 {"apply_b_dec_to_input": "no"} | `apply_b_dec_to_input`: expected true or false; found "no"
-{"hook_head_index": 3} | dictionaries of a single head are not supported; found 3
-{"hook_name_out": "blocks.8.hook_mlp_out"} | only transcoders (`architecture`) have an output at another place
-{"architecture": "transcoder"} | `hook_name_out`: expected the model's hook point that the transcoder explains
+{"hook_head_index": 3} | dictionaries of a single head are unsupported); found 3
+{"hook_name_out": "blocks.8.hook_mlp_out"} | only a transcoder `architecture` has a separate output
+{"architecture": "transcoder"} | `hook_name_out`: expected the hook point that the transcoder reconstructs
 {"architecture": "transcoder", "hook_name_out": "blocks.8.mlp"} | unknown hook point `blocks.8.mlp`
-{"architecture": "transcoder", "hook_name_out": "blocks.8.hook_mlp_out", "d_out": 0} | `d_out`: expected a whole number from 1
+{"architecture": "transcoder", "hook_name_out": "blocks.8.hook_mlp_out", "d_out": 0} | `d_out`: expected a positive integer
 {"architecture": "skip_transcoder", "hook_name_out": "mlp_out8", "apply_b_dec_to_input": true} | `apply_b_dec_to_input`: expected false
 {"architecture": "skip_transcoder", "hook_name_out": "mlp_out8", "activation_fn": "tanh"} | `activation_fn`: expected "relu" or "topk"
 "#,
@@ -509,16 +467,16 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     for text in ["", "{", "[1]", "null", &"[".repeat(100_000)] {
         let message = DictionaryConfig::from_json(text).unwrap_err().to_string();
-        assert!(message.starts_with("the configuration is not usable JSON"), "{message}");
+        assert!(message.starts_with("invalid JSON configuration"), "{message}");
     }
     let entries =
         |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
     for (pairs, expected) in [
         (
             &[("activation", "Identity")][..],
-            "`activation`: expected ReLU, or TopK with ReLU after it; found Identity",
+            "`activation`: expected ReLU, or TopK followed by ReLU; found Identity",
         ),
-        (&[("activation", "TopK")], "`activation_state_dict.k`: expected how many latents are kept"),
+        (&[("activation", "TopK")], "`activation_state_dict.k`: expected the number of latents to keep"),
         (&[("activation", "TopK"), ("activation_state_dict.k", "0")], "found 0"),
         (
             &[("activation", "TopK"), ("activation_state_dict.postact_fn", "Identity")],
@@ -532,8 +490,8 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named() {
-    let refused = |change: &dyn Fn(&mut Tensors), config: &DictionaryConfig| {
+fn mismatched_tensors_are_reported_by_name() {
+    let error_message = |change: &dyn Fn(&mut Tensors), config: &DictionaryConfig| {
         let mut tensors = small_tensors();
         change(&mut tensors);
         Dictionary::from_tensors(&tensors, config).unwrap_err().to_string()
@@ -545,46 +503,52 @@ fn tensors_that_do_not_fit_are_named() {
     };
     for (message, expected) in [
         (
-            refused(&without("W_enc"), &jump),
+            error_message(&without("W_enc"), &jump),
             "tensor `W_enc` is missing: expected (width, latents); the file has W_dec, b_dec",
         ),
-        (refused(&without("b_dec"), &jump), "tensor `b_dec` is missing: expected (2)"),
-        (refused(&without("threshold"), &jump), "tensor `threshold` is missing: expected (3)"),
-        (refused(&|tensors| tensors.clear(), &jump), "the file has no tensors"),
+        (error_message(&without("b_dec"), &jump), "tensor `b_dec` is missing: expected (2)"),
+        (error_message(&without("threshold"), &jump), "tensor `threshold` is missing: expected (3)"),
+        (error_message(&|tensors| tensors.clear(), &jump), "the file has no tensors"),
         (
-            refused(&with("W_dec", pattern(&[2, 3], 1., 0)), &jump),
+            error_message(&with("W_dec", pattern(&[2, 3], 1., 0)), &jump),
             "tensor `W_dec`: expected (3, 2), found (2, 3)",
         ),
-        (refused(&with("b_enc", pattern(&[2], 1., 0)), &jump), "tensor `b_enc`: expected (3), found (2)"),
         (
-            refused(&with("W_enc", pattern(&[6], 1., 0)), &jump),
+            error_message(&with("b_enc", pattern(&[2], 1., 0)), &jump),
+            "tensor `b_enc`: expected (3), found (2)",
+        ),
+        (
+            error_message(&with("W_enc", pattern(&[6], 1., 0)), &jump),
             "tensor `W_enc`: expected (width, latents), found (6)",
         ),
         (
-            refused(&with("W_enc", pattern(&[1, 3], 1., 0)), &jump),
+            error_message(&with("W_enc", pattern(&[1, 3], 1., 0)), &jump),
             "tensor `W_enc`: expected (width, latents), found (1, 3)",
         ),
         (
-            refused(&with("W_dec", rows(&[&[1., 0.], &[0., f32::NAN], &[2., -1.]])), &jump),
+            error_message(&with("W_dec", rows(&[&[1., 0.], &[0., f32::NAN], &[2., -1.]])), &jump),
             "tensor `W_dec`: element 3 is NaN; the file is damaged",
         ),
-        (refused(&with("scaling_factor", vector(&[1., 1., 2.])), &jump), "`scaling_factor`: expected ones"),
         (
-            refused(&|_| (), &DictionaryConfig { d_in: Some(4), ..jump.clone() }),
+            error_message(&with("scaling_factor", vector(&[1., 1., 2.])), &jump),
+            "`scaling_factor`: expected 1 everywhere",
+        ),
+        (
+            error_message(&|_| (), &DictionaryConfig { d_in: Some(4), ..jump.clone() }),
             "tensor `W_enc`: expected (4, 3), found (2, 3)",
         ),
         (
-            refused(&|_| (), &small_config(LatentActivation::TopK { k: 4 })),
-            "`k`: expected from 1 to the number of latents, 3",
+            error_message(&|_| (), &small_config(LatentActivation::TopK { k: 4 })),
+            "`k`: expected 1 to 3, the number of latents",
         ),
         (
-            refused(&|_| (), &DictionaryConfig { format: DictionaryFormat::OpenAi, ..jump.clone() }),
+            error_message(&|_| (), &DictionaryConfig { format: DictionaryFormat::OpenAi, ..jump.clone() }),
             "tensor `encoder.weight` is missing: expected (latents, width)",
         ),
     ] {
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }
-    // Ones change nothing, and training keeps the logarithm of the threshold.
+    // Scales of 1 change nothing, and training checkpoints store the logarithm of the threshold.
     let mut tensors = small_tensors();
     tensors.insert("scaling_factor".into(), vector(&[1., 1., 1.]));
     let threshold = tensors.remove("threshold").unwrap();
@@ -595,7 +559,7 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn values_that_do_not_fit_are_refused() {
+fn mismatched_shapes_and_models_are_rejected() {
     let dictionary = small(LatentActivation::Relu);
     let x = pattern(&[4, 3], 1.0, 0);
     for message in [
@@ -604,12 +568,17 @@ fn values_that_do_not_fit_are_refused() {
         dictionary.decode(&x, &x).unwrap_err().to_string(),
     ] {
         assert!(
-            message.contains("blocks.1.hook_resid_pre takes values of width 2 and 3 latents; found [4, "),
+            message.contains(
+                "blocks.1.hook_resid_pre expects inputs of width 2 and 3 latents, found shape [4, "
+            ),
             "{message}"
         );
     }
     let message = dictionary.direction(3).unwrap_err().to_string();
-    assert!(message.starts_with("there is no latent 3; the dictionary's 3 are counted from 0"), "{message}");
+    assert!(
+        message.starts_with("latent 3 is out of range; the dictionary has 3 latents, counted from 0"),
+        "{message}"
+    );
 
     let model = Gpt2Config { n_embd: 2, n_layer: 2, n_head: 1, n_inner: Some(9), ..Gpt2Config::gpt2() };
     let checked = |site: Site, model: &Gpt2Config| {
@@ -623,14 +592,14 @@ fn values_that_do_not_fit_are_refused() {
         checked(Site::in_block(1, kind), &model).unwrap();
     }
     for (site, model, expected) in [
-        (Site::in_block(2, SiteKind::ResidPre), &model, "there is no block 2"),
+        (Site::in_block(2, SiteKind::ResidPre), &model, "block 2 is out of range"),
         (
             Site::in_block(1, SiteKind::MlpPost),
             &model,
-            "width 2, and the model has 9 at blocks.1.mlp.hook_post",
+            "width 2, but the model has 9 at blocks.1.mlp.hook_post",
         ),
-        (Site::in_block(1, SiteKind::ResidPre), &Gpt2Config::gpt2(), "width 2, and the model has 768"),
-        (Site::in_block(1, SiteKind::Pattern), &model, "is not a hook point that an SAE can be trained on"),
+        (Site::in_block(1, SiteKind::ResidPre), &Gpt2Config::gpt2(), "width 2, but the model has 768"),
+        (Site::in_block(1, SiteKind::Pattern), &model, "has no per-token vector that an SAE can explain"),
     ] {
         let message = checked(site, model).unwrap_err();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");

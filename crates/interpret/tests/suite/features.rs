@@ -1,4 +1,4 @@
-//! Examples of features and their logits: plain loops that keep everything, and the attribution of single tokens.
+//! Feature examples compared with plain loops, and feature logits compared with direct attribution.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use serde_json::json;
 
 use crate::common::{CASES, Case};
 
-/// Sums of some dozen products in f32, of numbers near 1.
+/// Tolerance for f32 sums of a few dozen products of numbers near 1.
 const ROUNDING: f64 = 1e-4;
 
 const FEATURES: usize = 5;
 
-/// The ids of a text, and its latents by token: about a third of them positive.
+/// Token ids of a text and its latents by token, about a third of them positive.
 fn text(number: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
     let tokens = 2 + number * 7 % 40;
     let ids = (0..tokens).map(|token| u32::try_from(number * 100 + token).unwrap()).collect();
@@ -41,7 +41,9 @@ fn collected(features: &[usize], count: usize, texts: usize) -> Vec<FeatureSumma
     examples.finish()
 }
 
-/// Each text in which a feature is active, with where it is strongest and how strong; the strongest first.
+/// Strongest token of each text that activates a feature, in descending order of activation.
+///
+/// The entries are the text, the token and the activation.
 fn ranked(feature: usize, texts: usize) -> Vec<(usize, usize, f32)> {
     let strongest = |number: usize| {
         let (_, rows) = text(number);
@@ -71,7 +73,7 @@ fn assert_example(example: &FeatureExample, feature: usize, expected: (usize, us
 }
 
 #[test]
-fn strongest_texts_counts_and_histogram_are_those_of_plain_loops() {
+fn strongest_texts_counts_and_histogram_match_plain_loops() {
     let (texts, count) = (300, 4);
     for found in collected(&[4, 0, 2], count, texts) {
         let feature = found.feature;
@@ -99,8 +101,8 @@ fn strongest_texts_counts_and_histogram_are_those_of_plain_loops() {
 }
 
 #[test]
-fn quarters_are_parts_of_all_active_texts_by_strength() {
-    // So few texts that all of them are in the sample.
+fn quarters_partition_active_texts_by_strength() {
+    // So few texts that the sample contains all of them.
     let (texts, count) = (20, 5);
     for found in collected(&[1, 3], count, texts) {
         let ranked = ranked(found.feature, texts);
@@ -114,17 +116,17 @@ fn quarters_are_parts_of_all_active_texts_by_strength() {
         assert_eq!(sizes.len(), 4);
         assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1, "{sizes:?}");
     }
-    // Where all are among the strongest there is nothing left to show.
+    // If all texts are among the strongest, the quarters are empty.
     assert!(collected(&[1], 20, 20)[0].quarters.is_empty());
 }
 
-/// Of many texts the sample is drawn without a look at their strength or place.
+/// The sample from many texts is independent of strength and order.
 #[test]
-fn the_sample_is_of_all_texts_alike() {
+fn sample_is_uniform_over_texts() {
     let (texts, features, count) = (400, 200, 2);
     let mut examples = FeatureExamples::new((0..features).collect(), count);
     for number in 0..texts {
-        // The later a text, the stronger.
+        // Later texts are stronger.
         let row = vec![number as f32 + 1.0; features];
         let latents = Tensor::from_vec([row.clone(), row].concat(), (2, features), &Device::Cpu).unwrap();
         examples.add(&[1, 2], &latents).unwrap();
@@ -136,31 +138,32 @@ fn the_sample_is_of_all_texts_alike() {
         .collect();
     assert_eq!(sample.len(), features * 4 * count);
     let mean = sample.iter().sum::<usize>() as f64 / sample.len() as f64;
-    // The mean of 1,600 even numbers from 0 to 399 has a deviation of 400 / sqrt(12 * 1600) = 2.9; four of it.
+    // The mean of 1,600 uniform numbers from 0 to 399 has a standard deviation of
+    // `400 / sqrt(12 * 1600) = 2.9`. The tolerance is four standard deviations.
     assert!((mean - 199.5).abs() < 11.6, "{mean}");
 }
 
 #[test]
-fn first_tokens_silent_features_and_wrong_latents() {
+fn first_tokens_are_skipped_and_invalid_latents_rejected() {
     let latents = |rows: &[[f32; 2]]| Tensor::from_vec(rows.concat(), (rows.len(), 2), &Device::Cpu).unwrap();
     let mut examples = FeatureExamples::new(vec![0, 1], 3);
     examples.add(&[7], &latents(&[[5.0, 5.0]])).unwrap();
     examples.add(&[7, 8], &latents(&[[5.0, 5.0], [0.0, 1.0]])).unwrap();
     let message = examples.add(&[7], &latents(&[[0.0; 2]; 2])).unwrap_err().to_string();
-    assert!(message.contains("a text of 1 tokens cannot have the latents of 2"), "{message}");
+    assert!(message.contains("expected latents of 1 tokens, found 2"), "{message}");
     let message = examples.add(&[7, 8], &latents(&[[0.0; 2], [0.0, f32::NAN]])).unwrap_err().to_string();
     assert!(message.contains("latent 1 is NaN at token 1"), "{message}");
     let mut other = FeatureExamples::new(vec![2], 3);
     let message = other.add(&[7], &latents(&[[0.0; 2]])).unwrap_err().to_string();
-    assert!(message.contains("there is no latent 2 among 2"), "{message}");
+    assert!(message.contains("latent 2 is out of range; the dictionary has 2"), "{message}");
     let found = examples.finish();
     assert_eq!((found[0].active, found[0].texts, found[0].histogram.counts().len()), (0, 0, 0));
     assert!(found[0].strongest.is_empty() && found[0].quarters.is_empty());
     assert_eq!(found[1].strongest[0].activations, [0.0, 1.0]);
-    assert!(FeatureExamples::most_bytes(usize::MAX, usize::MAX) == u64::MAX, "it does not wrap around");
+    assert!(FeatureExamples::max_bytes(usize::MAX, usize::MAX) == u64::MAX, "the estimate saturates");
 }
 
-/// A dictionary of a place with directions that are not simple.
+/// A dictionary with arbitrary directions for a hook point.
 fn dictionary(site: Site, width: usize) -> Dictionary {
     let tensors: BTreeMap<String, Tensor> = [
         ("W_enc", pattern(&[width, FEATURES], 1.0, 1)),
@@ -177,9 +180,9 @@ fn dictionary(site: Site, width: usize) -> Dictionary {
     Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config.to_string()).unwrap()).unwrap()
 }
 
-/// The logit of a token is what direct attribution gives for the vector that the feature writes.
+/// A token's logit equals the direct attribution of the vector that the feature writes.
 #[test]
-fn logits_of_a_feature_are_the_attribution_of_what_it_writes() {
+fn feature_logits_equal_direct_attribution() {
     for case in CASES {
         let model = Case::open(case).model;
         let vocabulary = model.config().vocab_size;

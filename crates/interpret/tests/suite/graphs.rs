@@ -1,4 +1,4 @@
-//! Attribution graphs: sums that close, edges that are what happens, and the numbers of PyTorch's autograd.
+//! Attribution graphs: complete sums, edges that match interventions, and PyTorch's autograd.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use candle_gpt2::{
     expected_parameters,
 };
 use candle_gpt2_interpret::{
-    AttributionGraph, Chain, Dictionary, DictionaryConfig, Edit, FeatureChange, GraphNode, GraphOptions,
-    PlacedFeature, Record, Replace, ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders,
+    AttributionGraph, Chain, Dictionary, DictionaryConfig, Edit, FeatureAtPosition, FeatureChange, GraphNode,
+    GraphOptions, Record, Replace, ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders,
     TranscodersConfig,
 };
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture, pattern, values, worst};
@@ -21,15 +21,15 @@ use crate::common::{Case, ids};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 type Tensors = BTreeMap<String, Tensor>;
 
-/// Sums of some hundred products, by the sum of their magnitudes.
+/// Tolerance for sums of a few hundred products, relative to the sum of their magnitudes.
 const SINGLE: f64 = 1e-4;
 const DOUBLE: f64 = 1e-12;
-/// Against autograd in doubles, by the largest edge.
+/// Tolerance against autograd in f64, relative to the largest edge.
 const AUTOGRAD: f64 = 2e-5;
 const IDS: [u32; 6] = [3, 1, 4, 1, 5, 9];
 
-/// A model of this configuration whose every parameter shows, of the same numbers in each type.
-fn seeded(config: &Gpt2Config, dtype: DType) -> Gpt2LMHeadModel {
+/// A model in which every parameter matters, with the same values in each dtype.
+pub(crate) fn seeded(config: &Gpt2Config, dtype: DType) -> Gpt2LMHeadModel {
     let parameters = expected_parameters(config).into_iter().enumerate().map(|(index, one)| {
         let is_norm = one.name.contains("ln_");
         let scale = if is_norm { 0.8 } else { 1.2 };
@@ -41,11 +41,11 @@ fn seeded(config: &Gpt2Config, dtype: DType) -> Gpt2LMHeadModel {
     Gpt2LMHeadModel::load(config, ByOutput(vb)).unwrap()
 }
 
-fn small() -> Gpt2Config {
+pub(crate) fn small() -> Gpt2Config {
     Gpt2Config { vocab_size: 23, n_positions: 9, n_embd: 12, n_layer: 3, n_head: 3, ..Gpt2Config::gpt2() }
 }
 
-/// What a graph must close on: the ways in which models of this shape differ.
+/// Configurations that cover the architectural variants of a model.
 fn configurations() -> Vec<Gpt2Config> {
     vec![
         small(),
@@ -59,15 +59,15 @@ fn configurations() -> Vec<Gpt2Config> {
     ]
 }
 
-/// Whose transcoders: each layer's own, with a skip connection, or across layers.
+/// Kinds of transcoders: one per layer, one per layer with a skip connection, and cross-layer.
 const KINDS: [&str; 3] = ["set", "skip", "cross-layer"];
-/// Of the matrices of their skip connections.
+/// Scale and offset of the skip matrices.
 const SKIP_SCALE: f64 = 0.4;
 const SKIP_OFFSET: u64 = 6;
 const INPUTS: [TranscoderInput; 3] =
     [TranscoderInput::ResidMid, TranscoderInput::Ln2Normalized, TranscoderInput::MlpIn];
 
-/// Random transcoders, in each layer of another number of latents.
+/// Random transcoders with a different number of latents in each layer.
 fn transcoders(kind: &str, input: TranscoderInput, n_layer: usize, width: usize) -> Transcoders {
     let config = TranscodersConfig { is_cross_layer: kind == "cross-layer", input, k: None };
     let layers = (0..n_layer).map(|layer| {
@@ -101,7 +101,7 @@ fn targets(replacement: &ReplacementModel) -> Vec<usize> {
     (0..replacement.features()).chain(replacement.logits()).collect()
 }
 
-/// The largest gap between what is added to a target and what it is, by the magnitudes that are added.
+/// Largest relative error between a target's value and the sum of its contributions.
 fn gap(replacement: &ReplacementModel) -> f64 {
     let targets = targets(replacement);
     let edges = replacement.edges(&targets).unwrap();
@@ -113,8 +113,8 @@ fn gap(replacement: &ReplacementModel) -> f64 {
 }
 
 #[test]
-fn what_nodes_and_biases_add_is_all() {
-    let mut closed = 0;
+fn nodes_and_biases_sum_to_every_target() {
+    let mut checked = 0;
     for (index, config) in configurations().into_iter().enumerate() {
         for (dtype, tolerance) in [(DType::F64, DOUBLE), (DType::F32, SINGLE)] {
             let model = seeded(&config, dtype);
@@ -126,17 +126,17 @@ fn what_nodes_and_biases_add_is_all() {
                     let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
                     let gap = gap(&replacement);
                     assert!(gap < tolerance, "configuration {index}, {dtype:?}, {kind} {input:?}: {gap}");
-                    closed += targets(&replacement).len();
+                    checked += targets(&replacement).len();
                 }
             }
         }
     }
-    assert!(closed > 1000, "{closed} targets");
+    assert!(checked > 1000, "{checked} targets");
 }
 
-/// The skip connections of [`transcoders`], live: an MLP output moves with what the transcoder reads.
+/// Live skip connections of [`transcoders`]: an MLP output moves with the transcoder's input.
 struct Skips {
-    /// Of each layer what it reads in the run, `(1, T, C)`, and its matrix, `(C, C)`.
+    /// Transcoder input in the run, `(1, T, C)`, and skip matrix, `(C, C)`, of each layer.
     layers: Vec<(Tensor, Tensor)>,
     moved: Option<Tensor>,
 }
@@ -171,17 +171,17 @@ impl Observer for Skips {
     }
 }
 
-/// A run in which all that the local replacement model freezes stays as it was, whatever else changes.
+/// A run with everything frozen that the local replacement model freezes.
 fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Result<(Record, Vec<f64>)> {
     let n_layer = run.model.config().n_layer;
     let inside = [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::Ln2Scale, SiteKind::MlpOut];
     let frozen = (0..n_layer).flat_map(|layer| inside.map(|kind| Site::in_block(layer, kind)));
     let record = run.record(frozen.chain([Site::outside(SiteKind::LnFinalScale)]))?;
-    let mut held: Vec<Edit> =
+    let mut frozen_edits: Vec<Edit> =
         record.values.iter().map(|(site, value)| Replace::new(*site, value.clone())).collect();
     let mut seen = Record::new(sites.iter().copied());
     let mut observers: Vec<&mut dyn Observer> = Vec::new();
-    observers.extend(held.iter_mut().map(|edit| edit as &mut dyn Observer));
+    observers.extend(frozen_edits.iter_mut().map(|edit| edit as &mut dyn Observer));
     observers.extend(others.into_iter().map(|other| other as &mut dyn Observer));
     observers.push(&mut seen);
     let logits = values(&run.logits(LogitsFor::LastToken, &mut Chain(observers))?);
@@ -189,7 +189,7 @@ fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Resu
     Ok((seen, logits.iter().map(|logit| logit - mean).collect()))
 }
 
-/// A feature that is twice as active moves every target by its edge, when nothing else is computed anew.
+/// Doubling a feature changes every target by the edge, if everything else is frozen.
 #[test]
 fn doubling_a_feature_moves_every_target_by_its_edge() -> Result<()> {
     const MOVED: f64 = 5e-4;
@@ -244,14 +244,14 @@ fn doubling_a_feature_moves_every_target_by_its_edge() -> Result<()> {
     Ok(())
 }
 
-/// A pre-activation less its bias, by the numbers of [`transcoders`].
+/// Pre-activation minus its bias, from the values of [`transcoders`].
 fn encoded(layer: usize, feature: usize, x: &Tensor) -> f64 {
     let width = x.elem_count();
     let encoder = values(&pattern(&[5 + 2 * layer, width], 1.5, 1 + 1000 * layer as u64));
     values(x).iter().zip(&encoder[feature * width..]).map(|(x, weight)| x * weight).sum()
 }
 
-/// The transcoders of a fixture.
+/// Loads the transcoders of a fixture.
 fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders {
     let folder = fixture_path(&format!("graphs/{name}/transcoders"));
     let read = |path: String| TensorFile::read(&folder.join(path)).unwrap().tensors;
@@ -313,7 +313,7 @@ fn assert_near(found: impl IntoIterator<Item = f64>, expected: &[f64], tolerance
 }
 
 #[test]
-fn nodes_and_edges_are_those_of_autograd() {
+fn nodes_and_edges_match_autograd() {
     with_graphs(|name, replacement, expected, recorded| {
         let features: Vec<Vec<u64>> = serde_json::from_value(recorded["features"].clone()).unwrap();
         let activations: Vec<f64> = serde_json::from_value(recorded["activations"].clone()).unwrap();
@@ -343,7 +343,7 @@ fn nodes_and_edges_are_those_of_autograd() {
 }
 
 #[test]
-fn influence_pruning_and_scores_are_those_of_plain_loops() {
+fn influence_pruning_and_scores_match_plain_loops() {
     with_graphs(|name, replacement, expected, recorded| {
         let graph = AttributionGraph::trace(replacement, &|_, _| ()).unwrap();
         assert_eq!(graph.nodes, replacement.nodes(), "{name}: every feature has a row");
@@ -367,12 +367,12 @@ fn influence_pruning_and_scores_are_those_of_plain_loops() {
     });
 }
 
-/// A transcoder that gives what the MLP gives leaves no error: the scores are 1.
+/// Transcoders that reproduce the MLPs leave no error, and both scores are 1.
 #[test]
-fn without_errors_both_scores_are_one() -> Result<()> {
+fn exact_transcoders_have_scores_of_one() -> Result<()> {
     let config = Gpt2Config { activation_function: Activation::Relu, n_inner: Some(19), ..small() };
     let model = seeded(&config, DType::F64);
-    // An MLP with ReLU is a transcoder itself.
+    // An MLP with ReLU is itself a transcoder.
     let own = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::MlpIn, k: None };
     let layers = model.transformer().blocks().iter().map(|block| {
         let (expand, contract) = (block.mlp().expand(), block.mlp().contract());
@@ -394,9 +394,9 @@ fn without_errors_both_scores_are_one() -> Result<()> {
     Ok(())
 }
 
-/// Of some features only, those with the most influence have rows, and these are the rows of the whole graph.
+/// A limited graph has rows for the most influential features, equal to those of the whole graph.
 #[test]
-fn a_graph_of_few_features_has_the_edges_of_the_whole() {
+fn limited_graph_has_the_edges_of_the_whole_graph() {
     with_graphs(|name, replacement, _, _| {
         let whole = AttributionGraph::trace(replacement, &|_, _| ()).unwrap();
         let case = json_fixture(&format!("graphs/{name}/expected"));
@@ -412,42 +412,45 @@ fn a_graph_of_few_features_has_the_edges_of_the_whole() {
             ..GraphOptions::default()
         };
         let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
-        let heard = std::cell::RefCell::new(Vec::new());
+        let progress = std::cell::RefCell::new(Vec::new());
         let few =
-            AttributionGraph::trace(&replacement, &|done, total| heard.borrow_mut().push((done, total)))
+            AttributionGraph::trace(&replacement, &|done, total| progress.borrow_mut().push((done, total)))
                 .unwrap();
         let logits = replacement.logits().len();
-        assert_eq!(heard.borrow().last(), Some(&(20 + logits, 20 + logits)));
+        assert_eq!(progress.borrow().last(), Some(&(20 + logits, 20 + logits)));
         assert_eq!(few.active_features, replacement.features());
         let features = few.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count();
         assert_eq!(features, 20, "{name}");
         for target in (0..few.nodes.len()).filter(|node| few.nodes[*node].is_target()) {
-            let (biases, left_out) = few.rest(target);
+            let (biases, omitted) = few.remainders(target);
             let sum: f64 = (0..few.nodes.len()).map(|source| f64::from(few.edge(target, source))).sum();
             let value = replacement.value(few.origins[target]);
-            assert!((sum + biases + left_out - value).abs() < 1e-3, "{name}: {sum} and the rest for {value}");
+            assert!((sum + biases + omitted - value).abs() < 1e-3, "{name}: {sum} and the rest for {value}");
             for source in 0..few.nodes.len() {
-                let [here, there] =
+                let [found, expected] =
                     [few.edge(target, source), whole.edge(few.origins[target], few.origins[source])];
-                assert!((here - there).abs() <= 1e-5 * there.abs().max(1.0), "{name}: {here} for {there}");
+                assert!(
+                    (found - expected).abs() <= 1e-5 * expected.abs().max(1.0),
+                    "{name}: {found} for {expected}"
+                );
             }
         }
     });
 }
 
-/// What the edges say of a feature that is set to 0 is what happens in a model whose every part is linear where it moves.
+/// Predicted effects of setting a feature to 0 match a model whose moving parts are all linear.
 #[test]
-fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
+fn predictions_flow_through_features_that_are_not_set() -> Result<()> {
     let model = seeded(&small(), DType::F64);
     let run = Run::new(&model, &IDS)?;
     let transcoders = transcoders("cross-layer", TranscoderInput::ResidMid, 3, 12);
     let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
     let graph = AttributionGraph::trace(&replacement, &|_, _| ())?;
     let GraphNode::Feature { activation, layer: 0, .. } = graph.nodes[0] else {
-        panic!("the first is of layer 0")
+        panic!("expected a feature of layer 0 as the first node")
     };
     let moved = graph.predicted(&[FeatureChange { node: 0, value: 0.0 }], &[]);
-    // By hand: over paths through features, each as its pre-activation moves.
+    // Manual computation over paths through features, each scaled with its pre-activation.
     let mut change = vec![0.0; graph.nodes.len()];
     change[0] = -activation;
     for target in 1..replacement.features() {
@@ -472,14 +475,14 @@ fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
     for logit in replacement.logits() {
         let direct: f64 =
             (0..replacement.features()).map(|source| -f64::from(graph.edge(logit, source))).sum();
-        assert!((moved[logit] - direct).abs() < 1e-6, "all that are set leave direct edges only");
+        assert!((moved[logit] - direct).abs() < 1e-6, "setting all features leaves only direct edges");
     }
-    // A unit of a feature does what its edges say, and moves the prediction as far as the feature that is set.
+    // One unit of a feature has the effect of its edges, and moves the prediction like setting the feature.
     let targets = graph.targets();
     let edges = replacement.edges(&targets)?;
     for (node, kind) in graph.nodes[..replacement.features()].iter().enumerate().step_by(7) {
         let GraphNode::Feature { layer, position, feature, activation } = *kind else { unreachable!() };
-        let units = replacement.unit_effects(PlacedFeature { layer, position, feature }, &targets)?;
+        let units = replacement.unit_effects(FeatureAtPosition { layer, position, feature }, &targets)?;
         for (unit, row) in units.iter().zip(&edges.rows) {
             assert!(
                 (unit * activation - row[node]).abs() < 1e-9,
@@ -489,20 +492,24 @@ fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
         }
     }
     let GraphNode::Feature { layer, position, feature, activation } = graph.nodes[0] else { unreachable!() };
-    let units = replacement.unit_effects(PlacedFeature { layer, position, feature }, &targets)?;
+    let units = replacement.unit_effects(FeatureAtPosition { layer, position, feature }, &targets)?;
     let added: Vec<f64> = units.iter().map(|unit| -activation * unit).collect();
     let [by_edges, by_units] =
         [graph.predicted(&[FeatureChange { node: 0, value: 0.0 }], &[]), graph.predicted(&[], &added)];
     for logit in replacement.logits() {
         assert!((by_edges[logit] - by_units[logit]).abs() < 1e-6);
     }
-    assert!(replacement.unit_effects(PlacedFeature { layer: 3, position: 0, feature: 0 }, &targets).is_err());
+    assert!(
+        replacement.unit_effects(FeatureAtPosition { layer: 3, position: 0, feature: 0 }, &targets).is_err()
+    );
     Ok(())
 }
 
-/// What it takes is known from the number of active features: two copies of its rows, what nodes write, and a batch of 64 targets.
+/// The estimate in the error depends on the number of active features.
+///
+/// It consists of two copies of the rows, the directions that nodes write, and a batch of 64 targets.
 #[test]
-fn a_graph_that_takes_more_memory_than_it_may_is_refused_with_the_number() {
+fn graph_over_the_memory_limit_is_rejected_with_its_size() {
     let model = seeded(&small(), DType::F32);
     let run = Run::new(&model, &IDS).unwrap();
     let usual = transcoders("set", TranscoderInput::ResidMid, 3, 12);
@@ -521,26 +528,26 @@ fn a_graph_that_takes_more_memory_than_it_may_is_refused_with_the_number() {
         let needed = (2 * rows * sources * 4 + written + batch) as u64;
         assert!(with(needed).is_ok());
         let message = with(needed - 1).err().unwrap().to_string();
-        let told = format!("{features} active features takes about {} MiB", needed.div_ceil(1 << 20));
-        assert!(message.contains(&told), "{message}");
+        let expected = format!("{features} active features takes about {} MiB", needed.div_ceil(1 << 20));
+        assert!(message.contains(&expected), "{message}");
     }
 }
 
 #[test]
-fn what_cannot_be_a_graph_is_refused() {
+fn invalid_graphs_are_rejected() {
     let model = seeded(&small(), DType::F32);
     let run = Run::new(&model, &IDS).unwrap();
-    let refused = |transcoders: &Transcoders, options: &GraphOptions| {
+    let error_message = |transcoders: &Transcoders, options: &GraphOptions| {
         ReplacementModel::new(&run, transcoders, options).err().unwrap().to_string()
     };
     let usual = transcoders("set", TranscoderInput::ResidMid, 3, 12);
     let options = GraphOptions::default();
-    let message = refused(&usual, &GraphOptions { max_bytes: 1 << 16, ..options });
+    let message = error_message(&usual, &GraphOptions { max_bytes: 1 << 16, ..options });
     assert!(message.contains("active features takes about 1 MiB, more than the limit of 1 MiB"), "{message}");
-    let message = refused(&transcoders("set", TranscoderInput::ResidMid, 2, 12), &options);
-    assert!(message.contains("transcoders for 2 layers, and the model has 3"), "{message}");
-    let message = refused(&transcoders("set", TranscoderInput::ResidMid, 3, 10), &options);
-    assert!(message.contains("values of width 10, and the model has 12"), "{message}");
+    let message = error_message(&transcoders("set", TranscoderInput::ResidMid, 2, 12), &options);
+    assert!(message.contains("transcoders for 2 layers, but the model has 3"), "{message}");
+    let message = error_message(&transcoders("set", TranscoderInput::ResidMid, 3, 10), &options);
+    assert!(message.contains("width 10, but the model has 12"), "{message}");
 
     let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::MlpIn, k: None };
     let tensor = |name: &str, shape: &[usize], value: f64| {
@@ -554,7 +561,7 @@ fn what_cannot_be_a_graph_is_refused() {
     ]);
     let layer = TranscoderLayer::per_layer(&silent, &config).unwrap();
     let silent = Transcoders::new(config.input, vec![layer; 3]).unwrap();
-    assert!(refused(&silent, &options).contains("no feature of the transcoders is active"));
+    assert!(error_message(&silent, &options).contains("no transcoder feature is active"));
 
     let replacement = ReplacementModel::new(&run, &usual, &options).unwrap();
     let message = replacement.edges(&[replacement.features()]).unwrap_err().to_string();
@@ -562,7 +569,7 @@ fn what_cannot_be_a_graph_is_refused() {
 }
 
 #[test]
-fn transcoders_that_do_not_fit_together_are_named() {
+fn invalid_transcoder_configs_and_layers_are_reported() {
     for (text, expected) in [
         ("[1]", "`model_kind`: expected \"transcoder_set\""),
         (
@@ -578,17 +585,20 @@ fn transcoders_that_do_not_fit_together_are_named() {
             r#"{"model_kind": "cross_layer_transcoder", "feature_output_hook": "hook_resid_post"}"#,
             "`feature_output_hook`: expected \"hook_mlp_out\"",
         ),
-        (r#"{"model_kind": "cross_layer_transcoder", "activation": "topk"}"#, "`k`: expected a whole number"),
+        (
+            r#"{"model_kind": "cross_layer_transcoder", "activation": "topk"}"#,
+            "`k`: expected a positive integer",
+        ),
         (
             r#"{"model_kind": "cross_layer_transcoder", "activation": "tanh"}"#,
             "`activation`: expected \"relu\"",
         ),
-        ("{", "the configuration is not usable JSON"),
+        ("{", "invalid JSON configuration"),
     ] {
         let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }
-    // Where a norm's output is read, behind its weight and bias, by either of its names.
+    // Both names of the norm's output, after its weight and bias.
     for hook in ["mlp.hook_in", "ln2.hook_normalized"] {
         let text = serde_json::json!({
             "model_kind": "transcoder_set", "feature_input_hook": hook, "feature_output_hook": "hook_mlp_out",
@@ -602,7 +612,7 @@ fn transcoders_that_do_not_fit_together_are_named() {
     let layers = |width| transcoders("set", TranscoderInput::ResidMid, 2, width).layers().to_vec();
     let mixed = vec![layers(12)[0].clone(), layers(10)[1].clone()];
     let message = Transcoders::new(TranscoderInput::ResidMid, mixed).unwrap_err().to_string();
-    assert!(message.contains("layer 1: expected values of width 12"), "{message}");
+    assert!(message.contains("layer 1: expected width 12"), "{message}");
     assert!(Transcoders::new(TranscoderInput::ResidMid, Vec::new()).is_err());
 
     let dictionary = |layer: usize, keys: &str| {
@@ -615,23 +625,26 @@ fn transcoders_that_do_not_fit_together_are_named() {
         let tensors = tensors.map(|(name, shape)| (name.to_owned(), pattern(&shape, 1.0, 1))).into();
         Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&text).unwrap()).unwrap()
     };
-    let refused = |dictionaries| Transcoders::of_dictionaries(dictionaries).unwrap_err().to_string();
+    let error_message = |dictionaries| Transcoders::of_dictionaries(dictionaries).unwrap_err().to_string();
     for (message, expected) in [
-        (refused(vec![dictionary(0, ""), dictionary(0, "")]), "layer 0: expected one transcoder, found two"),
         (
-            refused(vec![dictionary(0, ""), dictionary(2, "")]),
-            "layer 1: expected a transcoder of hook_resid_mid, found none",
+            error_message(vec![dictionary(0, ""), dictionary(0, "")]),
+            "layer 0: expected one transcoder, found two",
         ),
         (
-            refused(vec![dictionary(0, r#", "normalize_activations": "layer_norm""#)]),
+            error_message(vec![dictionary(0, ""), dictionary(2, "")]),
+            "layer 1: expected a transcoder that reads hook_resid_mid, found none",
+        ),
+        (
+            error_message(vec![dictionary(0, r#", "normalize_activations": "layer_norm""#)]),
             "`normalize_activations`: expected \"none\"",
         ),
         (
-            refused(vec![dictionary(0, r#", "hook_name_out": "blocks.1.hook_mlp_out""#)]),
+            error_message(vec![dictionary(0, r#", "hook_name_out": "blocks.1.hook_mlp_out""#)]),
             "`hook_name_out`: expected \"blocks.0.hook_mlp_out\"",
         ),
         (
-            refused(vec![dictionary(0, r#", "hook_name": "blocks.0.hook_resid_pre""#)]),
+            error_message(vec![dictionary(0, r#", "hook_name": "blocks.0.hook_resid_pre""#)]),
             "`hook_name`: expected \"hook_resid_mid\" or \"ln2.hook_normalized\"",
         ),
     ] {

@@ -1,4 +1,4 @@
-//! Edits and records of a text that is read piece by piece: what they see and do is what they see and do in the whole text.
+//! Edits and records give the same results on a sequence in chunks as on the whole sequence.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use candle_gpt2_testing::{assert_close, pattern, values};
 
 use crate::common::Case;
 
-/// Sums of the same numbers in another order, in f32.
+/// Tolerance for f32 sums in a different order.
 const SAME: f64 = 2e-5;
 
-/// Reads a text in pieces of so many tokens; returns the logits after each.
+/// Runs a sequence in chunks of `tokens` tokens and returns the logits of all positions.
 fn read(model: &Gpt2LMHeadModel, ids: &[u32], tokens: usize, observer: &mut dyn Observer) -> Vec<f64> {
     let mut cache = model.new_cache(1, ids.len()).unwrap();
     let mut logits = Vec::new();
@@ -29,43 +29,49 @@ fn read(model: &Gpt2LMHeadModel, ids: &[u32], tokens: usize, observer: &mut dyn 
 }
 
 #[test]
-fn what_is_recorded_in_pieces_is_that_of_the_whole_text() {
+fn chunked_record_equals_the_whole_sequence() {
     for case in Case::all() {
         let (model, ids) = (&case.model, &case.clean);
         let sites: Vec<Site> =
             Site::all(case.layers()).into_iter().filter(|site| site.kind != SiteKind::Logits).collect();
         let whole = case.clean().record(sites.iter().copied()).unwrap();
         let count = ids.len();
-        for (wanted, expected) in [
+        for (positions, expected) in [
             (Positions::All(0..usize::MAX), (0..count).collect()),
             (Positions::All(1..count - 1), (1..count - 1).collect()),
             (Positions::Last(0..3), vec![2]),
             (Positions::Last(0..usize::MAX), vec![count - 1]),
             (Positions::These([1, count - 2, count + 5].into()), vec![1, count - 2]),
         ] {
-            assert_eq!(wanted.most(count), expected.len());
+            assert_eq!(positions.max_count(count), expected.len());
             let keys = expected.last().unwrap() + 1;
             for tokens in [1, 3, 1000] {
-                let mut inspection = Inspection::new(Vec::new(), sites.clone(), wanted.clone());
+                let mut inspection = Inspection::new(Vec::new(), sites.clone(), positions.clone());
                 read(model, ids, tokens, &mut inspection);
-                assert_eq!(inspection.positions(), expected, "{wanted:?} in {tokens}");
+                assert_eq!(inspection.positions(), expected, "{positions:?} in {tokens}");
                 let record = inspection.record().unwrap();
-                let indices: Vec<u32> = expected.iter().map(|place| u32::try_from(*place).unwrap()).collect();
+                let indices: Vec<u32> =
+                    expected.iter().map(|position| u32::try_from(*position).unwrap()).collect();
                 let indices = Tensor::new(&indices[..], &Device::Cpu).unwrap();
                 for site in &sites {
                     let axis = site.kind.token_axis();
-                    let mut of_whole = whole.get(*site).unwrap().index_select(&indices, axis).unwrap();
+                    let mut from_whole = whole.get(*site).unwrap().index_select(&indices, axis).unwrap();
                     let is_of_keys = matches!(site.kind, SiteKind::AttnScores | SiteKind::Pattern);
                     if is_of_keys {
-                        of_whole = of_whole.narrow(3, 0, keys).unwrap();
+                        from_whole = from_whole.narrow(3, 0, keys).unwrap();
                     }
                     let found = record.get(*site).unwrap();
                     let mut shape = token_shape(model.config(), site.kind, keys);
                     shape.insert(axis - 1, expected.len());
                     assert_eq!(found.dims()[1..], shape, "{site}");
-                    // What the mask hides is minus infinity in both.
+                    // Masked scores are minus infinity in both.
                     let finite = |x: &Tensor| x.maximum(-1e9).unwrap();
-                    assert_close(&finite(found), &finite(&of_whole), SAME, &format!("{}: {site}", case.name));
+                    assert_close(
+                        &finite(found),
+                        &finite(&from_whole),
+                        SAME,
+                        &format!("{}: {site}", case.name),
+                    );
                 }
             }
         }
@@ -73,7 +79,7 @@ fn what_is_recorded_in_pieces_is_that_of_the_whole_text() {
 }
 
 #[test]
-fn nothing_is_recorded_where_nothing_is_wanted() {
+fn positions_outside_the_sequence_record_nothing() {
     let case = Case::open("plain");
     let site = named_site("resid_post0").unwrap();
     let mut inspection = Inspection::new(Vec::new(), vec![site], Positions::Last(500..usize::MAX));
@@ -84,9 +90,9 @@ fn nothing_is_recorded_where_nothing_is_wanted() {
     assert!(inspection.record().unwrap().values.is_empty());
 }
 
-/// Adding is what a control vector does, bit for bit, and a scale of 0 is no edit, whatever the edit.
+/// `Add` gives the same bits as a control vector, and any edit with scale 0 has no effect.
 #[test]
-fn a_scale_is_how_much_of_a_change_is_made() {
+fn scale_sets_the_strength_of_an_edit() {
     for case in Case::all() {
         let (model, ids, width) = (&case.model, &case.clean, case.model.config().n_embd);
         let vector = pattern(&[width], 1.0, 3);
@@ -102,7 +108,7 @@ fn a_scale_is_how_much_of_a_change_is_made() {
         let steered = read(model, ids, 1000, &mut control);
         assert_ne!(steered, plain);
         for tokens in [1, 3, 1000] {
-            assert_eq!(with(add.clone(), tokens), steered, "{}: in pieces of {tokens}", case.name);
+            assert_eq!(with(add.clone(), tokens), steered, "{}: in chunks of {tokens}", case.name);
         }
         for edit in [
             Add::new(site, vector.clone()),
@@ -116,7 +122,7 @@ fn a_scale_is_how_much_of_a_change_is_made() {
 }
 
 #[test]
-fn edits_do_what_their_names_say() {
+fn replace_and_project_out_match_their_formulas() {
     let x = pattern(&[1, 4, 3, 2], 1.0, 5); // (B, T, H, D)
     let vector = pattern(&[3, 2], 1.0, 6);
     let site = named_site("z0").unwrap();
@@ -147,6 +153,31 @@ fn edits_do_what_their_names_say() {
     }
     for bad in [0.0, f64::NAN, f64::INFINITY] {
         let direction = (vector.ones_like().unwrap().to_dtype(DType::F64).unwrap() * bad).unwrap();
-        assert!(ProjectOut::new(site, &direction).unwrap_err().to_string().contains("not zero"));
+        assert!(
+            ProjectOut::new(site, &direction)
+                .unwrap_err()
+                .to_string()
+                .contains("expected a finite, nonzero length")
+        );
     }
+}
+
+#[test]
+fn projection_keeps_the_precision_of_the_activation() {
+    let site = named_site("resid_post0").unwrap();
+    let project = |direction: &Tensor, x: Tensor| {
+        let mut edit = ProjectOut::new(site, direction).unwrap();
+        edit.observe(site, x.unsqueeze(0).unwrap().unsqueeze(0).unwrap()).unwrap() // (B, T, C)
+    };
+    // A third has no exact f32, which would leave 1e-8.
+    let x = Tensor::new(&[1f64, 2., 2.], &Device::Cpu).unwrap();
+    let projected = project(&x, x.clone());
+    assert_eq!(projected.dtype(), DType::F64);
+    assert!(values(&projected).iter().all(|x| x.abs() < 1e-15), "{projected}");
+    // In f16, a sum of ones stops at 2048.
+    let width = 4096;
+    let x = Tensor::full(64f32, width, &Device::Cpu).unwrap().to_dtype(DType::F16).unwrap();
+    let projected = project(&x, x.clone());
+    assert_eq!(projected.dtype(), DType::F16);
+    assert_eq!(values(&projected), vec![0.0; width]);
 }

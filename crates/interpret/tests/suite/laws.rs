@@ -1,4 +1,4 @@
-//! What holds for every model, whatever its numbers.
+//! Properties that hold for every model, regardless of its weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,25 +7,26 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Ablate, Add, By, Chain, ControlVector, Dictionary, DictionaryConfig, Edit, InterpretError, Measure,
-    Metric, Patching, Place, Receiver, Record, Replace, Run, Saliency, Splice, Steering, estimated_grid,
-    gradients_under, random_rows, record_rows, residual_sites, site_gradients, site_width, token_rows,
-    token_weights,
+    Ablate, Ablation, Add, Chain, ControlVector, Dictionary, DictionaryConfig, Edit, GridAxis,
+    InterpretError, LensOptions, Measure, Metric, Patching, Place, Receiver, Record, Replace, Run, Saliency,
+    Splice, Steering, estimated_grid, gradients_under, lens_cells, logit_lens, random_rows, record_rows,
+    residual_sites, site_gradients, site_width, token_rows, token_weights,
 };
 use candle_gpt2_kernels::{Interrupt, interruptible};
 use candle_gpt2_testing::{assert_close, pattern, values};
 
 use crate::common::Case;
+use crate::graphs::{seeded, small};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Sums of the same numbers in another order, in f32.
+/// Tolerance for f32 sums in a different order.
 const SAME: f64 = 2e-5;
 
-/// Wants some places and changes nothing.
-struct Onlooker(Vec<Site>);
+/// Requests some hook points and changes nothing.
+struct PassiveObserver(Vec<Site>);
 
-impl Observer for Onlooker {
+impl Observer for PassiveObserver {
     fn wants(&self, site: Site) -> bool {
         self.0.contains(&site)
     }
@@ -40,7 +41,7 @@ fn logits(run: &Run, observer: &mut dyn Observer) -> Result<Vec<f64>> {
 }
 
 #[test]
-fn looking_changes_nothing() -> Result<()> {
+fn observing_does_not_change_the_logits() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         let plain = values(&case.model.forward_with(
@@ -49,14 +50,18 @@ fn looking_changes_nothing() -> Result<()> {
             None,
             &mut Pass::inference(),
         )?);
-        assert_eq!(logits(&run, &mut Onlooker(Vec::new()))?, plain, "nobody looks at anything");
+        assert_eq!(
+            logits(&run, &mut PassiveObserver(Vec::new()))?,
+            plain,
+            "an observer that requests nothing"
+        );
         let all = Site::all(case.layers());
-        let seen = logits(&run, &mut Onlooker(all.clone()))?;
+        let seen = logits(&run, &mut PassiveObserver(all.clone()))?;
         let mut record = Record::new(all.iter().copied());
-        assert_eq!(logits(&run, &mut record)?, seen, "one who looks and one who returns what was seen");
-        // Whoever looks at one place leaves the rest as it is computed otherwise.
+        assert_eq!(logits(&run, &mut record)?, seen, "recording and returning the value unchanged");
+        // Observing one hook point does not affect the rest of the computation.
         for site in all {
-            let one = logits(&run, &mut Onlooker(vec![site]))?;
+            let one = logits(&run, &mut PassiveObserver(vec![site]))?;
             for (one, plain) in one.iter().zip(&plain) {
                 assert!((one - plain).abs() < SAME * plain.abs().max(1.0), "{site}: {one} for {plain}");
             }
@@ -66,7 +71,7 @@ fn looking_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn what_was_seen_can_take_its_own_place() -> Result<()> {
+fn replacing_activations_with_themselves_changes_nothing() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         let all = Site::all(case.layers());
@@ -76,22 +81,22 @@ fn what_was_seen_can_take_its_own_place() -> Result<()> {
             record.values.iter().map(|(site, value)| Replace::new(*site, value.clone())).collect();
         let mut chain = Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect());
         assert_eq!(logits(&run, &mut chain)?, seen, "{}", case.name);
-        assert!(edits.iter().all(|edit| !edit.has_changed), "what changes nothing says so");
-        // And what is put anywhere reaches the logits.
+        assert!(edits.iter().all(|edit| !edit.has_changed), "an edit without effect reports no change");
+        // An edit at any hook point reaches the logits.
         for site in all {
             let mut add = Add::new(site, Tensor::new(&[0.5f32], &Device::Cpu)?);
             let changed = logits(&run, &mut add)?;
-            // A constant added to all scores of a query, to the input of a norm or to all logits changes nothing that follows.
+            // A constant added to all scores of a query cancels in the softmax.
             let is_shift = matches!(site.kind, SiteKind::AttnScores);
             assert!(add.has_changed, "{site}");
-            assert!(is_shift || changed != seen, "{}: {site} reaches nothing", case.name);
+            assert!(is_shift || changed != seen, "{}: {site} has no effect", case.name);
         }
     }
     Ok(())
 }
 
 #[test]
-fn the_residual_stream_is_a_sum() -> Result<()> {
+fn residual_stream_is_the_sum_of_its_parts() -> Result<()> {
     for case in Case::all() {
         let record = case.clean().record(Site::all(case.layers()))?;
         let of = |layer, kind| record.get(Site::in_block(layer, kind));
@@ -113,7 +118,7 @@ fn the_residual_stream_is_a_sum() -> Result<()> {
                 assert_eq!(
                     values(of(layer, SiteKind::ResidPre)?),
                     values(of(layer - 1, SiteKind::ResidPost)?),
-                    "a block begins where the one before ended"
+                    "a block's input is the previous block's output"
                 );
             }
         }
@@ -122,7 +127,7 @@ fn the_residual_stream_is_a_sum() -> Result<()> {
 }
 
 #[test]
-fn a_run_may_start_at_any_block() -> Result<()> {
+fn run_can_start_at_any_block() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         let whole =
@@ -140,11 +145,11 @@ fn a_run_may_start_at_any_block() -> Result<()> {
     Ok(())
 }
 
-/// Keeps the layers whose places it was asked for.
+/// Collects the layers of the requested hook points.
 #[derive(Default)]
-struct Asked(Mutex<BTreeSet<Option<usize>>>);
+struct RequestedLayers(Mutex<BTreeSet<Option<usize>>>);
 
-impl Observer for Asked {
+impl Observer for RequestedLayers {
     fn wants(&self, site: Site) -> bool {
         self.0.lock().unwrap().insert(site.layer);
         false
@@ -156,19 +161,19 @@ impl Observer for Asked {
 }
 
 #[test]
-fn a_pass_that_stops_computes_nothing_after() -> Result<()> {
+fn stopped_pass_computes_no_later_block() -> Result<()> {
     for case in Case::all() {
         let (run, residuals) = (case.clean(), case.clean().residuals()?);
         for (layer, residual) in residuals.iter().enumerate() {
-            let mut asked = Asked::default();
-            let mut pass = Pass::inference().observed_by(&mut asked).stopping_at(layer);
+            let mut requested = RequestedLayers::default();
+            let mut pass = Pass::inference().observed_by(&mut requested).stopping_at(layer);
             let x = case.model.transformer().forward_with(&run.input()?, None, &mut pass)?;
             assert_eq!(values(&x), values(residual), "{}: to block {layer}", case.name);
-            let asked = asked.0.into_inner()?;
-            let most = asked.iter().copied().max().flatten().unwrap();
+            let requested = requested.0.into_inner()?;
+            let most = requested.iter().copied().max().flatten().unwrap();
             assert!(
-                most <= layer && (layer == 0 || asked.contains(&Some(layer - 1))),
-                "{asked:?} of {layer}"
+                most <= layer && (layer == 0 || requested.contains(&Some(layer - 1))),
+                "{requested:?} of {layer}"
             );
         }
         let mut pass = Pass::inference().stopping_at(case.layers() + 1);
@@ -179,9 +184,11 @@ fn a_pass_that_stops_computes_nothing_after() -> Result<()> {
     Ok(())
 }
 
-/// With a cache a text can be read in parts up to a block; passes to another block would miss tokens.
+/// With a cache, a sequence can be run in chunks up to a block.
+///
+/// Passes to another block would miss tokens and are rejected.
 #[test]
-fn passes_with_a_cache_stop_at_one_block() -> Result<()> {
+fn passes_over_a_cache_stop_at_the_same_block() -> Result<()> {
     for case in Case::all() {
         let (model, ids) = (case.model.transformer(), &case.clean);
         let residuals = case.clean().residuals()?;
@@ -205,11 +212,11 @@ fn passes_with_a_cache_stop_at_one_block() -> Result<()> {
 }
 
 #[test]
-fn a_record_is_the_same_whether_the_run_goes_to_the_end_or_stops() -> Result<()> {
+fn record_does_not_depend_on_stopping_early() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
-        // How often a computation asks whether it is to end: at least once a block.
-        let asked = |sites: &[Site]| -> Result<(Record, u64)> {
+        // Counts the interrupt checks, at least one per block.
+        let requested = |sites: &[Site]| -> Result<(Record, u64)> {
             let count = Arc::new(AtomicU64::new(0));
             let counted = Arc::clone(&count);
             let interrupt: Interrupt = Arc::new(move || {
@@ -222,28 +229,28 @@ fn a_record_is_the_same_whether_the_run_goes_to_the_end_or_stops() -> Result<()>
         for site in Site::all(case.layers()) {
             let mut whole = Record::new([site]);
             run.logits(LogitsFor::EveryToken, &mut whole)?;
-            let (stopped, _) = asked(&[site])?;
+            let (stopped, _) = requested(&[site])?;
             assert_eq!(values(stopped.get(site)?), values(whole.get(site)?), "{}: {site}", case.name);
         }
         let steps: Vec<u64> =
-            residual_sites(case.layers()).map(|site| Ok(asked(&[site])?.1)).collect::<Result<_>>()?;
+            residual_sites(case.layers()).map(|site| Ok(requested(&[site])?.1)).collect::<Result<_>>()?;
         assert!(steps.is_sorted_by(|before, after| before < after), "{}: {steps:?}", case.name);
     }
     Ok(())
 }
 
-/// Texts of several lengths, the shortest of one token: together they have the numbers that they have alone, to the last bit.
+/// Sequences of several lengths, down to one token, are bit-identical in a batch and alone.
 #[test]
-fn texts_that_are_recorded_together_are_each_as_it_is_alone() -> Result<()> {
+fn rows_recorded_in_a_batch_equal_rows_recorded_alone() -> Result<()> {
     for case in Case::all() {
         let config = case.model.config();
         let texts = [&case.clean[..], &case.clean[..1], &case.corrupted[..]];
         let sites: Vec<Site> =
             Site::all(case.layers()).into_iter().filter(|site| site_width(*site, config).is_some()).collect();
         for sites in [&sites[..], &sites[..4]] {
-            let together = record_rows(&case.model, &texts, sites.iter().copied())?;
+            let batched = record_rows(&case.model, &texts, sites.iter().copied())?;
             for site in sites {
-                let rows = token_rows(*site, together.get(*site)?)?;
+                let rows = token_rows(*site, batched.get(*site)?)?;
                 assert_eq!(rows.dim(1)?, site_width(*site, config).unwrap(), "{site}");
                 let mut first = 0;
                 for ids in texts {
@@ -258,14 +265,17 @@ fn texts_that_are_recorded_together_are_each_as_it_is_alone() -> Result<()> {
         }
         let pattern = Site::in_block(0, SiteKind::Pattern);
         let error = record_rows(&case.model, &texts, [pattern]).unwrap_err();
-        assert!(error.is_usage() && error.to_string().contains("a value for each token"), "{error}");
+        assert!(
+            error.is_usage() && error.to_string().contains("where each token has its own value"),
+            "{error}"
+        );
         assert!(record_rows(&case.model, &[], sites).is_err());
     }
     Ok(())
 }
 
 #[test]
-fn with_a_cache_the_new_tokens_are_seen() -> Result<()> {
+fn observers_see_new_tokens_with_a_cache() -> Result<()> {
     let case = Case::open("relu_inner");
     let run = case.clean();
     let (tokens, kinds) = (run.ids.len(), [SiteKind::ResidPost, SiteKind::Z, SiteKind::Pattern, SiteKind::Q]);
@@ -282,12 +292,12 @@ fn with_a_cache_the_new_tokens_are_seen() -> Result<()> {
             let axis = if site.kind == SiteKind::Pattern { 2 } else { 1 };
             let mut expected = whole.get(*site)?.narrow(axis, first, count)?;
             if site.kind == SiteKind::Pattern {
-                expected = expected.narrow(3, 0, first + count)?; // keys that are there by now
+                expected = expected.narrow(3, 0, first + count)?; // keys in the cache so far
             }
             assert_close(record.get(*site)?, &expected, SAME, &format!("{site} from token {first}"));
         }
     }
-    // Places are positions of the text, whatever pieces it comes in.
+    // Positions are absolute, regardless of the chunks.
     let site = Site::in_block(1, SiteKind::ResidPre);
     let edit = || -> candle_core::Result<_> { Ok(Ablate::zero(site)?.at(Place::position(6))) };
     let expected = run.logits(LogitsFor::LastToken, &mut edit()?)?;
@@ -297,12 +307,12 @@ fn with_a_cache_the_new_tokens_are_seen() -> Result<()> {
         let pass = &mut Pass::inference().observed_by(&mut edit);
         found = Some(case.model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?);
     }
-    assert_close(&found.unwrap(), &expected, SAME, "the same edit in pieces");
+    assert_close(&found.unwrap(), &expected, SAME, "the same edit in chunks");
     Ok(())
 }
 
 #[test]
-fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
+fn observer_of_the_model_sees_every_pass() -> Result<()> {
     let case = Case::open("plain");
     let run = case.clean();
     let vectors = Tensor::from_vec(vec![0.7f32; 2 * case.model.config().n_embd], (2, ()), &Device::Cpu)?;
@@ -320,7 +330,7 @@ fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
         case.model.clone().observed_by(Arc::new(Mutex::new(Steering::new(&case.model, 1, vectors.clone())?)));
     let found = steered.forward_with(&run.input()?, LogitsFor::EveryToken, None, &mut Pass::inference())?;
     assert_eq!(values(&found), values(&expected));
-    // With a cache: the pass that begins the text is steered, those of later tokens are not.
+    // With a cache, the first pass is steered, and those of later tokens are not.
     let mut cache = steered.new_cache(1, 5)?;
     for (first, count) in [(0, 3), (3, 1), (4, 1)] {
         let ids = run.input()?.narrow(1, first, count)?;
@@ -329,7 +339,7 @@ fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
         let expected = expected.narrow(1, first, count)?;
         assert_close(&logits, &expected, SAME, &format!("from token {first}"));
     }
-    // Everywhere it is the mean, at every position.
+    // Steering everywhere adds the mean of the vectors at every position.
     let mean = vectors.mean_keepdim(0)?;
     let mut add = Add::new(Site::in_block(1, SiteKind::ResidPre), mean);
     let everywhere = &mut Steering::new(&case.model, 1, vectors)?.everywhere()?;
@@ -337,10 +347,10 @@ fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
     Ok(())
 }
 
-/// A control vector is added to the outputs of its blocks, at every position, also to those of later passes.
+/// A control vector is added to its blocks' outputs at every position, including later passes.
 #[test]
-fn control_vectors_are_added_to_outputs_of_blocks() -> Result<()> {
-    let case = Case::all().next().ok_or("there are cases")?;
+fn control_vectors_are_added_to_block_outputs() -> Result<()> {
+    let case = Case::all().next().ok_or("no cases")?;
     let (run, config) = (case.clean(), case.model.config());
     let direction = |offset| pattern(&[config.n_embd], 3.0, offset);
     let last = config.n_layer - 1;
@@ -366,7 +376,7 @@ fn control_vectors_are_added_to_outputs_of_blocks() -> Result<()> {
         let logits = observed.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), pass)?;
         assert_close(&logits, &expected.narrow(1, token, 1)?, SAME, &format!("token {token}"));
     }
-    // A factor, some blocks, and sums of two.
+    // Scaling, selection of blocks, and the sum of two vectors.
     let scaled = vector.clone().scaled(-2.0, 1..=last)?;
     assert_eq!(scaled.directions().keys().collect::<Vec<_>>(), [&last]);
     assert_eq!(logits(&run, &mut scaled.clone())?, logits(&run, &mut add(last, -2.0)?)?);
@@ -377,7 +387,7 @@ fn control_vectors_are_added_to_outputs_of_blocks() -> Result<()> {
 }
 
 #[test]
-fn other_files_are_no_control_vectors() {
+fn invalid_control_vector_files_are_rejected() {
     let config = Gpt2Config { n_embd: 6, n_head: 2, n_layer: 3, ..Gpt2Config::gpt2() };
     let architecture = |name: &str| BTreeMap::from([("general.architecture".to_owned(), name.to_owned())]);
     let of = |name: &str, width: usize| BTreeMap::from([(name.to_owned(), pattern(&[width], 1.0, 0))]);
@@ -386,46 +396,49 @@ fn other_files_are_no_control_vectors() {
     };
     let ours = architecture("controlvector");
     assert_eq!(read(&ours, &of("direction.2", 6)).unwrap().directions().keys().collect::<Vec<_>>(), [&2]);
-    for (entries, tensors, told) in [
+    for (entries, tensors, expected) in [
         (
             &BTreeMap::new(),
             of("direction.1", 6),
             "`general.architecture`: expected controlvector; found nothing",
         ),
         (&architecture("gpt2"), of("direction.1", 6), "expected controlvector; found gpt2"),
-        (&ours, of("direction.0", 6), "expected tensors `direction.1` and on; found direction.0"),
-        (&ours, of("token_embd.weight", 6), "found token_embd.weight"),
         (
             &ours,
-            of("direction.3", 6),
-            "`direction.3`: expected a block of the model, whose 3 are counted from 0",
+            of("direction.0", 6),
+            "expected tensors named `direction.1`, `direction.2`, …; found direction.0",
         ),
+        (&ours, of("token_embd.weight", 6), "found token_embd.weight"),
+        (&ours, of("direction.3", 6), "`direction.3`: expected a block below 3; found 3"),
         (&ours, of("direction.1", 7), "tensor `direction.1`: expected (6), found (7)"),
         (&ours, BTreeMap::new(), "tensor `direction.1` is missing"),
     ] {
         let error = read(entries, &tensors).unwrap_err().to_string();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
 #[test]
-fn everything_from_the_clean_text_is_the_clean_text() -> Result<()> {
+fn patching_the_whole_residual_stream_restores_the_clean_run() -> Result<()> {
     for case in Case::all() {
         let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
-        for (layer, value) in patching.grid(SiteKind::ResidPre, By::Layer, &|| ())?.values.iter().enumerate()
+        for (layer, value) in
+            patching.grid(SiteKind::ResidPre, GridAxis::Layer, &|| ())?.values.iter().enumerate()
         {
             assert!((value[0] - 1.0).abs() < 1e-4, "{}: block {layer}: {}", case.name, value[0]);
         }
-        // A path that begins nowhere leaves the clean text.
+        // A path without senders leaves the clean run unchanged.
         let clean = patching.path(&[], Receiver::Final)?;
         assert!((clean - patching.clean_value).abs() < 1e-4);
     }
     Ok(())
 }
 
-/// Central differences along the gradient itself, where the change is largest: `m(x + ε g) - m(x - ε g) = 2 ε g·g`.
+/// Gradients match central differences along the gradient, where the change is largest.
+///
+/// The check is `m(x + ε g) - m(x - ε g) = 2 ε g·g`.
 #[test]
-fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
+fn gradients_at_every_hook_point_match_finite_differences() -> Result<()> {
     const STEP: f64 = 1e-3;
     for case in Case::all() {
         let (run, metric) = (case.clean(), case.metric());
@@ -434,7 +447,7 @@ fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
             .filter(|site| !matches!(site.kind, SiteKind::Logits))
             .collect();
         for (site, gradient) in site_gradients(&run, &metric, &sites)? {
-            // Scores that the mask hides have none.
+            // Masked scores have no gradient.
             let length = gradient.sqr()?.sum_all()?.to_scalar::<f32>()?.sqrt();
             assert!(length.is_finite() && length > 0.0, "{}: {site}: {length}", case.name);
             let direction = (&gradient / f64::from(length))?;
@@ -443,7 +456,7 @@ fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
                 Ok(f64::from(metric.of_run(&run, &mut add)?))
             };
             let found = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
-            // Rounding of logits near 10 to 1e-6 over the step, and the curve of the function.
+            // Rounding of logits near 10 to 1e-6, divided by the step, plus the curvature of the function.
             let expected = f64::from(length);
             assert!(
                 (found - expected).abs() < 5e-3 + 0.01 * expected,
@@ -455,7 +468,7 @@ fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
     Ok(())
 }
 
-/// A dictionary of numbers without meaning; a transcoder if it writes another hook point than it reads.
+/// A dictionary with arbitrary weights; a transcoder if it writes to a different hook point.
 fn dictionary(width: usize, reads: Site, writes: Site) -> Result<Dictionary> {
     const LATENTS: usize = 40;
     let tensors = [
@@ -476,10 +489,10 @@ fn dictionary(width: usize, reads: Site, writes: Site) -> Result<Dictionary> {
     Ok(Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config)?)?)
 }
 
-/// A steering vector at the first block, a head that is replaced at one token, and a dictionary at the second block.
+/// Combines a steering vector, a replaced head at one token, and a dictionary at the second block.
 #[test]
-fn gradients_under_edits_and_splices_are_those_of_finite_differences() -> Result<()> {
-    // Short, so that no latent turns on or off.
+fn gradients_under_edits_and_splices_match_finite_differences() -> Result<()> {
+    // A short step, so that no latent turns on or off.
     const STEP: f64 = 3e-4;
     let case = Case::open("inverse_layer");
     let (run, metric, width) = (case.clean(), case.metric(), case.model.config().n_embd);
@@ -503,7 +516,7 @@ fn gradients_under_edits_and_splices_are_those_of_finite_differences() -> Result
             let direction = (&found.gradient / f64::from(length))?;
             let mut at = |step: f64| -> Result<f64> {
                 let mut add = Add::new(*site, (&direction * step)?);
-                // A change of what is written comes after the dictionary, any other one before it.
+                // A change of the written activation follows the dictionary; any other change precedes it.
                 let splice = &mut splices[0];
                 let last: [&mut dyn Observer; 2] =
                     if *site == writes { [splice, &mut add] } else { [&mut add, splice] };
@@ -514,14 +527,14 @@ fn gradients_under_edits_and_splices_are_those_of_finite_differences() -> Result
             let (slope, expected) = ((at(STEP)? - at(-STEP)?) / (2.0 * STEP), f64::from(length));
             assert!((slope - expected).abs() < 5e-3 + 0.01 * expected, "{site}: {slope} for {expected}");
         }
-        // What a latent writes is its direction; without the error term there is no error.
+        // A latent writes its direction. Without the error term, the error has no gradient.
         let (latents, error) = &found.splices[0];
         let written = &found.sites[&writes].gradient;
         let expected = written.squeeze(0)?.matmul(&dictionary.tensor("W_dec").ok_or("no decoder")?.t()?)?;
         assert_close(&latents.gradient.squeeze(0)?, &expected, SAME, "the gradient at the latents");
         assert!(error.is_none() && values(&latents.value).iter().any(|latent| *latent > 0.0));
 
-        // With the error term the run is the model's own, and the error is one more part of what is written.
+        // With the error term the run equals the model's, and the error is part of the written activation.
         let mut splices = [Splice::new(&case.model, &dictionary)?.with_error()];
         let edits = &mut Chain(vec![&mut steering, &mut patch]);
         let with_error = gradients_under(&run, &metric, &[writes], &mut splices, edits)?;
@@ -531,24 +544,22 @@ fn gradients_under_edits_and_splices_are_those_of_finite_differences() -> Result
         let error = error.as_ref().ok_or("no error")?;
         assert_close(&error.gradient, &with_error.sites[&writes].gradient, SAME, "the gradient at the error");
     }
-    // Nothing depends on what is replaced whole.
+    // Nothing depends on an activation that is replaced entirely.
     let replaced = site(1, SiteKind::ResidPost);
     let mut edit = Replace::new(replaced, Tensor::zeros(1, DType::F32, &Device::Cpu)?);
     let error =
         gradients_under(&run, &metric, &[site(1, SiteKind::ResidPre)], &mut [], &mut edit).unwrap_err();
-    assert!(
-        error.to_string().contains("blocks.1.hook_resid_pre: the metric does not depend on it"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("the metric does not depend on blocks.1.hook_resid_pre"), "{error}");
     Ok(())
 }
 
 #[test]
-fn estimates_from_scores_are_sums_over_what_is_seen() -> Result<()> {
+fn score_estimates_sum_over_heads_and_positions() -> Result<()> {
     for case in Case::all() {
         let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
         let of = |by| estimated_grid(&patching, SiteKind::AttnScores, by);
-        let (whole, heads, places) = (of(By::Layer)?, of(By::Head)?, of(By::HeadAndPosition)?);
+        let (whole, heads, places) =
+            (of(GridAxis::Layer)?, of(GridAxis::Head)?, of(GridAxis::HeadAndPosition)?);
         for layer in 0..case.layers() {
             let (heads, places) = (heads[layer].iter().sum::<f32>(), places[layer].iter().sum::<f32>());
             for sum in [heads, places] {
@@ -568,7 +579,7 @@ fn integrated_gradients_are_complete() -> Result<()> {
             let found = token_weights(&case.clean(), &metric, saliency)?;
             let (sum, difference) =
                 (found.sums.iter().sum::<f32>(), found.values.0 - found.values.1.unwrap());
-            // The middle of 200 steps, over paths on which logits move by up to ten.
+            // Midpoint rule with 200 steps, over paths where logits move by up to ten.
             assert!(
                 (sum - difference).abs() < 0.02 * difference.abs().max(1.0),
                 "{}: {measure:?}: {sum} for {difference}",
@@ -589,7 +600,7 @@ fn integrated_gradients_are_complete() -> Result<()> {
 }
 
 #[test]
-fn places_say_what_is_changed() -> Result<()> {
+fn edit_affects_only_the_selected_elements() -> Result<()> {
     let case = Case::open("gelu");
     let run = case.clean();
     let site = Site::in_block(1, SiteKind::Z);
@@ -615,32 +626,67 @@ fn places_say_what_is_changed() -> Result<()> {
 }
 
 #[test]
-fn questions_that_cannot_be_answered_are_refused() -> Result<()> {
+fn steering_keeps_f64_precision() -> Result<()> {
+    let case = Case::open("plain");
+    let width = case.model.config().n_embd;
+    let vectors = Tensor::full(1e-12f64, (1, width), &Device::Cpu)?;
+    let mut steering = Steering::new(&case.model, 0, vectors)?;
+    steering.begin(&[0], 1);
+    let site = Site::in_block(0, SiteKind::ResidPre);
+    let steered = steering.observe(site, Tensor::ones((1, 1, width), DType::F64, &Device::Cpu)?)?;
+    assert_eq!(values(&steered), vec![1.0 + 1e-12; width]);
+    Ok(())
+}
+
+#[test]
+fn mean_ablation_keeps_f64_precision() -> Result<()> {
+    let (model, ids) = (seeded(&small(), DType::F64), vec![3, 1, 4]);
+    let (run, site) = (Run::new(&model, &ids)?, Site::in_block(1, SiteKind::Z));
+    let means = Ablation::Mean(vec![ids.clone()]).values(&run)?;
+    assert_eq!(values(&means[1]), values(run.record([site])?.get(site)?), "the mean over a single text");
+    Ok(())
+}
+
+#[test]
+fn invalid_requests_are_rejected() -> Result<()> {
     let case = Case::open("plain");
     let (run, metric) = (case.clean(), case.metric());
-    let said = |error: InterpretError| {
+    let usage_message = |error: InterpretError| {
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
     let long = vec![0; case.model.config().n_positions + 1];
-    assert!(said(Run::new(&case.model, &long).err().unwrap()).contains("the model takes 1 to 19"));
-    assert!(said(Run::new(&case.model, &[]).err().unwrap()).contains("0 tokens"));
-    assert!(said(Run::new(&case.model, &[61]).err().unwrap()).contains("outside the vocabulary of 61"));
+    assert!(usage_message(Run::new(&case.model, &long).err().unwrap()).contains("the model takes 1 to 19"));
+    assert!(usage_message(Run::new(&case.model, &[]).err().unwrap()).contains("0 tokens"));
+    assert!(
+        usage_message(Run::new(&case.model, &[61]).err().unwrap()).contains("outside the vocabulary of 61")
+    );
+    let watch = LensOptions { top: 1, watch: vec![61] };
+    let error = logit_lens(&run, &watch, &|_, residual| Ok(residual)).unwrap_err();
+    assert!(error.to_string().contains("token 61 is outside the vocabulary of 61"), "{error}");
+    let row = [vec![0.0; 61]];
+    for (watch, next) in [(vec![60, 61], 60), (vec![60], 61)] {
+        let error = lens_cells(&row, &row, &LensOptions { top: 1, watch }, &[next]).unwrap_err();
+        assert!(error.to_string().contains("token 61 is outside the vocabulary of 61"), "{error}");
+    }
     let shorter = Run::new(&case.model, &case.corrupted[1..])?;
-    assert!(said(Patching::new(run, shorter, metric).err().unwrap()).contains("8 and 7 tokens"));
-    assert!(said(Patching::new(run, run, metric).err().unwrap()).contains("no difference to explain"));
+    assert!(usage_message(Patching::new(run, shorter, metric).err().unwrap()).contains("8 and 7 tokens"));
+    assert!(
+        usage_message(Patching::new(run, run, metric).err().unwrap()).contains("there is nothing to explain")
+    );
     let patching = Patching::new(run, case.corrupted(), metric)?;
-    for (kind, by, expected) in
-        [(SiteKind::ResidPre, By::Head, "has"), (SiteKind::Logits, By::Position, "outside the blocks")]
-    {
-        assert!(said(patching.grid(kind, by, &|| ()).unwrap_err()).contains(expected));
+    for (kind, by, expected) in [
+        (SiteKind::ResidPre, GridAxis::Head, "has"),
+        (SiteKind::Logits, GridAxis::Position, "outside the blocks"),
+    ] {
+        assert!(usage_message(patching.grid(kind, by, &|| ()).unwrap_err()).contains(expected));
     }
     let head = candle_gpt2_interpret::Head { layer: 1, head: 3 };
-    let error = said(patching.path(&[head], Receiver::Final).unwrap_err());
-    assert_eq!(error, "there is no head 1.3; the model has 2 layers of 3 heads, counted from 0");
+    let error = usage_message(patching.path(&[head], Receiver::Final).unwrap_err());
+    assert_eq!(error, "head 1.3 is out of range; the model has 2 layers of 3 heads, counted from 0");
     let behind = Metric { position: 8, ..metric };
-    assert!(said(behind.check(&run).unwrap_err()).contains("beyond the end of the text"));
-    // What is put somewhere must be like what was there.
+    assert!(usage_message(behind.check(&run).unwrap_err()).contains("position 8 is out of range"));
+    // A replacement must have the dtype and shape of the original.
     let site = Site::in_block(0, SiteKind::AttnOut);
     struct Wrong(Site);
     impl Observer for Wrong {
@@ -652,12 +698,15 @@ fn questions_that_cannot_be_answered_are_refused() -> Result<()> {
         }
     }
     let error = run.logits(LogitsFor::LastToken, &mut Wrong(site)).unwrap_err().to_string();
-    assert!(error.contains("blocks.0.hook_attn_out: expected ([1, 8, 21], F32) in its place"), "{error}");
+    assert!(
+        error.contains("blocks.0.hook_attn_out: expected a replacement of shape and dtype ([1, 8, 21], F32)"),
+        "{error}"
+    );
     Ok(())
 }
 
 #[test]
-fn random_tokens_stay_in_their_range() {
+fn random_tokens_stay_in_range() {
     let rows = random_rows(7, 3, 1000, 5, 9);
     assert!(rows.iter().flatten().all(|id| (5..9).contains(id)));
     assert!((5..9).all(|id| rows.iter().flatten().any(|other| *other == id)));

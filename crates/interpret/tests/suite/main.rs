@@ -1,4 +1,4 @@
-//! The tests of looking inside.
+//! Test suite of the interpretability crate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 mod circuits;

@@ -1,18 +1,20 @@
-//! Circuits by brute force: a plain model in f64 in which every edge, at every pair of positions, carries a share of its corrupted value.
+//! Brute-force circuits: a plain f64 model in which every edge mixes clean and corrupted values.
+//!
+//! The mixing fraction is separate for every edge and every pair of positions.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, LayerNorm, Linear, QkvProjection};
 use candle_gpt2_interpret::{Edge, EdgeDestination, EdgeGraph, EdgeSource, EdgeSpans, Head, PromptPair};
 
 type Vector = Vec<f64>;
-/// What each source writes at each position.
+/// Output of each source at each position.
 type Written = Vec<Vec<Vector>>;
 
 fn vector(tensor: &Tensor) -> Vector {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Rows of a weight and, at their end, its bias.
+/// Rows of a weight, and the bias.
 struct Layer(Vec<Vector>, Vector);
 
 impl Layer {
@@ -46,7 +48,7 @@ fn gelu_new(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
-/// Weight, bias, and what is added to the variance.
+/// Weight, bias, and epsilon added to the variance.
 struct Norm(Vector, Vector, f64);
 
 impl Norm {
@@ -63,14 +65,16 @@ impl Norm {
     }
 }
 
-/// A model whose edges are told apart by the span of each position.
+/// A model whose edges are split by the span of each position.
 pub(crate) struct Plain<'a> {
     pub(crate) model: &'a Gpt2LMHeadModel,
     pub(crate) spans: &'a [usize],
 }
 
 impl Plain<'_> {
-    /// The logits after the last token, and what was written, if each edge carries so much of what it carries in the corrupted run.
+    /// Runs the model with each edge moved toward its corrupted value by the fraction `share`.
+    ///
+    /// Returns the logits after the last token and the outputs of the sources.
     fn run(
         &self,
         ids: &[u32],
@@ -85,7 +89,7 @@ impl Plain<'_> {
         let mut written: Written = vec![ids.iter().map(|id| wte[*id as usize].clone()).collect()];
         let wpe: Vec<Vector> = model.wpe().to_dtype(DType::F64).unwrap().to_vec2().unwrap();
         let mut fixed = wpe[..ids.len()].to_vec();
-        // What a destination reads at a position, to compute something at another.
+        // Input of a destination at position `from`, used at position `to`.
         let read = |written: &Written, fixed: &[Vector], destination, (from, to): (usize, usize)| {
             let spans = EdgeSpans { source: self.spans[from], destination: self.spans[to] };
             let mut sum = fixed[from].clone();
@@ -144,7 +148,7 @@ impl Plain<'_> {
         (Layer::of(self.model.lm_head()).forward(&Norm::of(model.ln_f(), epsilon).forward(&x)), written)
     }
 
-    /// The logit difference of a pair of one right and one wrong answer.
+    /// Logit difference of a pair with one correct and one incorrect answer.
     pub(crate) fn value(&self, pair: &PromptPair, share: &dyn Fn(Edge) -> f64) -> f64 {
         let (_, corrupted) = self.run(&pair.corrupted, None, &|_| 0.0);
         let (logits, _) = self.run(&pair.clean, Some(&corrupted), share);

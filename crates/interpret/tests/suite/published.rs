@@ -1,30 +1,31 @@
-//! What others have found inside the published GPT-2 of 124M: acceptance tests for the real checkpoint.
+//! Acceptance tests against published findings about the real GPT-2 124M checkpoint.
 //!
-//! They run where `GPT2_PUBLISHED` names a folder with `gpt2`, and say so where it does not. The sources are TransformerLens' tests and
-//! its notebooks Main_Demo, Exploratory_Analysis_Demo, Attribution_Patching_Demo and Head_Detector_Demo. Its zero of `v` and `z` is
-//! the constant of [`Processing`]; texts start with the end-of-text token where nothing else is said.
+//! They require `GPT2_PUBLISHED` to name a folder that contains `gpt2`, and report a skip otherwise. The
+//! sources are TransformerLens' tests and its notebooks Main_Demo, Exploratory_Analysis_Demo,
+//! Attribution_Patching_Demo and Head_Detector_Demo. Its zero of `v` and `z` is the constant of
+//! [`Processing`]. Prompts start with the end-of-text token by default.
 
 use std::path::PathBuf;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Observer, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Ablate, Ablation, By, Chain, Direction, Edit, Excluded, Head, Likeness, Metric, OfHeads, Patching, Place,
-    Processing, Record, Run, Sought, Unit, ablated, attribute, centred, detect_heads, estimated_grid,
-    head_scores, random_rows,
+    Ablate, Ablation, Chain, Direction, Edit, GridAxis, Head, IgnoredEntries, Metric, Patching,
+    PatternSimilarity, PerHead, Place, Processing, Record, Run, TargetPattern, Unit, ablated, attribute,
+    center, detect_heads, estimated_grid, head_scores, random_rows,
 };
 use candle_gpt2_testing::{skipped, values};
 use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, LoadOptions, Tokenizer, encode_piece};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Names the folder of the published checkpoints.
+/// Environment variable with the folder of the published checkpoints.
 pub(crate) const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
-/// Most numbers are published with three digits after the point.
+/// Tolerance for numbers published with three decimals, as most are.
 const THREE_DIGITS: f64 = 0.002;
 const TWO_DIGITS: f64 = 0.006;
 const LOSS: f64 = 0.0005;
-/// The last token of the indirect objects' prompts, and the second mention of the subject.
+/// Last token of the indirect object prompts, and the second mention of the subject.
 const END: usize = 14;
 const SUBJECT: usize = 10;
 
@@ -33,20 +34,20 @@ pub(crate) struct Published {
     tokenizer: Tokenizer,
 }
 
-/// The model, where its folder is there; `what` is skipped elsewhere.
+/// Loads the model if its folder exists; otherwise reports that `what` is skipped.
 pub(crate) fn published(what: &str) -> Option<Published> {
     let folder = std::env::var_os(PUBLISHED_VARIABLE).map(|folder| PathBuf::from(folder).join("gpt2"));
     let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
         skipped(&format!("{what}: {PUBLISHED_VARIABLE} does not name a folder with gpt2"));
         return None;
     };
-    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let checkpoint = Checkpoint::open(folder).unwrap();
     let tokenizer = checkpoint.tokenizer(None).unwrap();
     Some(Published { model: checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap(), tokenizer })
 }
 
 impl Published {
-    /// The tokens of a text, without one before them.
+    /// Encodes a text without a preceding end-of-text token.
     pub(crate) fn plain(&self, text: &str) -> Vec<u32> {
         encode_piece(&self.tokenizer, text).unwrap()
     }
@@ -69,8 +70,9 @@ impl Published {
         Site::in_block(layer, SiteKind::Z)
     }
 
-    /// What each head writes for the metric, `[layer · 12 + head]`, and the scale of the final norm; of TransformerLens' heads, whose
-    /// values have no constant part.
+    /// Contribution of each head to the metric, `[layer · 12 + head]`, and the scale of the final norm.
+    ///
+    /// The heads are TransformerLens', whose values have no constant part.
     fn heads(
         &self,
         processing: &Processing,
@@ -92,21 +94,21 @@ impl Published {
             let site = Self::head_site(layer);
             let z = processing.apply(site, record.get(site)?)?.narrow(1, metric.position, 1)?;
             let results = block.attn().results(&z.flatten_from(2)?)?.flatten_to(2)?; // (H, C)
-            let of_layer = (centred(&results)?.matmul(&direction)? / f64::from(scale))?;
+            let of_layer = (center(&results)?.matmul(&direction)? / f64::from(scale))?;
             found.extend(of_layer.flatten_all()?.to_vec1::<f32>()?);
         }
         Ok((found, scale))
     }
 }
 
-/// Compares all there is to compare before a test fails.
+/// Collects all mismatches before a test fails.
 #[derive(Default)]
-pub(crate) struct Compared(pub(crate) Vec<String>);
+pub(crate) struct Comparison(pub(crate) Vec<String>);
 
-impl Compared {
+impl Comparison {
     pub(crate) fn near(&mut self, what: &str, found: impl Into<f64>, expected: f64, tolerance: f64) {
         let found = found.into();
-        // What is no number is near nothing.
+        // NaN is never within the tolerance.
         if (found - expected).abs() <= tolerance {
             return;
         }
@@ -121,15 +123,15 @@ impl Compared {
         }
     }
 
-    /// Some heads of a grid.
+    /// Compares some heads of a grid.
     fn heads(&mut self, what: &str, found: &[Vec<f32>], expected: &str) {
         for (Head { layer, head }, expected) in by_head(expected) {
             self.near(&format!("{what} of {layer}.{head}"), found[layer][head], expected, THREE_DIGITS);
         }
     }
 
-    /// The heads above .3, in the published order; those of equal published scores in any.
-    fn order(&mut self, what: &str, found: &OfHeads, published: &str) {
+    /// Compares the heads with scores above .3 with the published order; equal published scores may swap.
+    fn order(&mut self, what: &str, found: &PerHead, published: &str) {
         let published = by_head(published);
         let mut above: Vec<(Head, f32)> = found
             .iter()
@@ -156,19 +158,19 @@ impl Compared {
     pub(crate) fn finish(self) {
         assert!(
             self.0.is_empty(),
-            "{} numbers are not the published ones:\n{}",
+            "{} numbers differ from the published ones:\n{}",
             self.0.len(),
             self.0.join("\n")
         );
     }
 }
 
-/// Numbers as they stand in a text.
+/// Parses whitespace-separated numbers.
 fn numbers(text: &str) -> Vec<f64> {
     text.split_whitespace().map(|number| number.parse().unwrap()).collect()
 }
 
-/// Heads and their numbers: `7.3 .135, 7.9 .183`.
+/// Parses heads and their values: `7.3 .135, 7.9 .183`.
 fn by_head(text: &str) -> Vec<(Head, f64)> {
     let of = |entry: &str| {
         let (head, number) = entry.trim().split_once(' ')?;
@@ -178,8 +180,8 @@ fn by_head(text: &str) -> Vec<(Head, f64)> {
     text.split(',').map(|entry| of(entry).unwrap()).collect()
 }
 
-/// Logits of one row of tokens less their mean over the vocabulary, and the natural logarithms of the probabilities.
-fn centred_and_log_probs(logits: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+/// Centers the logits of one token over the vocabulary, and computes the log probabilities.
+fn centered_and_log_probs(logits: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let logits = values(logits);
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -188,20 +190,20 @@ fn centred_and_log_probs(logits: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((less(mean), less(sum)))
 }
 
-/// The mean loss of the tokens after the first.
+/// Mean loss over the tokens after the first.
 fn loss(run: &Run, observer: &mut dyn Observer) -> Result<f64> {
     let logits = run.logits(LogitsFor::EveryToken, observer)?.squeeze(0)?;
     let mut sum = 0.0;
     for (place, next) in run.ids.iter().enumerate().skip(1) {
-        sum -= centred_and_log_probs(&logits.get(place - 1)?)?.1[*next as usize];
+        sum -= centered_and_log_probs(&logits.get(place - 1)?)?.1[*next as usize];
     }
     Ok(sum / (run.ids.len() - 1) as f64)
 }
 
 #[test]
-fn losses() -> Result<()> {
+fn losses_match_published_figures() -> Result<()> {
     let Some(gpt2) = published("losses, and with a head's values at zero") else { return Ok(()) };
-    let mut compared = Compared::default();
+    let mut comparison = Comparison::default();
     let about_models = "## Loading Models\n\nHookedTransformer comes loaded with >40 open source GPT-style models. You can load any of \
                         them in with `HookedTransformer.from_pretrained(MODEL_NAME)`. See my explainer for documentation of all supported \
                         models, and this table for hyper-parameters and the name used to load them. Each model is loaded into the \
@@ -212,7 +214,7 @@ fn losses() -> Result<()> {
         [("Hello world!", 5.331_856, LOSS), (about_models, 4.1758, THREE_DIGITS)]
     {
         let found = loss(&gpt2.run(&gpt2.with_bos(text)), &mut Chain(Vec::new()))?;
-        compared.near(&text[..12], found, expected, tolerance);
+        comparison.near(&text[..12], found, expected, tolerance);
     }
     let ids = gpt2.with_bos(
         "Natural language processing tasks, such as question answering, machine translation, reading comprehension, and \
@@ -220,44 +222,44 @@ fn losses() -> Result<()> {
     );
     assert_eq!(ids.len(), 33);
     let run = gpt2.run(&ids);
-    compared.near("the abstract", loss(&run, &mut Chain(Vec::new()))?, 3.999, THREE_DIGITS);
+    comparison.near("the abstract", loss(&run, &mut Chain(Vec::new()))?, 3.999, THREE_DIGITS);
     let site = Site::in_block(0, SiteKind::V);
     let constants = Processing::new(&gpt2.model)?.value_constants(0).unwrap().clone();
     for (what, edit, expected) in [
         ("without v of 0.8, TransformerLens' zero", Ablate::with(site, constants), 5.453),
         ("without v of 0.8, raw zero", Ablate::zero(site)?, 4.117),
     ] {
-        compared.near(what, loss(&run, &mut edit.at(Place::head(8)))?, expected, THREE_DIGITS);
+        comparison.near(what, loss(&run, &mut edit.at(Place::head(8)))?, expected, THREE_DIGITS);
     }
-    compared.finish();
+    comparison.finish();
     Ok(())
 }
 
 #[test]
-fn logits() -> Result<()> {
+fn logits_match_published_figures() -> Result<()> {
     let Some(gpt2) = published("logits less their mean, and the output head's bias") else { return Ok(()) };
-    let mut compared = Compared::default();
+    let mut comparison = Comparison::default();
     let last = |ids: &[u32]| -> Result<(Vec<f64>, Vec<f64>)> {
         let logits = gpt2.run(ids).logits(LogitsFor::LastToken, &mut Chain(Vec::new()))?;
-        centred_and_log_probs(&logits.flatten_all()?)
+        centered_and_log_probs(&logits.flatten_all()?)
     };
     let (logits, log_probs) =
         last(&gpt2.with_bos("After John and Mary went to the store, John gave a bottle of milk to"))?;
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
     let best: Vec<f64> = order[..5].iter().map(|id| logits[*id]).collect();
-    compared.row("the best logits", &best, "18.09 15.38 15.35 15.25 14.84", TWO_DIGITS);
+    comparison.row("the best logits", &best, "18.09 15.38 15.35 15.25 14.84", TWO_DIGITS);
     let best: Vec<f64> = order[..5].iter().map(|id| 100.0 * log_probs[*id].exp()).collect();
-    compared.row("their probabilities in percent", &best, "70.07 4.67 4.54 4.11 2.73", 0.02);
+    comparison.row("their probabilities in percent", &best, "70.07 4.67 4.54 4.11 2.73", 0.02);
     for (rank, word) in [(0, " Mary"), (2, " John"), (3, " them"), (4, " his")] {
         let found = order.iter().position(|id| *id == gpt2.id(word) as usize).unwrap();
         if found != rank {
-            compared.0.push(format!("the rank of {word:?} is {found} and not {rank}"));
+            comparison.0.push(format!("the rank of {word:?} is {found}; expected {rank}"));
         }
     }
     for (word, expected) in [(" John", 2.8995), (" Mary", 1.6034)] {
         let bias = Direction::new(&gpt2.model, gpt2.id(word), None)?.bias;
-        compared.near(&format!("bias of {word:?}"), bias, expected, THREE_DIGITS);
+        comparison.near(&format!("bias of {word:?}"), bias, expected, THREE_DIGITS);
     }
     let ids = gpt2.plain("hi how are you");
     let expected =
@@ -265,13 +267,13 @@ fn logits() -> Result<()> {
     assert_eq!(ids.len(), expected.len());
     for (place, expected) in expected.into_iter().enumerate() {
         let (logits, _) = last(&ids[..=place])?;
-        compared.row(&format!("token {place}"), &logits[..3], expected, THREE_DIGITS);
+        comparison.row(&format!("token {place}"), &logits[..3], expected, THREE_DIGITS);
     }
-    compared.finish();
+    comparison.finish();
     Ok(())
 }
 
-/// Eight prompts about who is given something, of 15 tokens; those of a pair differ in who gives.
+/// Eight indirect object prompts of 15 tokens; the two prompts of a pair differ in the giver.
 struct IndirectObjects {
     prompts: Vec<Vec<u32>>,
     metrics: Vec<Metric>,
@@ -297,7 +299,7 @@ impl IndirectObjects {
         Self { prompts, metrics }
     }
 
-    /// A mean over the prompts.
+    /// Mean over the prompts.
     fn mean(&self, of: impl Fn(usize) -> Result<Vec<f32>>) -> Result<Vec<f32>> {
         let mut sum: Vec<f32> = Vec::new();
         for index in 0..self.prompts.len() {
@@ -308,7 +310,9 @@ impl IndirectObjects {
         Ok(sum)
     }
 
-    /// Shares of the mean difference, `[layer][place]`: each prompt is the clean one, and the other of its pair the corrupted.
+    /// Mean effects as fractions of the mean difference, `[layer][place]`.
+    ///
+    /// Each prompt serves once as the clean one, with the other of its pair as the corrupted one.
     fn shares(
         &self,
         gpt2: &Published,
@@ -331,40 +335,40 @@ impl IndirectObjects {
         Ok(sum)
     }
 
-    fn patched(&self, gpt2: &Published, kind: SiteKind, by: By) -> Result<Vec<Vec<f32>>> {
+    fn patched(&self, gpt2: &Published, kind: SiteKind, by: GridAxis) -> Result<Vec<Vec<f32>>> {
         self.shares(gpt2, |patching| Ok(patching.grid(kind, by, &|| ())?.values))
     }
 }
 
 #[test]
-fn indirect_objects_by_attribution() -> Result<()> {
+fn ioi_attribution_matches_published_figures() -> Result<()> {
     let Some(gpt2) = published("logit attribution of indirect objects") else { return Ok(()) };
-    let (set, mut compared) = (IndirectObjects::new(&gpt2), Compared::default());
+    let (set, mut comparison) = (IndirectObjects::new(&gpt2), Comparison::default());
     let processing = Processing::new(&gpt2.model)?;
     let run = |index: usize| gpt2.run(&set.prompts[index]);
     let mut differences = Vec::new();
     for (index, metric) in set.metrics.iter().enumerate() {
         differences.push(metric.of_run(&run(index), &mut Chain(Vec::new()))?);
     }
-    compared.row(
+    comparison.row(
         "logit differences",
         &differences,
         "3.337 3.202 2.709 3.797 1.720 5.281 2.601 5.767",
         THREE_DIGITS,
     );
-    compared.near("their mean", differences.iter().sum::<f32>() / 8.0, 3.5519, THREE_DIGITS);
+    comparison.near("their mean", differences.iter().sum::<f32>() / 8.0, 3.5519, THREE_DIGITS);
     let corrupted =
         set.mean(|index| Ok(vec![set.metrics[index].of_run(&run(index ^ 1), &mut Chain(Vec::new()))?]))?;
-    compared.near("the corrupted mean", corrupted[0], -3.5519, THREE_DIGITS);
+    comparison.near("the corrupted mean", corrupted[0], -3.5519, THREE_DIGITS);
     let of_unit = |unit| set.mean(|index| Ok(attribute(&run(index), &set.metrics[index], unit)?.values));
-    compared.row(
+    comparison.row(
         "accumulated",
         &of_unit(Unit::Layer)?,
         "0 -.007 -.008 -.009 -.009 -.009 -.006 -.008 -.010 -.015 -.014 -.020 -.009 -.027 -.030 .250 .251 .450 .460 5.025 5.143 \
          4.731 4.887 3.445 3.552",
         THREE_DIGITS,
     );
-    compared.row(
+    comparison.row(
         "components",
         &of_unit(Unit::Component)?,
         "0 0 -.007 -.001 -.002 0 0 .002 -.001 -.002 -.005 .001 -.006 .011 -.018 -.003 .280 .001 .199 .010 4.565 .117 -.412 .156 \
@@ -380,7 +384,7 @@ fn indirect_objects_by_attribution() -> Result<()> {
         clean.push(heads.values);
         scales.push(gpt2.heads(&processing, &run(index), metric, None)?.1);
     }
-    compared.row(
+    comparison.row(
         "scales of the final norm",
         &scales,
         "19.57 18.35 18.29 18.68 17.49 18.87 16.42 18.68",
@@ -389,11 +393,11 @@ fn indirect_objects_by_attribution() -> Result<()> {
     let heads = set.mean(|index| Ok(clean[index].clone()))?;
     let heads: Vec<Vec<f32>> = heads.chunks(12).map(<[f32]>::to_vec).collect();
     let early = "7.3 .135, 7.9 .183, 8.6 -.083, 8.10 .290";
-    compared.heads("heads", &heads, early);
+    comparison.heads("heads", &heads, early);
     for (layer, row) in heads[..9].iter().enumerate() {
         for (head, value) in row.iter().enumerate() {
             if by_head(early).iter().all(|(other, _)| *other != Head { layer, head }) {
-                compared.near(&format!("{layer}.{head}, which says little"), *value, 0.0, 0.08);
+                comparison.near(&format!("{layer}.{head}, small"), *value, 0.0, 0.08);
             }
         }
     }
@@ -402,10 +406,10 @@ fn indirect_objects_by_attribution() -> Result<()> {
         (10, ".561 .171 -.034 .058 -.002 .002 .288 -1.899 -.002 -.035 .480 -.001"),
         (11, ".016 -.040 -.388 .011 -.005 -.003 -.081 .008 .043 -.040 -.970 .012"),
     ] {
-        compared.row(&format!("heads of layer {layer}"), &heads[layer], expected, THREE_DIGITS);
+        comparison.row(&format!("heads of layer {layer}"), &heads[layer], expected, THREE_DIGITS);
     }
 
-    // Without the most important one at the last position, others step in.
+    // With the strongest name mover ablated at the last position, backup heads take over.
     let name_mover = Head { layer: 9, head: 9 };
     let site = Published::head_site(name_mover.layer);
     let constants = processing.value_constants(name_mover.layer).unwrap();
@@ -420,15 +424,15 @@ fn indirect_objects_by_attribution() -> Result<()> {
         let (heads, scale) = gpt2.heads(&processing, &run(index), metric, Some(&mut edit))?;
         Ok([vec![difference, scales[index] / scale], heads].concat())
     })?;
-    compared.near("without 9.9", without[0], 2.92, TWO_DIGITS);
-    compared.near("ratio of the scales without 9.9", without[1], 1.042, THREE_DIGITS);
+    comparison.near("without 9.9", without[0], 2.92, TWO_DIGITS);
+    comparison.near("ratio of the scales without 9.9", without[1], 1.042, THREE_DIGITS);
     let heads: Vec<Vec<f32>> = without[2..].chunks(12).map(<[f32]>::to_vec).collect();
     let expected = "10.7 -.711, 10.10 1.229, 10.0 .860, 9.6 1.441, 10.1 .326, 10.2 .163, 11.10 -1.135, 11.2 -.501, 9.9 0";
-    compared.heads("heads without 9.9", &heads, expected);
+    comparison.heads("heads without 9.9", &heads, expected);
 
     let first: Vec<Vec<f32>> = clean[0].chunks(12).map(<[f32]>::to_vec).collect();
     let expected = "9.9 1.9583, 9.6 1.6281, 10.7 -1.4267, 11.1 -.9117, 11.10 -.9042, 10.0 .6370, 10.10 .4524, 8.10 .4264";
-    compared.heads("heads of the first prompt", &first, expected);
+    comparison.heads("heads of the first prompt", &first, expected);
     for (word, neuron, expected) in
         [(" Mary", "L11N611", 0.3188), (" John", "L11N621", -0.4359), (" the", "L10N2214", 0.4369)]
     {
@@ -437,39 +441,39 @@ fn indirect_objects_by_attribution() -> Result<()> {
         let neurons = || found.labels.iter().zip(&found.values).filter(|(label, _)| *label != "remainder");
         let (label, value) = neurons().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap();
         assert_eq!(neurons().count(), 36_864);
-        compared.near(&format!("neuron {label} for {word:?}, the largest"), *value, expected, THREE_DIGITS);
+        comparison.near(&format!("neuron {label} for {word:?}, the largest"), *value, expected, THREE_DIGITS);
         if label != neuron {
-            compared.0.push(format!("the largest neuron for {word:?} is {label} and not {neuron}"));
+            comparison.0.push(format!("the largest neuron for {word:?} is {label}; expected {neuron}"));
         }
     }
-    compared.finish();
+    comparison.finish();
     Ok(())
 }
 
 #[test]
-fn indirect_objects_by_patching() -> Result<()> {
+fn ioi_patching_matches_published_figures() -> Result<()> {
     let Some(gpt2) = published("patching of indirect objects") else { return Ok(()) };
-    let (set, mut compared) = (IndirectObjects::new(&gpt2), Compared::default());
+    let (set, mut comparison) = (IndirectObjects::new(&gpt2), Comparison::default());
     let at = |grid: &[Vec<f32>], position: usize, layers: &[usize]| -> Vec<f32> {
         layers.iter().map(|layer| grid[*layer][position]).collect()
     };
-    let grid = set.patched(&gpt2, SiteKind::ResidPre, By::Position)?;
+    let grid = set.patched(&gpt2, SiteKind::ResidPre, GridAxis::Position)?;
     let all: Vec<usize> = (0..12).collect();
     let expected = "1.0 1.001 1.001 1.000 .995 .968 .968 .923 .657 .027 -.027 -.006";
-    compared.row("residual stream at the subject", &at(&grid, SUBJECT, &all), expected, THREE_DIGITS);
+    comparison.row("residual stream at the subject", &at(&grid, SUBJECT, &all), expected, THREE_DIGITS);
     let expected = ".017 .319 .938 1.005 .991";
-    compared.row("residual stream at the end", &at(&grid, END, &all[7..]), expected, THREE_DIGITS);
+    comparison.row("residual stream at the end", &at(&grid, END, &all[7..]), expected, THREE_DIGITS);
     for position in 0..SUBJECT {
         let what = format!("residual stream at {position}");
-        compared.row(&what, &at(&grid, position, &all), "0 0 0 0 0 0 0 0 0 0 0 0", 0.0005);
+        comparison.row(&what, &at(&grid, position, &all), "0 0 0 0 0 0 0 0 0 0 0 0", 0.0005);
     }
-    let grid = set.patched(&gpt2, SiteKind::AttnOut, By::Position)?;
+    let grid = set.patched(&gpt2, SiteKind::AttnOut, GridAxis::Position)?;
     let expected = ".035 .155 .352 .120";
-    compared.row("attention at the subject", &at(&grid, SUBJECT, &[0, 3, 5, 6]), expected, THREE_DIGITS);
+    comparison.row("attention at the subject", &at(&grid, SUBJECT, &[0, 3, 5, 6]), expected, THREE_DIGITS);
     let expected = ".298 .570 .272 -.193 -.406";
-    compared.row("attention at the end", &at(&grid, END, &all[7..]), expected, THREE_DIGITS);
-    let grid = set.patched(&gpt2, SiteKind::MlpOut, By::Position)?;
-    compared.row("MLPs at the subject", &at(&grid, SUBJECT, &[0, 5]), ".851 .097", THREE_DIGITS);
+    comparison.row("attention at the end", &at(&grid, END, &all[7..]), expected, THREE_DIGITS);
+    let grid = set.patched(&gpt2, SiteKind::MlpOut, GridAxis::Position)?;
+    comparison.row("MLPs at the subject", &at(&grid, SUBJECT, &[0, 5]), ".851 .097", THREE_DIGITS);
     for (what, kind, expected) in [
         (
             "z",
@@ -484,16 +488,16 @@ fn indirect_objects_by_patching() -> Result<()> {
             "3.0 .115, 5.5 .344, 6.9 .130, 9.9 .277, 10.0 .095, 10.7 -.505, 10.10 .069, 11.2 -.078, 11.10 -.320",
         ),
     ] {
-        compared.heads(what, &set.patched(&gpt2, kind, By::Head)?, expected);
+        comparison.heads(what, &set.patched(&gpt2, kind, GridAxis::Head)?, expected);
     }
-    compared.finish();
+    comparison.finish();
     Ok(())
 }
 
 #[test]
-fn one_pair_by_patching() -> Result<()> {
+fn patching_of_one_pair_matches_published_figures() -> Result<()> {
     let Some(gpt2) = published("patching of one pair, with and without a first token") else { return Ok(()) };
-    let mut compared = Compared::default();
+    let mut comparison = Comparison::default();
     let text = |name: &str| format!("After John and Mary went to the store, {name} gave a bottle of milk to");
     for (has_bos, clean_value, corrupted_value) in [(true, 4.276, -2.738), (false, 4.124, -2.272)] {
         let ids = |name: &str| if has_bos { gpt2.with_bos(&text(name)) } else { gpt2.plain(&text(name)) };
@@ -501,46 +505,46 @@ fn one_pair_by_patching() -> Result<()> {
         assert_eq!(clean.len(), if has_bos { 17 } else { 16 });
         let metric = Metric::logit_difference(gpt2.id(" John"), gpt2.id(" Mary"), clean.len() - 1);
         let patching = Patching::new(gpt2.run(&clean), gpt2.run(&corrupted), metric)?;
-        compared.near("clean", patching.clean_value, clean_value, THREE_DIGITS);
-        compared.near("corrupted", patching.corrupted_value, corrupted_value, THREE_DIGITS);
+        comparison.near("clean", patching.clean_value, clean_value, THREE_DIGITS);
+        comparison.near("corrupted", patching.corrupted_value, corrupted_value, THREE_DIGITS);
         if !has_bos {
-            let grid = patching.grid(SiteKind::ResidPost, By::Position, &|| ())?.values;
-            compared.near("after the first block, at the subject", grid[0][9], 0.99747, THREE_DIGITS);
+            let grid = patching.grid(SiteKind::ResidPost, GridAxis::Position, &|| ())?.values;
+            comparison.near("after the first block, at the subject", grid[0][9], 0.99747, THREE_DIGITS);
             continue;
         }
-        let grid = patching.grid(SiteKind::ResidPre, By::Position, &|| ())?.values;
+        let grid = patching.grid(SiteKind::ResidPre, GridAxis::Position, &|| ())?.values;
         let at = |position: usize| grid.iter().map(|row| row[position]).collect::<Vec<f32>>();
         let expected = "1.0 .9981 .9981 .9967 .9906 .9617 .9631 .9359 .7702 .0965 -.0233 -.0086";
-        compared.row("at the subject", &at(10), expected, THREE_DIGITS);
-        compared.row("at the end", &at(16)[7..], ".0187 .4499 .8995 .9613 .9496", THREE_DIGITS);
+        comparison.row("at the subject", &at(10), expected, THREE_DIGITS);
+        comparison.row("at the end", &at(16)[7..], ".0187 .4499 .8995 .9613 .9496", THREE_DIGITS);
     }
-    compared.finish();
+    comparison.finish();
     Ok(())
 }
 
 #[test]
-fn indirect_objects_by_estimates() -> Result<()> {
+fn ioi_attribution_patching_matches_published_figures() -> Result<()> {
     let Some(gpt2) = published("attribution patching of indirect objects") else { return Ok(()) };
-    let (set, mut compared) = (IndirectObjects::new(&gpt2), Compared::default());
+    let (set, mut comparison) = (IndirectObjects::new(&gpt2), Comparison::default());
     let estimated = |kind, by| set.shares(&gpt2, |patching| Ok(estimated_grid(patching, kind, by)?));
-    compared.heads(
+    comparison.heads(
         "z",
-        &estimated(SiteKind::Z, By::Head)?,
+        &estimated(SiteKind::Z, GridAxis::Head)?,
         "3.0 .0894, 5.5 .2823, 6.0 .0332, 6.9 .1081, 7.3 .1120, 7.9 .1731, 8.6 .3593, 8.10 .2729, 9.7 .0556, 9.9 .3768, \
          10.0 .0903, 10.7 -.4033, 10.10 .0657, 11.2 -.1139, 11.10 -.2813",
     );
-    // Patched, both are 1.
-    let grid = estimated(SiteKind::ResidPre, By::Position)?;
-    compared.near("residual stream at the start", grid[0][SUBJECT], -0.0247, THREE_DIGITS);
-    compared.near("residual stream before block 6", grid[6][SUBJECT], 0.5881, THREE_DIGITS);
-    compared.finish();
+    // Activation patching gives values near 1 for both.
+    let grid = estimated(SiteKind::ResidPre, GridAxis::Position)?;
+    comparison.near("residual stream at the start", grid[0][SUBJECT], -0.0247, THREE_DIGITS);
+    comparison.near("residual stream before block 6", grid[6][SUBJECT], 0.5881, THREE_DIGITS);
+    comparison.finish();
     Ok(())
 }
 
 #[test]
-fn heads_on_repeated_tokens() -> Result<()> {
+fn head_scores_on_repeated_tokens_match_published_figures() -> Result<()> {
     let Some(gpt2) = published("scores of heads") else { return Ok(()) };
-    let mut compared = Compared::default();
+    let mut comparison = Comparison::default();
     let scores = head_scores(&gpt2.model, &random_rows(0, 2, 100, 100, 20_000), None)?;
     let duplicate = "0.5 .703, 3.0 .678, 0.1 .132";
     for (what, found, expected) in [
@@ -559,13 +563,15 @@ fn heads_on_repeated_tokens() -> Result<()> {
         ),
         ("duplicate", &scores.duplicate, duplicate),
     ] {
-        compared.heads(what, found, expected);
-        compared.order(what, found, expected);
+        comparison.heads(what, found, expected);
+        comparison.order(what, found, expected);
     }
     for (layer, row) in scores.duplicate.iter().enumerate() {
         for (head, score) in row.iter().enumerate() {
             if by_head(duplicate).iter().all(|(other, _)| *other != Head { layer, head }) && *score > 0.043 {
-                compared.0.push(format!("duplicate of {layer}.{head}: {score}, at most .041 is published"));
+                comparison
+                    .0
+                    .push(format!("duplicate of {layer}.{head}: {score}; published values are at most .041"));
             }
         }
     }
@@ -577,16 +583,17 @@ fn heads_on_repeated_tokens() -> Result<()> {
         (false, "4.11 .9594, 2.2 .5738, 3.7 .4644, 2.9 .3567"),
         (true, "4.11 1.0000, 5.6 .8786, 3.3 .7983, 2.2 .7370, 3.7 .7246, 7.0 .6497, 0.3 .6219"),
     ] {
-        let excluded = Excluded { bos: is_excluded, current: is_excluded };
-        let found = detect_heads(&gpt2.run(&ids), &Sought::Previous, Likeness::Share, excluded)?;
-        compared.heads("previous token on a text", &found, expected);
+        let excluded = IgnoredEntries { bos: is_excluded, current: is_excluded };
+        let found =
+            detect_heads(&gpt2.run(&ids), &TargetPattern::Previous, PatternSimilarity::Share, excluded)?;
+        comparison.heads("previous token on a text", &found, expected);
     }
-    compared.finish();
+    comparison.finish();
     Ok(())
 }
 
 #[test]
-fn random_rows_are_those_of_pytorch() {
+fn random_rows_match_pytorch() {
     let rows = random_rows(0, 2, 100, 100, 20_000);
     assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [100, 100]);
     assert_eq!(rows[0][..8], [1044, 3539, 10733, 15360, 18263, 5279, 15527, 4603]);

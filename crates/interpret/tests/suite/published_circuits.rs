@@ -1,8 +1,10 @@
-//! Circuits of the published GPT-2 of 124M: the figures of "Have Faith in Faithfulness" (arXiv:2403.17806).
+//! Circuits of the published GPT-2 124M.
 //!
-//! They run if `GPT2_PUBLISHED` names a folder with `gpt2` and with a clone of the authors' repository `hannamw/eap-ig-faithfulness`
-//! (commit c75cc882), whose prompts they read; they take an hour on two cores. The figures are those of its
-//! `results/pareto/gpt2/csv`: circuits of so many edges, chosen greedily by EAP, and by EAP-IG with 5 steps.
+//! The figures are those of "Have Faith in Faithfulness" (arXiv:2403.17806). The tests require
+//! `GPT2_PUBLISHED` to name a folder with `gpt2` and a clone of the authors' repository
+//! `hannamw/eap-ig-faithfulness` (commit c75cc882), which contains the prompts. The tests take an hour on two
+//! cores. The circuits in its `results/pareto/gpt2/csv` have fixed numbers of edges and are selected
+//! greedily, by EAP and by EAP-IG with 5 steps.
 
 use std::path::{Path, PathBuf};
 
@@ -11,26 +13,26 @@ use candle_gpt2_interpret::{
 };
 use candle_gpt2_testing::skipped;
 
-use crate::published::{Compared, PUBLISHED_VARIABLE, Published, published};
+use crate::published::{Comparison, PUBLISHED_VARIABLE, Published, published};
 
-/// The metric of prompts is published with four digits.
+/// Tolerance of the metric on prompts, which is published with four digits.
 const METRIC: f64 = 0.002;
-/// What a circuit keeps of the way from corrupted to clean: edges of nearly equal scores may change places.
+/// Tolerance of the faithfulness, since edges with nearly equal scores may swap.
 const FAITHFULNESS: f64 = 0.03;
-/// Numbers of edges of the circuits.
+/// Numbers of edges in the circuits.
 const EDGES: [usize; 3] = [100, 400, 1000];
 const METHODS: [(&str, EdgeMethod); 2] =
     [("EAP", EdgeMethod::Eap), ("EAP-IG", EdgeMethod::EapIg { steps: 5 })];
 
-/// A task as it is published.
+/// Published figures of a task.
 struct Figures {
-    /// Its folder among the data.
+    /// Folder name in the data.
     name: &'static str,
     metric: CircuitMetric,
-    /// Of the model on clean and on corrupted prompts.
+    /// Metric of the model on clean prompts.
     clean: f64,
     corrupted: f64,
-    /// Of the circuits, by method.
+    /// Metrics of the circuits, by method.
     circuits: [[f64; 3]; 2],
 }
 
@@ -56,14 +58,14 @@ const GENDER: Figures = Figures {
     circuits: [[-0.874, -0.081, 0.691], [-0.347, 0.401, 0.520]],
 };
 
-/// The rows of a table by the names of its columns.
+/// Rows of a CSV file, keyed by column name.
 fn table(path: &Path) -> Vec<std::collections::HashMap<String, String>> {
     let mut reader = csv::Reader::from_path(path).unwrap();
     reader.deserialize().map(|row| row.unwrap()).collect()
 }
 
 impl Figures {
-    /// The authors' pairs of prompts.
+    /// Reads the authors' pairs of prompts.
     fn pairs(&self, gpt2: &Published, data: &Path) -> Vec<PromptPair> {
         let years: Vec<u32> = (0..100).map(|year| gpt2.plain(&format!("{year:02}"))[0]).collect();
         let rows = table(&data.join(self.name).join("gpt2.csv"));
@@ -83,12 +85,12 @@ impl Figures {
         rows.iter().map(pair).collect()
     }
 
-    fn compare(&self, gpt2: &Published, data: &Path, compared: &mut Compared) {
+    fn compare(&self, gpt2: &Published, data: &Path, comparison: &mut Comparison) {
         let pairs = self.pairs(gpt2, data);
         let task = CircuitTask::new(&gpt2.model, &pairs, self.metric).unwrap();
         let (clean, corrupted) = task.range().unwrap();
-        compared.near(&format!("{}, clean", self.name), clean, self.clean, METRIC);
-        compared.near(&format!("{}, corrupted", self.name), corrupted, self.corrupted, METRIC);
+        comparison.near(&format!("{}, clean", self.name), clean, self.clean, METRIC);
+        comparison.near(&format!("{}, corrupted", self.name), corrupted, self.corrupted, METRIC);
         let share = |value: f64| (value - self.corrupted) / (self.clean - self.corrupted);
         for ((method, how), expected) in METHODS.into_iter().zip(self.circuits) {
             let scores = task.scores(how, &|_| ()).unwrap();
@@ -97,18 +99,20 @@ impl Figures {
             let found = task.values(&circuits, &|_| ()).unwrap();
             for ((count, found), expected) in EDGES.into_iter().zip(found).zip(expected) {
                 let what = format!("{}, {method}, faithfulness of {count} edges", self.name);
-                compared.near(&what, share(f64::from(found)), share(expected), FAITHFULNESS);
+                comparison.near(&what, share(f64::from(found)), share(expected), FAITHFULNESS);
             }
             if self.name == "ioi" && method == "EAP-IG" {
-                strongest_into_logits(&task, &scores, compared);
+                strongest_into_logits(&task, &scores, comparison);
             }
         }
     }
 }
 
-/// Of the edges into the logits that of the strongest name mover is first, and that of the strongest negative one works against it: the
-/// signs of the Mechanistic Interpretability Benchmark's file of the task (arXiv:2504.13151).
-fn strongest_into_logits(task: &CircuitTask, scores: &[f32], compared: &mut Compared) {
+/// Checks that the strongest edge into the logits is the name mover's, and the signs of two edges.
+///
+/// The edge of the strongest negative name mover works against the task. The signs are those of the
+/// Mechanistic Interpretability Benchmark's file for the task (arXiv:2504.13151).
+fn strongest_into_logits(task: &CircuitTask, scores: &[f32], comparison: &mut Comparison) {
     let edges = task.graph().edges().zip(scores.iter().copied());
     let into: Vec<_> = edges.filter(|(edge, _)| edge.destination == EdgeDestination::Logits).collect();
     let of = |layer, head| {
@@ -117,7 +121,7 @@ fn strongest_into_logits(task: &CircuitTask, scores: &[f32], compared: &mut Comp
     };
     let first = into.iter().max_by(|one, other| one.1.abs().total_cmp(&other.1.abs())).unwrap();
     if first.0.to_string() != "a9.h9->logits" || of(9, 9) >= 0.0 || of(10, 7) <= 0.0 {
-        compared.0.push(format!("into logits: {} is first; 9.9 {}, 10.7 {}", first.0, of(9, 9), of(10, 7)));
+        comparison.0.push(format!("into logits: {} is first; 9.9 {}, 10.7 {}", first.0, of(9, 9), of(10, 7)));
     }
 }
 
@@ -131,22 +135,22 @@ fn compare(figures: &Figures) {
             "{what}: {PUBLISHED_VARIABLE} does not name a folder with eap-ig-faithfulness"
         ));
     };
-    let mut compared = Compared::default();
-    figures.compare(&gpt2, &data, &mut compared);
-    compared.finish();
+    let mut comparison = Comparison::default();
+    figures.compare(&gpt2, &data, &mut comparison);
+    comparison.finish();
 }
 
 #[test]
-fn circuits_of_indirect_objects() {
+fn ioi_circuits_match_published_figures() {
     compare(&IOI);
 }
 
 #[test]
-fn circuits_of_greater_than() {
+fn greater_than_circuits_match_published_figures() {
     compare(&GREATER_THAN);
 }
 
 #[test]
-fn circuits_of_gender() {
+fn gender_circuits_match_published_figures() {
     compare(&GENDER);
 }

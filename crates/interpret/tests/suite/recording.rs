@@ -1,16 +1,20 @@
-//! A record that is made a few tokens at a time is the record of the whole text.
+//! A recording made a few tokens at a time equals the record of the whole sequence.
 
+use candle_core::DType;
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_interpret::{Head, InterpretError, Patterns, Recording, Run, residual_sites};
 use candle_gpt2_testing::assert_close;
 
 use crate::common::Case;
+use crate::graphs::{seeded, small};
 
-/// Sums of the same numbers in another order, in f32.
+/// Tolerance for f32 sums in a different order.
 const SAME: f64 = 2e-5;
+/// Tolerance for f64 sums in a different order.
+const SAME_F64: f64 = 1e-12;
 
 #[test]
-fn a_record_in_parts_is_that_of_the_whole_text() {
+fn recording_in_chunks_equals_the_whole_sequence() {
     for case in Case::all() {
         let n_layer = case.model.config().n_layer;
         let of_heads = [SiteKind::Pattern, SiteKind::Z].map(|kind| Site::in_block(n_layer - 1, kind));
@@ -35,7 +39,20 @@ fn a_record_in_parts_is_that_of_the_whole_text() {
 }
 
 #[test]
-fn a_recording_takes_what_a_run_takes() {
+fn recording_in_chunks_keeps_f64_precision() {
+    let (model, ids, site) =
+        (seeded(&small(), DType::F64), vec![3, 1, 4, 1, 5], Site::in_block(2, SiteKind::Z));
+    let whole = Run::new(&model, &ids).unwrap().record([site]).unwrap();
+    let mut recording = Recording::new(&model, ids, vec![site]).unwrap();
+    while !recording.is_complete() {
+        recording.advance(&model, 2).unwrap();
+    }
+    let record = recording.into_record().unwrap();
+    assert_close(record.get(site).unwrap(), whole.get(site).unwrap(), SAME_F64, "in chunks of two");
+}
+
+#[test]
+fn recording_rejects_invalid_token_sequences() {
     let case = Case::open("plain");
     let too_long = vec![0; case.model.config().n_positions + 1];
     for (ids, is_expected) in [
@@ -43,13 +60,13 @@ fn a_recording_takes_what_a_run_takes() {
         (too_long, |error| matches!(error, InterpretError::Length { .. })),
         (vec![u32::MAX], |error| matches!(error, InterpretError::UnknownToken { id: u32::MAX, .. })),
     ] {
-        let refused = Recording::new(&case.model, ids, Vec::new()).unwrap_err();
-        assert!(is_expected(refused));
+        let error = Recording::new(&case.model, ids, Vec::new()).unwrap_err();
+        assert!(is_expected(error));
     }
 }
 
 #[test]
-fn patterns_of_chosen_heads_are_those_of_the_record() {
+fn patterns_of_selected_heads_equal_the_record() {
     let case = Case::open("plain");
     let run = case.clean();
     let heads = [Head { layer: 1, head: 0 }, Head { layer: 0, head: 2 }];
@@ -58,22 +75,22 @@ fn patterns_of_chosen_heads_are_those_of_the_record() {
     let tokens = run.ids.len();
     let site = |layer| Site::in_block(layer, SiteKind::Pattern);
     let record = run.record([site(0), site(1)]).unwrap();
-    let mut places = patterns.values.iter();
+    let mut entries = patterns.values.iter();
     for (layer, head) in [(0, 0), (0, 2), (1, 0), (1, 2)] {
         let weights = record.get(site(layer)).unwrap().get(0).unwrap().get(head).unwrap();
         let weights = weights.to_vec2::<f32>().unwrap();
         for (query, row) in weights.iter().enumerate() {
             for (key, weight) in row.iter().enumerate() {
-                let is_there = heads.contains(&Head { layer, head }) && key <= query;
+                let is_selected = heads.contains(&Head { layer, head }) && key <= query;
                 assert_eq!(
-                    *places.next().unwrap(),
-                    is_there.then_some(*weight),
+                    *entries.next().unwrap(),
+                    is_selected.then_some(*weight),
                     "{layer}.{head} {query} {key}"
                 );
             }
         }
     }
-    assert_eq!((places.next(), tokens > 3), (None, true));
+    assert_eq!((entries.next(), tokens > 3), (None, true));
     assert_eq!(
         Run::new(&case.model, &case.clean).unwrap().residuals().unwrap().len(),
         case.model.config().n_layer + 1

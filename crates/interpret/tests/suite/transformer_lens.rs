@@ -1,12 +1,12 @@
-//! Numbers of TransformerLens 4.3.0, computed by it in f64 (`scripts/reference/inside.py`).
+//! Comparison with f64 results of TransformerLens 4.3.0 (`scripts/reference/inside.py`).
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{LogitsFor, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Ablation, By, Excluded, Grid, Head, LensOptions, Likeness, Metric, OfHeads, Patching, Processing,
-    Receiver, Run, Sought, Unit, ablation_grid, accumulated_residuals, attribute, centred,
-    decomposed_residual, detect_heads, estimated_grid, head_results, head_scores, lens_logits, logit_lens,
-    site_gradients,
+    Ablation, Grid, GridAxis, Head, IgnoredEntries, LensOptions, Metric, Patching, PatternSimilarity,
+    PerHead, Processing, Receiver, Run, TargetPattern, Unit, ablation_grid, accumulated_residuals, attribute,
+    center, decomposed_residual, detect_heads, estimated_grid, head_results, head_scores, lens_logits,
+    logit_lens, site_gradients,
 };
 use candle_gpt2_testing::{assert_close, assert_close_absolute};
 
@@ -14,12 +14,12 @@ use crate::common::{Case, ids};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// f32 beside f64: activations are sums of up to a hundred products of values near 1.
+/// Tolerance of f32 against f64 for sums of up to a hundred products of values near 1.
 const ACTIVATIONS: f64 = 1e-5;
-/// Stacks and grids are sums and quotients of these.
+/// Tolerance for sums and quotients of activations.
 const STACKS: f64 = 1e-4;
 
-fn of_site(site: Site) -> String {
+fn site_name(site: Site) -> String {
     if site.kind == SiteKind::Logits { "logits".to_owned() } else { site.to_string() }
 }
 
@@ -32,18 +32,18 @@ fn grid_tensor(grid: &Grid, shape: &[usize]) -> Tensor {
     tensor(&grid.values, shape)
 }
 
-fn of_heads(values: &OfHeads) -> Tensor {
+fn per_head_tensor(values: &PerHead) -> Tensor {
     tensor(values, &[values.len(), values[0].len()])
 }
 
 #[test]
-fn every_site_is_that_of_transformer_lens() -> Result<()> {
+fn every_hook_point_matches_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let record = case.clean().record(Site::all(case.layers()))?;
         let processing = Processing::new(&case.model)?;
         assert_eq!(record.values.len(), 6 + 18 * case.layers());
         for (site, value) in &record.values {
-            let (name, what) = (of_site(*site), format!("{}: {site}", case.name));
+            let (name, what) = (site_name(*site), format!("{}: {site}", case.name));
             assert_close(value, &case.raw.tensor(&name), ACTIVATIONS, &what);
             let processed = match site.kind {
                 SiteKind::FinalNorm => record.get(Site::outside(SiteKind::LnFinalNormalized))?.clone(),
@@ -56,7 +56,7 @@ fn every_site_is_that_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
+fn residual_stacks_match_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         let what = |name: &str| format!("{}: {name}", case.name);
@@ -64,7 +64,7 @@ fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
         assert_eq!(accumulated.labels, case.labels("accumulated_resid"));
         let expected = |name: &str| -> Result<Tensor> { Ok(case.analysis(name).squeeze(1)?) };
         assert_close(
-            &centred(&accumulated.values)?,
+            &center(&accumulated.values)?,
             &expected("accumulated_resid")?,
             STACKS,
             &what("accumulated_resid"),
@@ -72,16 +72,16 @@ fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
         let decomposed = decomposed_residual(&run)?;
         assert_eq!(decomposed.labels, case.labels("decompose_resid"));
         assert_close(
-            &centred(&decomposed.values)?,
+            &center(&decomposed.values)?,
             &expected("decompose_resid")?,
             STACKS,
             &what("decompose_resid"),
         );
-        // With the constants of the values in the remainder.
+        // The constants of the values are in the remainder.
         let heads = head_results(&run, Some(&Processing::new(&case.model)?))?;
         assert_eq!(heads.labels, case.labels("stack_head_results"));
         assert_close(
-            &centred(&heads.values)?,
+            &center(&heads.values)?,
             &expected("stack_head_results")?,
             STACKS,
             &what("stack_head_results"),
@@ -99,7 +99,7 @@ fn residual_streams_are_the_sums_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn attributions_are_those_of_transformer_lens() -> Result<()> {
+fn attributions_match_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         for (name, metric) in
@@ -132,7 +132,7 @@ fn attributions_are_those_of_transformer_lens() -> Result<()> {
                     assert!((sum - found.total).abs() < 1e-3, "{what}: {sum} for {}", found.total);
                 }
             }
-            // Heads of the model as it is: what their constants say is with them and not in the remainder.
+            // For heads of the unmodified model, the constants belong to the heads and not to the remainder.
             let found = attribute(&run, &metric, Unit::Head)?;
             let sum: f32 = found.values.iter().sum::<f32>() + found.bias;
             assert!((sum - found.total).abs() < 1e-3, "{}: heads {sum} for {}", case.name, found.total);
@@ -145,13 +145,13 @@ fn attributions_are_those_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn the_lens_is_that_of_transformer_lens() -> Result<()> {
+fn logit_lens_matches_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         let expected = case.analysis("lens.logits").squeeze(1)?;
         lens_logits(&run, &|_, x| Ok(x), |layer, logits| {
             assert_close(
-                &centred(&logits)?.squeeze(0)?,
+                &center(&logits)?.squeeze(0)?,
                 &expected.get(layer)?,
                 STACKS,
                 &format!("{}: layer {layer}", case.name),
@@ -189,7 +189,7 @@ fn the_lens_is_that_of_transformer_lens() -> Result<()> {
                 case.name
             );
         }
-        // The best three are the largest logits, in order.
+        // The top three are the largest logits, in order.
         let of_last: Vec<f32> = expected.get(layers.len() - 1)?.get(run.ids.len() - 1)?.to_vec1()?;
         let mut order: Vec<u32> = (0..).take(of_last.len()).collect();
         order.sort_by(|a, b| of_last[*b as usize].total_cmp(&of_last[*a as usize]));
@@ -201,7 +201,7 @@ fn the_lens_is_that_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn every_patching_grid_is_that_of_transformer_lens() -> Result<()> {
+fn every_patching_grid_matches_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
         let [clean, corrupted] =
@@ -209,24 +209,23 @@ fn every_patching_grid_is_that_of_transformer_lens() -> Result<()> {
         assert!((f64::from(patching.clean_value) - clean).abs() < 1e-4);
         assert!((f64::from(patching.corrupted_value) - corrupted).abs() < 1e-4);
         for (name, kind, by) in [
-            ("resid_pre", SiteKind::ResidPre, By::Position),
-            ("resid_mid", SiteKind::ResidMid, By::Position),
-            ("attn_out", SiteKind::AttnOut, By::Position),
-            ("mlp_out", SiteKind::MlpOut, By::Position),
-            ("attn_head_out_all_pos", SiteKind::Z, By::Head),
-            ("attn_head_q_all_pos", SiteKind::Q, By::Head),
-            ("attn_head_k_all_pos", SiteKind::K, By::Head),
-            ("attn_head_v_all_pos", SiteKind::V, By::Head),
-            ("attn_head_pattern_all_pos", SiteKind::Pattern, By::Head),
-            ("attn_head_out_by_pos", SiteKind::Z, By::HeadAndPosition),
-            ("attn_head_pattern_by_pos", SiteKind::Pattern, By::HeadAndPosition),
+            ("resid_pre", SiteKind::ResidPre, GridAxis::Position),
+            ("resid_mid", SiteKind::ResidMid, GridAxis::Position),
+            ("attn_out", SiteKind::AttnOut, GridAxis::Position),
+            ("mlp_out", SiteKind::MlpOut, GridAxis::Position),
+            ("attn_head_out_all_pos", SiteKind::Z, GridAxis::Head),
+            ("attn_head_q_all_pos", SiteKind::Q, GridAxis::Head),
+            ("attn_head_k_all_pos", SiteKind::K, GridAxis::Head),
+            ("attn_head_v_all_pos", SiteKind::V, GridAxis::Head),
+            ("attn_head_pattern_all_pos", SiteKind::Pattern, GridAxis::Head),
+            ("attn_head_out_by_pos", SiteKind::Z, GridAxis::HeadAndPosition),
+            ("attn_head_pattern_by_pos", SiteKind::Pattern, GridAxis::HeadAndPosition),
         ] {
             let grid = patching.grid(kind, by, &|| ())?;
             let mut expected = case.analysis(&format!("patch.{name}"));
             if name == "attn_head_pattern_by_pos" {
-                expected = expected.transpose(1, 2)?; // [layer, head, query] there
+                expected = expected.transpose(1, 2)?; // TransformerLens has [layer, head, query]
             }
-            // Layers in which both texts are alike: positions before the first difference are, but never a whole layer.
             let found = grid_tensor(&grid, expected.dims());
             assert_close(&found, &expected, STACKS, &format!("{}: {name}", case.name));
         }
@@ -235,7 +234,7 @@ fn every_patching_grid_is_that_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn ablations_are_those_of_transformer_lens() -> Result<()> {
+fn ablations_match_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let run = case.clean();
         let texts = case.recorded["ablate.reference_ids"].as_array().unwrap().iter().map(ids).collect();
@@ -258,23 +257,25 @@ fn ablations_are_those_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn heads_are_detected_as_in_transformer_lens() -> Result<()> {
+fn head_detection_matches_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let detected = ids(&case.recorded["detect_head"]["ids"]);
         let run = Run::new(&case.model, &detected).unwrap();
-        for (name, sought) in [
-            ("previous_token_head", Sought::Previous),
-            ("duplicate_token_head", Sought::Duplicate),
-            ("induction_head", Sought::Induction),
+        for (name, target) in [
+            ("previous_token_head", TargetPattern::Previous),
+            ("duplicate_token_head", TargetPattern::Duplicate),
+            ("induction_head", TargetPattern::Induction),
         ] {
-            for (measure, likeness) in [("mul", Likeness::Share), ("abs_unrounded", Likeness::Difference)] {
+            for (measure, similarity) in
+                [("mul", PatternSimilarity::Share), ("abs_unrounded", PatternSimilarity::Difference)]
+            {
                 let expected = case.analysis(&format!("detect_head.{name}.{measure}"));
                 for (index, (bos, current)) in
                     [(false, false), (true, false), (false, true), (true, true)].into_iter().enumerate()
                 {
-                    let found = detect_heads(&run, &sought, likeness, Excluded { bos, current })?;
+                    let found = detect_heads(&run, &target, similarity, IgnoredEntries { bos, current })?;
                     let what = format!("{}: {name}, {measure}, {bos} {current}", case.name);
-                    assert_close_absolute(&of_heads(&found), &expected.get(index)?, STACKS, &what);
+                    assert_close_absolute(&per_head_tensor(&found), &expected.get(index)?, STACKS, &what);
                 }
             }
         }
@@ -287,21 +288,26 @@ fn heads_are_detected_as_in_transformer_lens() -> Result<()> {
             [("previous", scores.previous), ("duplicate", scores.duplicate), ("induction", scores.induction)]
         {
             let expected = case.analysis(&format!("head_scores.{name}"));
-            assert_close_absolute(&of_heads(&found), &expected, STACKS, &format!("{}: {name}", case.name));
+            assert_close_absolute(
+                &per_head_tensor(&found),
+                &expected,
+                STACKS,
+                &format!("{}: {name}", case.name),
+            );
         }
     }
     Ok(())
 }
 
 #[test]
-fn attribution_patching_is_that_of_transformer_lens() -> Result<()> {
+fn attribution_patching_matches_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
         for (name, kind, by) in [
-            ("resid_pre", SiteKind::ResidPre, By::Position),
-            ("mlp_out", SiteKind::MlpOut, By::Position),
-            ("z", SiteKind::Z, By::Head),
-            ("z_by_pos", SiteKind::Z, By::HeadAndPosition),
+            ("resid_pre", SiteKind::ResidPre, GridAxis::Position),
+            ("mlp_out", SiteKind::MlpOut, GridAxis::Position),
+            ("z", SiteKind::Z, GridAxis::Head),
+            ("z_by_pos", SiteKind::Z, GridAxis::HeadAndPosition),
         ] {
             let expected = case.analysis(&format!("attribution.{name}"));
             let found = tensor(&estimated_grid(&patching, kind, by)?, expected.dims());
@@ -319,7 +325,7 @@ fn attribution_patching_is_that_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn paths_are_those_of_transformer_lens() -> Result<()> {
+fn path_patching_matches_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let patching = Patching::new(case.clean(), case.corrupted(), case.metric())?;
         let head = |value: &serde_json::Value| {
@@ -356,7 +362,7 @@ fn paths_are_those_of_transformer_lens() -> Result<()> {
 }
 
 #[test]
-fn the_logits_at_hand_are_those_that_transformer_lens_says() -> Result<()> {
+fn recorded_logits_match_transformer_lens() -> Result<()> {
     for case in Case::all() {
         let mut record = candle_gpt2_interpret::Record::new([Site::outside(SiteKind::Logits)]);
         case.clean().logits(LogitsFor::EveryToken, &mut record)?;

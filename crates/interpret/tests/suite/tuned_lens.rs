@@ -1,4 +1,4 @@
-//! The tuned lens: numbers computed by hand and by PyTorch, the identity, and files that do not fit.
+//! Tuned lens: results computed by hand and by PyTorch, the identity, and mismatched files.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use candle_gpt2_weights::TensorFile;
 
 use crate::common::Case;
 
-/// Sums of a few products in f32.
+/// Tolerance for sums of a few products in f32.
 const ROUNDING: f64 = 1e-5;
 
 type Tensors = BTreeMap<String, Tensor>;
@@ -25,7 +25,7 @@ fn lens_tensors(prefix: &str, n_layer: usize, width: usize, scale: f64) -> Tenso
 }
 
 #[test]
-fn a_translation_is_that_computed_by_hand() {
+fn translation_matches_manual_computation() {
     let tensor = |rows: [[f32; 2]; 2]| Tensor::new(&rows, &Device::Cpu).unwrap();
     let tensors: Tensors = [
         ("0.weight".to_owned(), tensor([[1., 2.], [3., 4.]])),
@@ -39,7 +39,7 @@ fn a_translation_is_that_computed_by_hand() {
 }
 
 #[test]
-fn a_lens_of_zeros_changes_nothing() {
+fn zero_lens_is_the_identity() {
     let lens = TunedLens::from_tensors(&lens_tensors("", 3, 7, 0.0), 3, 7).unwrap();
     let h = pattern(&[2, 5, 7], 100.0, 3);
     for layer in 0..3 {
@@ -51,7 +51,7 @@ fn a_lens_of_zeros_changes_nothing() {
 }
 
 #[test]
-fn a_file_of_tuned_lens_gives_the_numbers_of_pytorch() {
+fn tuned_lens_file_matches_pytorch() {
     let folder = fixture_path("dictionaries/tuned-lens");
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     TunedLens::check_config(&config, 2, 6).unwrap();
@@ -66,7 +66,7 @@ fn a_file_of_tuned_lens_gives_the_numbers_of_pytorch() {
 }
 
 #[test]
-fn a_beginning_of_the_names_makes_no_difference() {
+fn tensor_name_prefix_is_ignored() {
     let h = pattern(&[4, 7], 1.0, 9);
     let expected = TunedLens::from_tensors(&lens_tensors("", 3, 7, 1.0), 3, 7).unwrap();
     let mut tensors = lens_tensors("layer_translators.", 3, 7, 1.0);
@@ -79,7 +79,7 @@ fn a_beginning_of_the_names_makes_no_difference() {
 }
 
 #[test]
-fn a_lens_of_zeros_is_the_logit_lens() {
+fn zero_lens_equals_the_logit_lens() {
     let case = Case::open("plain");
     let run = case.clean();
     let (n_layer, width) = (case.layers(), case.model.config().n_embd);
@@ -90,14 +90,14 @@ fn a_lens_of_zeros_is_the_logit_lens() {
         logit_lens(&run, &options, &|layer, h| lens.translate(layer, &h)).unwrap()
     });
     assert_eq!(zeros, plain);
-    // The last residual stream has no translation.
+    // The last residual stream is not translated.
     assert_eq!(others.last(), plain.last());
     assert!(others.iter().zip(&plain).take(n_layer).all(|(other, plain)| other != plain));
 }
 
 #[test]
-fn a_lens_of_another_model_is_refused() {
-    let refused = |tensors: &Tensors, n_layer, width| {
+fn mismatched_lens_is_rejected() {
+    let error_message = |tensors: &Tensors, n_layer, width| {
         TunedLens::from_tensors(tensors, n_layer, width).unwrap_err().to_string()
     };
     let tensors = lens_tensors("", 3, 7, 1.0);
@@ -108,30 +108,33 @@ fn a_lens_of_another_model_is_refused() {
     };
     for (message, expected) in [
         (
-            refused(&Tensors::new(), 3, 7),
+            error_message(&Tensors::new(), 3, 7),
             "tensor `0.weight` is missing: expected (7, 7); the file has no tensors",
         ),
         (
-            refused(&tensors, 4, 7),
+            error_message(&tensors, 4, 7),
             "tensor `3.weight` is missing: expected (7, 7); the file has 0.bias, 0.weight, 1.bias",
         ),
-        (refused(&tensors, 2, 7), "`2.weight`: expected no more than the 2 layers of the model"),
-        (refused(&tensors, 3, 8), "tensor `0.weight`: expected (8, 8), found (7, 7)"),
-        (refused(&without("1.bias"), 3, 7), "tensor `1.bias` is missing: expected (7)"),
+        (error_message(&tensors, 2, 7), "`2.weight`: expected at most 2 layers"),
+        (error_message(&tensors, 3, 8), "tensor `0.weight`: expected (8, 8), found (7, 7)"),
+        (error_message(&without("1.bias"), 3, 7), "tensor `1.bias` is missing: expected (7)"),
     ] {
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }
     let lens = TunedLens::from_tensors(&tensors, 3, 7).unwrap();
     let message = lens.translate(3, &pattern(&[7], 1.0, 0)).unwrap_err().to_string();
-    assert!(message.starts_with("the tuned lens has no layer 3; its 3 are counted from 0"), "{message}");
+    assert!(
+        message.starts_with("layer 3 is out of range; the tuned lens has 3 layers, counted from 0"),
+        "{message}"
+    );
     let message = lens.translate(0, &pattern(&[2, 6], 1.0, 0)).unwrap_err().to_string();
-    assert!(message.starts_with("the tuned lens takes values of width 7; found [2, 6]"), "{message}");
+    assert!(message.starts_with("the tuned lens expects width 7, found shape [2, 6]"), "{message}");
 
     for (text, expected) in [
         (r#"{"d_model": 768}"#, "`d_model`: expected 7, for this model; found 768"),
         (r#"{"d_model": 7, "num_hidden_layers": 12}"#, "`num_hidden_layers`: expected 3"),
         (r#"{"lens_type": "jacobian_lens"}"#, "`lens_type`: expected \"linear_tuned_lens\""),
-        ("{", "the configuration is not usable JSON"),
+        ("{", "invalid JSON configuration"),
     ] {
         let message = TunedLens::check_config(text, 3, 7).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");

@@ -1,4 +1,4 @@
-//! Shards of activations: their numbers, the same files however often the making was interrupted, and what is refused.
+//! Shards of activations: their values, identical files after interruptions, and rejected jobs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 
 use crate::interrupter::Interrupter;
 
-/// A model of two layers with a context of 8, and a folder for results.
+/// Model of two layers with a context of 8, and a folder for results.
 struct Work {
     folder: tempfile::TempDir,
     model: LoadedModel,
 }
 
-/// Prompts of ids: short ones, an empty one, and one that is longer than the context.
+/// Prompts of ids: short ones, an empty one, and one longer than the context.
 fn prompts() -> String {
     let line = |line: usize| {
         let length = [3, 1, 0, 8, 21, 5][line % 6];
-        let ids: Vec<usize> = (0..length).map(|place| (7 * line + 3 * place) % 50).collect();
+        let ids: Vec<usize> = (0..length).map(|index| (7 * line + 3 * index) % 50).collect();
         format!("{{\"ids\": {ids:?}}}\n")
     };
     (0..40).map(line).collect()
@@ -83,7 +83,7 @@ fn numbers(tensor: &Tensor) -> Vec<usize> {
 }
 
 #[test]
-fn every_token_has_the_numbers_of_its_own_run() {
+fn activations_match_a_run_of_each_sequence() {
     let work = Work::new();
     for bos in [None, Some(49)] {
         let job = work.job(if bos.is_some() { "bos" } else { "plain" }, bos);
@@ -110,61 +110,59 @@ fn every_token_has_the_numbers_of_its_own_run() {
             tokens += ids.len();
         }
         assert_eq!((tokens, lines.len()), (report.tokens, report.sequences));
-        // A line of 21 tokens is three sequences of 8, 8 and 5, also with one of the 8 places for a BOS token; an empty line is none.
-        let of_line = |line: usize| lines.iter().filter(|found| **found == line).count();
-        assert_eq!((of_line(1), of_line(3), of_line(5)), (1, 0, 3), "{lines:?}");
+        // A line of 21 tokens yields three sequences of 8, 8 and 5, even with one of the 8 positions for
+        // a BOS token. An empty line yields none.
+        let sequences_of = |line: usize| lines.iter().filter(|found| **found == line).count();
+        assert_eq!((sequences_of(1), sequences_of(3), sequences_of(5)), (1, 0, 3), "{lines:?}");
         assert!(lines.is_sorted());
     }
 }
 
 #[test]
-fn an_interrupted_job_resumes_to_the_same_bytes() {
+fn resumed_job_writes_identical_files() {
     let work = Work::new();
     let whole = work.job("whole", None);
     let report = whole.run(&work.model, &Silent).unwrap();
     let expected = files(&whole.out);
-    let resuming = |job: &ActivationsJob, at| {
+    let run_until = |job: &ActivationsJob, at| {
         let reporter = Interrupter::in_phase("computing", at);
         job.run(&work.model, &reporter)
     };
     for at in 0..report.shards.len() as u64 {
         let job = work.job("cut", None);
-        let error = resuming(&job, at + 1).unwrap_err();
+        let error = run_until(&job, at + 1).unwrap_err();
         assert!(error.is_interrupted(), "{error}");
-        // Whole shards alone are there, and are listed; before the first of them the folder is as it was.
-        let made = if job.out.is_dir() { entries(&job.out) } else { Default::default() };
-        let names = made.iter().filter(|name| name.ends_with(".safetensors"));
-        assert_eq!(names.count() as u64, at, "{made:?}");
-        assert_eq!(made.len() as u64, if at == 0 { 0 } else { at + 1 }, "{made:?}");
+        // Only complete shards exist and are listed. Before the first of them, the folder is unchanged.
+        let created = if job.out.is_dir() { entries(&job.out) } else { Default::default() };
+        let names = created.iter().filter(|name| name.ends_with(".safetensors"));
+        assert_eq!(names.count() as u64, at, "{created:?}");
+        assert_eq!(created.len() as u64, if at == 0 { 0 } else { at + 1 }, "{created:?}");
         if at > 0 {
-            // Without `resume` it is not touched; what another process left in the making goes.
+            // Without `resume` the folder is not modified. Leftovers of another process are removed.
             assert!(work.refused(&job).contains("add `resume`"));
             for name in ["activations.json".to_owned(), format!("activations_{at:06}.safetensors")] {
                 fs::create_dir(job.out.join(name + ".partial-Ab12Cd")).unwrap();
             }
         }
         let job = if at > 0 { resumed(&job) } else { job };
-        let done = resuming(&job, u64::MAX).unwrap();
+        let done = run_until(&job, u64::MAX).unwrap();
         assert_eq!((done.tokens, &done.shards), (report.tokens, &report.shards));
         assert!(done.computed_tokens < report.tokens || at == 0);
         assert_eq!(files(&job.out), expected, "cut at {at}");
-        // A finished one is recognised.
-        assert_eq!(resuming(&resumed(&job), 0).unwrap().computed_tokens, 0);
+        // A finished job is recognized.
+        assert_eq!(run_until(&resumed(&job), 0).unwrap().computed_tokens, 0);
         assert_eq!(files(&job.out), expected);
         fs::remove_dir_all(&job.out).unwrap();
     }
 }
 
-/// The same bytes are other sequences as another format, or to another tokenizer.
+/// The same bytes form other sequences in another format or with another tokenizer.
 #[test]
-fn the_same_bytes_that_are_other_tokens_are_refused() {
+fn same_bytes_with_different_tokens_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    let files = [
-        ("config.json", candle_gpt2_stories::CONFIG),
-        ("tokenizer.json", candle_gpt2_stories::TOKENIZER),
-        ("model.safetensors", candle_gpt2_stories::WEIGHTS),
-    ];
-    files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
+    candle_gpt2_stories::FILES
+        .iter()
+        .for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
     let options = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
     let model = options.open(&Silent).unwrap().load(&Silent).unwrap();
     let bytes = b"{\"prompt\": \"The dog ran\"}\n";
@@ -179,13 +177,13 @@ fn the_same_bytes_that_are_other_tokens_are_refused() {
     };
     job("prompts.txt").run(&model, &Silent).unwrap();
     let error = job("prompts.jsonl").run(&model, &Silent).unwrap_err().to_string();
-    assert!(error.contains("token ids of the prompts is \"with the checksum "), "{error}");
+    assert!(error.contains("token ids of the prompts was \"with the checksum "), "{error}");
 }
 
-/// A shared folder is read by other users, as files are that any program makes.
+/// Other users can read a shared folder, so shards have the permissions of ordinary files.
 #[cfg(unix)]
 #[test]
-fn shards_have_the_rights_of_ordinary_files() {
+fn shards_have_ordinary_file_permissions() {
     use std::os::unix::fs::PermissionsExt;
 
     let work = Work::new();
@@ -198,69 +196,70 @@ fn shards_have_the_rights_of_ordinary_files() {
 }
 
 #[test]
-fn a_folder_of_something_else_is_refused_with_what_differs() {
+fn mismatched_folder_is_rejected_with_the_difference() {
     let work = Work::new();
     let job = work.job("out", None);
     job.run(&work.model, &Silent).unwrap();
     let job = resumed(&job);
-    let other = |job: ActivationsJob| work.refused(&job);
+    let refused = |job: ActivationsJob| work.refused(&job);
     let rows = RowFile::new(Path::new("prompts.jsonl"), prompts().replace("7", "8").into_bytes());
-    let told = other(ActivationsJob { rows, ..job.clone() });
-    assert!(told.contains("prompts_file is {") && told.contains("give the same ones"), "{told}");
-    let told = other(ActivationsJob { sites: named_sites("resid_pre1", 2).unwrap(), ..job.clone() });
+    let error = refused(ActivationsJob { rows, ..job.clone() });
+    assert!(error.contains("prompts_file was {") && error.contains("use the same options"), "{error}");
+    let error = refused(ActivationsJob { sites: named_sites("resid_pre1", 2).unwrap(), ..job.clone() });
     assert!(
-        told.contains("sites is [\"blocks.0.attn.hook_z\"")
-            && told.contains("[\"blocks.1.hook_resid_pre\"] here"),
-        "{told}"
+        error.contains("sites was [\"blocks.0.attn.hook_z\"")
+            && error.contains("is now [\"blocks.1.hook_resid_pre\"]"),
+        "{error}"
     );
-    let told = other(ActivationsJob { bos: Some(3), ..job.clone() });
-    assert!(told.contains("bos is null there and 3 here"), "{told}");
+    let error = refused(ActivationsJob { bos: Some(3), ..job.clone() });
+    assert!(error.contains("bos was null and is now 3"), "{error}");
     let options = ActivationsOptions { shard_size: 51, resume: true };
-    let told = other(ActivationsJob { options, ..job.clone() });
-    assert!(told.contains("shard_size is 50 there and 51 here"), "{told}");
-    // Another model that has the same name.
+    let error = refused(ActivationsJob { options, ..job.clone() });
+    assert!(error.contains("shard_size was 50 and is now 51"), "{error}");
+    // Another model with the same name.
     let other_weights = checkpoint().with_tensors(|tensors| {
         let bias = tensors.iter_mut().find(|(name, _)| name.ends_with("ln_f.bias")).unwrap().1;
         *bias = (&*bias + 0.5).unwrap();
     });
     let error = job.run(&opened(&other_weights), &Silent).unwrap_err().to_string();
-    assert!(error.contains("model is \"tiny with weights in f32 (fingerprint "), "{error}");
-    // Names of files that lead out of the folder, and shards that are not as they were.
+    assert!(error.contains("model was \"tiny with weights in f32 (fingerprint "), "{error}");
+    // File names that lead out of the folder, and shards that have changed.
     let manifest = job.out.join("activations.json");
     let written = fs::read_to_string(&manifest).unwrap();
     let damage = |from: &str, to: &str| {
         fs::write(&manifest, written.replacen(from, to, 1)).unwrap();
-        let told = work.refused(&job);
+        let error = work.refused(&job);
         fs::write(&manifest, &written).unwrap();
-        told
+        error
     };
-    let told = damage("activations_000000.safetensors", "../activations.safetensors");
-    assert!(told.contains("its shards are not activations_000000.safetensors"), "{told}");
+    let error = damage("activations_000000.safetensors", "../activations.safetensors");
+    assert!(error.contains("expected shards named activations_000000.safetensors"), "{error}");
     assert!(damage("activations/1", "activations/9").contains("found gpt2.activations/9"));
-    assert!(
-        damage("\"complete\": true", "\"complete\": 5").contains("not the list of a folder of activations")
-    );
+    assert!(damage("\"complete\": true", "\"complete\": 5").contains("not a manifest of activations"));
     let shard = job.out.join("activations_000001.safetensors");
     let bytes = fs::read(&shard).unwrap();
     fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
-    let told = work.refused(&job);
-    assert!(told.contains("activations_000001.safetensors: expected") && told.contains("damaged"), "{told}");
+    let error = work.refused(&job);
+    assert!(
+        error.contains("activations_000001.safetensors: expected") && error.contains("damaged"),
+        "{error}"
+    );
     fs::remove_file(&shard).unwrap();
     assert!(work.refused(&job).contains("activations_000001.safetensors"));
-    // Bits flipped anywhere in a shard.
-    for place in [0, 9, bytes.len() / 2, bytes.len() - 1] {
+    // Flipped bits anywhere in a shard.
+    for offset in [0, 9, bytes.len() / 2, bytes.len() - 1] {
         let mut flipped = bytes.clone();
-        flipped[place] ^= 1;
+        flipped[offset] ^= 1;
         fs::write(&shard, &flipped).unwrap();
-        let told = work.refused(&job);
+        let error = work.refused(&job);
         assert!(
-            told.contains(
-                "activations_000001.safetensors: its checksum does not match: it is damaged; remove"
+            error.contains(
+                "activations_000001.safetensors: the checksum does not match; the shard is damaged: remove"
             ),
-            "{told}"
+            "{error}"
         );
     }
-    // Folders from before there were checksums.
+    // Folders from before checksums were introduced.
     fs::write(&shard, &bytes).unwrap();
     let mut old: Value = serde_json::from_str(&written).unwrap();
     for shard in old["shards"].as_array_mut().unwrap() {
@@ -271,29 +270,32 @@ fn a_folder_of_something_else_is_refused_with_what_differs() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_before_the_model_runs() {
+fn invalid_jobs_are_rejected_before_the_model_runs() {
     let work = Work::new();
-    let with = |rows: &str| {
+    let with_rows = |rows: &str| {
         let rows = RowFile::new(Path::new("prompts.jsonl"), rows.as_bytes().to_vec());
-        let told = work.refused(&ActivationsJob { rows, ..work.job("refused", None) });
-        assert!(!work.folder.path().join("refused").exists(), "{told}");
-        told
+        let error = work.refused(&ActivationsJob { rows, ..work.job("refused", None) });
+        assert!(!work.folder.path().join("refused").exists(), "{error}");
+        error
     };
-    assert_eq!(with("{\"ids\": [1]}\n\nnonsense\n").split(": not {").next(), Some("prompts.jsonl: line 3"));
-    let vocabulary = work.model.config().vocab_size;
-    let told = with(&format!("{{\"ids\": [1, {vocabulary}]}}\n"));
     assert_eq!(
-        told,
+        with_rows("{\"ids\": [1]}\n\nnonsense\n").split(": expected {").next(),
+        Some("prompts.jsonl: line 3")
+    );
+    let vocabulary = work.model.config().vocab_size;
+    let error = with_rows(&format!("{{\"ids\": [1, {vocabulary}]}}\n"));
+    assert_eq!(
+        error,
         format!("prompts.jsonl: line 1: token {vocabulary} is outside the vocabulary of {vocabulary}")
     );
-    assert_eq!(with("{\"ids\": []}\n"), "prompts.jsonl: the file has no prompt with a token");
-    assert_eq!(with(""), "prompts.jsonl: the file has no prompt with a token");
-    let of = |sites: Vec<Site>| work.refused(&ActivationsJob { sites, ..work.job("refused", None) });
+    assert_eq!(with_rows("{\"ids\": []}\n"), "prompts.jsonl: the file contains no tokens");
+    assert_eq!(with_rows(""), "prompts.jsonl: the file contains no tokens");
+    let with_sites = |sites: Vec<Site>| work.refused(&ActivationsJob { sites, ..work.job("refused", None) });
     assert!(
-        of(named_sites("pattern", 2).unwrap())
+        with_sites(named_sites("pattern", 2).unwrap())
             .starts_with("`sites`: blocks.0.attn.hook_pattern has no vector")
     );
-    assert!(of(Vec::new()).contains("at least one hook point"));
+    assert!(with_sites(Vec::new()).contains("at least one hook point"));
     let options = ActivationsOptions { shard_size: 0, resume: false };
     let job = ActivationsJob { options, ..work.job("refused", None) };
     assert_eq!(work.refused(&job), "`shard_size`: expected at least 1, found 0");
@@ -302,11 +304,14 @@ fn what_cannot_be_written_is_refused_before_the_model_runs() {
     fs::write(taken.join("notes.txt"), "mine").unwrap();
     let job = ActivationsJob { out: taken, ..work.job("refused", None) };
     assert!(work.refused(&job).contains("the folder is not empty"));
-    assert!(work.refused(&resumed(&job)).contains("the folder is not empty"), "with nothing to go on from");
+    assert!(
+        work.refused(&resumed(&job)).contains("the folder is not empty"),
+        "there is nothing to resume from"
+    );
 }
 
 #[test]
-fn the_manifest_says_what_the_shards_are_of() {
+fn manifest_describes_the_shards() {
     let work = Work::new();
     let job = work.job("out", Some(49));
     let report = job.run(&work.model, &Silent).unwrap();

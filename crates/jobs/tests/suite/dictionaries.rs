@@ -1,4 +1,4 @@
-//! Dictionaries from files to a folder: from texts and from shards, interrupted or not the same files, and what is refused.
+//! Training dictionaries on texts and shards: identical files after interruptions, and rejected jobs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ impl Work {
         }
     }
 
-    /// Activations of both ends of the second MLP, and of the stream after it.
+    /// Stores activations of the second MLP's input and output, and of the residual stream after it.
     fn cached(&self, bos: Option<u32>) -> PathBuf {
         let rows: String = (0..120)
             .map(|row| format!("{{\"prompt\": \"CITIZEN {row}: What say you, {}?\"}}\n", row * 37 % 101))
@@ -89,8 +89,8 @@ fn run(job: &TrainJob) -> Result<TrainReport, JobError> {
     job.run(&silent, &mut |_| {})
 }
 
-/// Of a cross-layer transcoder.
-fn of_layers() -> TrainOptions {
+/// Options for a cross-layer transcoder.
+fn cross_layer() -> TrainOptions {
     let kind = Some(DictionaryKind::CrossLayerTranscoder);
     TrainOptions { kind, site: Some("hook_resid_mid".into()), ..options() }
 }
@@ -100,7 +100,7 @@ fn config(job: &TrainJob) -> Value {
 }
 
 #[test]
-fn texts_become_a_folder_that_sae_lens_reads() {
+fn training_on_texts_writes_a_sae_lens_folder() {
     let work = Work::new();
     let job = work.job("text.txt", "out", options());
     let report = run(&job).unwrap();
@@ -123,7 +123,7 @@ fn texts_become_a_folder_that_sae_lens_reads() {
         names,
         ["cfg.json", "log.jsonl", "loss.svg", "sae_weights.safetensors", "training-state.safetensors"]
     );
-    // Steps and evaluations are in the log.
+    // The log contains steps and evaluations.
     let log = fs::read_to_string(job.out.join("log.jsonl")).unwrap();
     let entries: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(entries.len(), 40 + 2);
@@ -138,7 +138,7 @@ fn texts_become_a_folder_that_sae_lens_reads() {
 }
 
 #[test]
-fn shards_teach_what_texts_do() {
+fn dictionaries_train_on_activation_shards() {
     let work = Work::new();
     let folder = work.cached(Some(0));
     for (kind, site) in
@@ -149,7 +149,7 @@ fn shards_teach_what_texts_do() {
         let report = run(&job).unwrap();
         let metrics = report.dictionary.unwrap();
         assert!(metrics.explained_variance > 0.2, "{kind}: {metrics:?}");
-        // The first tokens of texts are neither learnt nor measured.
+        // The first token of each text is neither trained on nor measured.
         let all = fs::read_to_string(folder.join("activations.json")).unwrap();
         let all: Value = serde_json::from_str(&all).unwrap();
         let (tokens, sequences) = (all["tokens"].as_u64().unwrap(), all["sequences"].as_u64().unwrap());
@@ -166,18 +166,18 @@ fn shards_teach_what_texts_do() {
 }
 
 #[test]
-fn the_layers_of_a_cross_layer_transcoder_come_from_texts_and_from_shards() {
+fn cross_layer_transcoder_trains_on_texts_and_shards() {
     let work = Work::new();
     work.cached(Some(0));
     let layers: Vec<String> = (0..3).flat_map(layer_files).collect();
     for data in ["text.txt", "activations"] {
-        let job = work.job(data, &format!("out-{data}"), TrainOptions { k: None, ..of_layers() });
+        let job = work.job(data, &format!("out-{data}"), TrainOptions { k: None, ..cross_layer() });
         let report = run(&job).unwrap();
         assert_eq!(report.parameters, 3 * (64 * (28 + 1) + 28) + 6 * 64 * 28);
         let metrics = report.dictionary.unwrap();
         let explained = &metrics.explained_variance_per_layer;
-        assert!(explained.len() == 3 && explained.iter().all(|of_layer| *of_layer > 0.2), "{metrics:?}");
-        // 16 of each layer.
+        assert!(explained.len() == 3 && explained.iter().all(|variance| *variance > 0.2), "{metrics:?}");
+        // 16 per layer.
         assert!(metrics.l0 > 24.0 && metrics.l0 < 72.0, "{}", metrics.l0);
         let mut expected = layers.clone();
         expected.extend(
@@ -190,19 +190,19 @@ fn the_layers_of_a_cross_layer_transcoder_come_from_texts_and_from_shards() {
         assert!(config.contains("model_kind: cross_layer_transcoder\nfeature_input_hook: hook_resid_mid\n"));
     }
 
-    // What a process that was killed left of any layer is no reason to refuse a folder.
+    // Leftovers of a killed process in any layer do not cause the folder to be rejected.
     let out = work.path("killed");
     for left in ["W_enc_0.safetensors.partial-aB3dE6", "W_dec_1.safetensors.partial-aB3dE6"] {
         fs::create_dir_all(out.join(left)).unwrap();
     }
     fs::create_dir(out.join("W_enc_1.safetensors.partial-x2x4x6")).unwrap();
-    run(&work.job("text.txt", "killed", TrainOptions { steps: 1, ..of_layers() })).unwrap();
+    run(&work.job("text.txt", "killed", TrainOptions { steps: 1, ..cross_layer() })).unwrap();
     assert!(files(&out).into_iter().all(|(name, _)| !name.contains("partial")));
 }
 
-/// A model of the same sizes is another one.
+/// A model with the same sizes is still a different model.
 #[test]
-fn a_dictionary_of_another_model_is_not_resumed() {
+fn dictionary_of_another_model_is_not_resumed() {
     let mut work = Work::new();
     let resumed = TrainOptions { resume: true, ..options() };
     run(&work.job("text.txt", "out", options())).unwrap();
@@ -212,25 +212,25 @@ fn a_dictionary_of_another_model_is_not_resumed() {
         *bias = (&*bias + 0.5).unwrap();
     });
     let error = run(&work.job("text.txt", "out", resumed)).unwrap_err().to_string();
-    assert!(error.contains("another model, or a model with another configuration"), "{error}");
+    assert!(error.contains("a run with a different model or configuration"), "{error}");
 }
 
 #[test]
-fn an_interrupted_training_goes_on_to_the_same_files() {
+fn resumed_training_writes_identical_files() {
     let work = Work::new();
     work.cached(None);
     let batch_top_k =
         TrainOptions { kind: Some(DictionaryKind::BatchTopK), dead_after: Some(400), ..options() };
-    let of_layers = TrainOptions { dead_after: Some(400), ..of_layers() };
+    let cross_layer = TrainOptions { dead_after: Some(400), ..cross_layer() };
     for (data, options) in
-        [("text.txt", &batch_top_k), ("activations", &batch_top_k), ("activations", &of_layers)]
+        [("text.txt", &batch_top_k), ("activations", &batch_top_k), ("activations", &cross_layer)]
     {
         let name = format!("{data}-{}", options.kind.unwrap());
         let whole = work.job(data, &format!("whole-{name}"), options.clone());
         run(&whole).unwrap();
         let resumed =
             work.job(data, &format!("cut-{name}"), TrainOptions { resume: true, ..options.clone() });
-        // Before the first evaluation, between saved states, and after the last evaluation but one.
+        // Before the first evaluation, between saved states, and after the second-to-last evaluation.
         for at in [7, 19, 33] {
             let interrupter = Arc::new(Interrupter::new(1));
             let reporter: Arc<dyn Reporter> = interrupter.clone();
@@ -244,7 +244,7 @@ fn an_interrupted_training_goes_on_to_the_same_files() {
             assert!(stopped.unwrap_err().is_interrupted());
         }
         run(&resumed).unwrap();
-        // But the log and its curve, which have times.
+        // All files except the log and its curve, which contain times.
         let results = |job: &TrainJob| -> Vec<(String, Vec<u8>)> {
             files(&job.out).into_iter().filter(|(name, _)| !name.starts_with("lo")).collect()
         };
@@ -254,15 +254,15 @@ fn an_interrupted_training_goes_on_to_the_same_files() {
             assert!(found == expected, "{name}: {} for {}", found.0, expected.0);
         }
         assert_eq!(found.len(), expected.len(), "{name}");
-        // Other numbers of the dictionary are another training.
+        // Other hyperparameters of the dictionary are another training.
         let other = TrainOptions { resume: true, k: Some(7), ..options.clone() };
-        let told = run(&work.job(data, &format!("cut-{name}"), other)).unwrap_err().to_string();
-        assert!(told.contains("dictionary is {") && told.contains("give the same ones"), "{told}");
+        let error = run(&work.job(data, &format!("cut-{name}"), other)).unwrap_err().to_string();
+        assert!(error.contains("dictionary was {") && error.contains("use the same options"), "{error}");
     }
 }
 
 #[test]
-fn what_does_not_go_together_is_refused_by_its_names() {
+fn incompatible_options_and_data_are_rejected() {
     let work = Work::new();
     let refused = |data: &str, options: TrainOptions| {
         let job = work.job(data, "refused", options);
@@ -271,7 +271,7 @@ fn what_does_not_go_together_is_refused_by_its_names() {
         error.to_string()
     };
     let text = |options: TrainOptions| refused("text.txt", options);
-    for (options, told) in [
+    for (options, expected) in [
         (TrainOptions { site: None, ..options() }, "needs `site`"),
         (TrainOptions { task: Task::Text, ..options() }, "`site` needs `task` dictionary"),
         (
@@ -291,69 +291,69 @@ fn what_does_not_go_together_is_refused_by_its_names() {
         (TrainOptions { site: Some("blocks.7.hook_resid_post".into()), ..options() }, "there is no block 7"),
         (TrainOptions { context: Some(1), ..options() }, "at least 2 for a dictionary"),
         (
-            TrainOptions { site: Some("1.resid_mid".into()), ..of_layers() },
+            TrainOptions { site: Some("1.resid_mid".into()), ..cross_layer() },
             "give the hook point without a block",
         ),
-        (TrainOptions { output_site: Some("1.mlp_out".into()), ..of_layers() }, "the outputs of all MLPs"),
-        (TrainOptions { k: Some(3 * 64 + 1), ..of_layers() }, "`k`: expected from 1 to the 192 latents"),
+        (TrainOptions { output_site: Some("1.mlp_out".into()), ..cross_layer() }, "the outputs of all MLPs"),
+        (TrainOptions { k: Some(3 * 64 + 1), ..cross_layer() }, "`k`: expected from 1 to the 192 latents"),
     ] {
         let found = text(options);
-        assert!(found.contains(told), "{found} for {told}");
+        assert!(found.contains(expected), "`{expected}` is not in: {found}");
     }
     let from_config = TrainJob {
         start: Start::ConfigFile("config.json".into()),
         ..work.job("text.txt", "refused", options())
     };
-    assert!(run(&from_config).unwrap_err().to_string().contains("give a checkpoint"));
+    assert!(run(&from_config).unwrap_err().to_string().contains("start from a checkpoint"));
 
     let folder = work.cached(None);
     let shards = |options: TrainOptions| refused("activations", options);
-    let told = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
+    let error = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
     assert!(
-        told.contains("it has activations of blocks.0.hook_resid_mid, ")
-            && told.ends_with("none of blocks.0.hook_resid_post"),
-        "{told}"
+        error.contains("it has activations of blocks.0.hook_resid_mid, ")
+            && error.ends_with("but not of blocks.0.hook_resid_post"),
+        "{error}"
     );
     assert!(
         shards(TrainOptions { random_positions: true, ..options() })
-            .contains("`random_positions` is for texts")
+            .contains("`random_positions` applies only to texts")
     );
     let other = work.checkpoint.file("model.safetensors");
     let own = fs::read(&other).unwrap();
     let mut changed = own.clone();
-    // Another weight: the last byte of the last tensor.
+    // Changes a weight: the last byte of the last tensor.
     *changed.last_mut().unwrap() ^= 1;
     fs::write(&other, changed).unwrap();
-    assert!(shards(options()).contains("which computes other numbers than this one"));
+    assert!(shards(options()).contains("the activations were computed by another model"));
     fs::write(&other, own).unwrap();
-    // A folder that is not whole, and a shard that is damaged where its length does not tell.
+    // An incomplete folder, and a damaged shard of the correct length.
     let manifest = folder.join("activations.json");
     let written = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, written.replace("\"complete\": true", "\"complete\": false")).unwrap();
-    assert!(shards(options()).contains("its making was interrupted"));
+    assert!(shards(options()).contains("its job was interrupted"));
     fs::write(&manifest, &written).unwrap();
     let shard = folder.join("activations_000000.safetensors");
     let bytes = fs::read(&shard).unwrap();
     let header = 8 + usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
     let tensors: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
     let start = tensors["blocks.1.hook_resid_post"]["data_offsets"][0].as_u64().unwrap();
-    // A value of the second token; the first one is not trained on.
-    let place = header + usize::try_from(start).unwrap() + 28 * 4;
+    // A value of the second token, because the first one is not trained on.
+    let offset = header + usize::try_from(start).unwrap() + 28 * 4;
     let mut damaged = bytes.clone();
-    damaged[place..place + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    damaged[offset..offset + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
     fs::write(&shard, damaged).unwrap();
-    let told = shards(options());
-    assert!(told.contains("its checksum does not match"), "{told}");
-    // Folders of older versions have no checksums; their values are checked when they are used.
+    let error = shards(options());
+    assert!(error.contains("the checksum does not match"), "{error}");
+    // Folders of older versions have no checksums. Their values are checked on use.
     let mut old: Value = serde_json::from_str(&written).unwrap();
     for shard in old["shards"].as_array_mut().unwrap() {
         assert!(shard.as_object_mut().unwrap().remove("crc32").is_some());
     }
     fs::write(&manifest, old.to_string()).unwrap();
-    let told = run(&work.job("activations", "begun", options())).unwrap_err().to_string();
+    let error = run(&work.job("activations", "begun", options())).unwrap_err().to_string();
     assert!(
-        told.contains("activations_000000.safetensors: `blocks.1.hook_resid_post`: expected finite numbers, found inf at token 1"),
-        "{told}"
+        error.contains("activations_000000.safetensors: `blocks.1.hook_resid_post`: expected finite numbers, found inf at token 1"),
+        "{error}"
     );
     let damaged: Vec<u8> = [&[0xff; 8], &bytes[8..]].concat();
     fs::write(&shard, damaged).unwrap();

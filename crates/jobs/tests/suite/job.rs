@@ -1,4 +1,4 @@
-//! A training from files to a folder: interrupted or not it ends with the same files; wrong options are told by their names.
+//! Training from data files to a folder: identical files after interruptions, and invalid options.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::interrupter::{Interrupter, scenes};
 
 const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
 
-/// A training on some lines that are always the same, in a folder.
+/// Creates a training on a fixed text in a folder.
 pub(crate) fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
     let data = folder.join("text.txt");
     if !data.exists() {
@@ -44,16 +44,16 @@ fn read(job: &TrainJob, name: &str) -> Vec<u8> {
     fs::read(job.out.join(name)).unwrap()
 }
 
-/// The log without its times.
+/// Log entries without their times.
 fn log(job: &TrainJob) -> Vec<Value> {
     let log = String::from_utf8(read(job, "log.jsonl")).unwrap();
     let entries = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     entries.map(|entry| json!([entry["step"], entry["loss"], entry["held_out_loss"]])).collect()
 }
 
-/// Between steps, within the batches of a step, forwards and backwards, within and after evaluations.
+/// Covers interruptions between and within steps, in both passes, and within and after evaluations.
 #[test]
-fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
+fn resumed_training_writes_identical_files() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions {
         steps: 9,
@@ -74,11 +74,11 @@ fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
     let interrupted = job(folder.path(), "interrupted", TrainOptions { resume: true, ..options });
     let mut steps = Vec::new();
     let mut saved_unevaluated = 0;
-    let mut questions = 1;
+    let mut check = 1;
     let resumed = loop {
-        // Within the first batch, and far enough to come to an end.
-        let interrupter = Arc::new(Interrupter::new(questions));
-        questions = questions * 9 / 8 + 1;
+        // Begins within the first batch, and grows fast enough for the training to finish.
+        let interrupter = Arc::new(Interrupter::new(check));
+        check = check * 9 / 8 + 1;
         let reporter: Arc<dyn Reporter> = interrupter.clone();
         let mut steps_done = 0;
         let done = interrupted.run(&reporter, &mut |event| match event {
@@ -112,14 +112,17 @@ fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
         assert_eq!(read(&interrupted, name), read(&whole, name), "{name}");
     }
     assert_eq!(log(&interrupted), log(&whole));
-    assert!(!interrupted.out.join("training.tokens").exists());
+    // The temporary token files are in `tokens.partial-*`.
+    let mut names = fs::read_dir(&interrupted.out).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.all(|name| !name.to_string_lossy().starts_with("tokens")));
 }
 
 #[test]
-fn an_interrupt_before_the_first_step_leaves_no_state() {
+fn interruption_before_the_first_step_leaves_no_state() {
     let folder = tempfile::tempdir().unwrap();
     let job = job(folder.path(), "out", TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() });
-    // While the tokenizer is trained, and while the data is encoded, when there is a folder, which goes again.
+    // While the tokenizer is trained, and while the data is encoded. In the latter phase the folder
+    // exists, and is removed again.
     for at in [1, 4] {
         let interrupter = Interrupter::new(at);
         interrupter.begin();
@@ -132,7 +135,7 @@ fn an_interrupt_before_the_first_step_leaves_no_state() {
 }
 
 #[test]
-fn a_model_that_is_kept_is_what_a_shorter_training_ends_with() {
+fn kept_model_equals_a_shorter_training() {
     let folder = tempfile::tempdir().unwrap();
     let options = |steps| TrainOptions {
         steps,
@@ -152,11 +155,11 @@ fn a_model_that_is_kept_is_what_a_shorter_training_ends_with() {
     }
     let weights = |step: &str| read(&longer, &format!("{step}model.safetensors"));
     assert!(weights("step-0/") != weights("step-2/") && weights("step-2/") != weights(""));
-    assert!(!longer.out.join("step-9").exists(), "there is no such step");
+    assert!(!longer.out.join("step-9").exists(), "the training has no step 9");
 }
 
 #[test]
-fn a_checkpoint_is_trained_further_with_samples_and_events() {
+fn fine_tuning_reports_samples_and_events() {
     let folder = tempfile::tempdir().unwrap();
     let tiny = CheckpointFolder::tiny();
     let options = TrainOptions {
@@ -170,10 +173,10 @@ fn a_checkpoint_is_trained_further_with_samples_and_events() {
     };
     let start = Start::Checkpoint(tiny.path().to_owned());
     let job = TrainJob { start, ..job(folder.path(), "out", options) };
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     let report = job
         .run(&silent(), &mut |event| {
-            told.push(match event {
+            events.push(match event {
                 TrainEvent::Start { steps, steps_done } => format!("{steps_done} of {steps}"),
                 TrainEvent::Entry(entry) if entry.loss.is_some() => format!("step {}", entry.step),
                 TrainEvent::Entry(entry) => format!("held out {}", entry.step),
@@ -196,7 +199,7 @@ fn a_checkpoint_is_trained_further_with_samples_and_events() {
         "held out 4",
         "sample 4",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(events, expected);
     let keys = serde_json::to_value(&report).unwrap();
     assert_eq!(keys["steps"], 4);
     assert_eq!(keys["best_step"].as_u64().unwrap() % 2, 0);
@@ -204,13 +207,13 @@ fn a_checkpoint_is_trained_further_with_samples_and_events() {
     assert!(header.contains("\"F16\""), "{header}");
     assert!(job.out.join("adapter/adapter_model.safetensors").exists());
     let vocabulary = |file: &[u8]| serde_json::from_slice::<Value>(file).unwrap()["model"]["vocab"].clone();
-    let given = fs::read(tiny.file("tokenizer.json")).unwrap();
-    assert_eq!(vocabulary(&read(&job, "tokenizer.json")), vocabulary(&given));
+    let original = fs::read(tiny.file("tokenizer.json")).unwrap();
+    assert_eq!(vocabulary(&read(&job, "tokenizer.json")), vocabulary(&original));
 }
 
-/// The end tokens, the settings of generation and the chat template would otherwise be lost silently.
+/// Otherwise the end tokens, generation settings and chat template would be lost silently.
 #[test]
-fn a_training_from_a_checkpoint_keeps_its_settings() {
+fn fine_tuning_keeps_checkpoint_settings() {
     let folder = tempfile::tempdir().unwrap();
     let settings = [
         ("generation_config.json", r#"{"repetition_penalty": 1.90, "eos_token_id": [5, 3], "mine": 1}"#),
@@ -232,20 +235,20 @@ fn a_training_from_a_checkpoint_keeps_its_settings() {
     };
     let job = TrainJob { start: Start::Checkpoint(tiny.path().into()), ..job(folder.path(), "out", options) };
     run(&job).unwrap();
-    for place in ["", "step-1/"] {
+    for step in ["", "step-1/"] {
         for (name, text) in settings {
-            assert_eq!(read(&job, &format!("{place}{name}")), text.as_bytes(), "{place}{name}");
+            assert_eq!(read(&job, &format!("{step}{name}")), text.as_bytes(), "{step}{name}");
         }
         assert!(
-            read(&job, &format!("{place}tokenizer.json")) == fs::read(tiny.file("tokenizer.json")).unwrap()
+            read(&job, &format!("{step}tokenizer.json")) == fs::read(tiny.file("tokenizer.json")).unwrap()
         );
-        let config: Value = serde_json::from_slice(&read(&job, &format!("{place}config.json"))).unwrap();
+        let config: Value = serde_json::from_slice(&read(&job, &format!("{step}config.json"))).unwrap();
         assert_eq!(config["task_specific_params"]["x"], 1);
     }
 }
 
 #[test]
-fn wrong_options_are_told_by_their_names_before_any_work() {
+fn invalid_options_are_rejected_before_any_work() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |options: TrainOptions| {
         let job = job(folder.path(), "out", options);
@@ -257,7 +260,7 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
     for (options, expected) in [
         (
             TrainOptions { dropout: Some(1.0), ..default() },
-            "`dropout`: expected a rate from 0 to below 1, found 1",
+            "`dropout`: expected a rate of at least 0 and below 1, found 1",
         ),
         (TrainOptions { eval_every: 0, ..default() }, "`eval_every`: expected at least 1, found 0"),
         (TrainOptions { save_every: 0, ..default() }, "`save_every`: expected at least 1, found 0"),
@@ -265,38 +268,38 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
         (TrainOptions { steps: 0, ..default() }, "`steps`: expected at least 1, found 0"),
         (
             TrainOptions { lora_alpha: Some(2.0), ..default() },
-            "`lora_alpha` is of adapters; give `lora_rank`",
+            "`lora_alpha` applies only to adapters; set `lora_rank`",
         ),
         (
             TrainOptions { n_head: Some(2), ..default() },
-            "`n_head` is for checkpoints: here the configuration says it",
+            "`n_head` applies only to checkpoints: the configuration defines the number of heads",
         ),
     ] {
         assert_eq!(refused(options), expected);
     }
-    let much = TrainOptions { batch_size: 1 << 20, ..default() };
-    let told = refused(much.clone());
+    let huge = TrainOptions { batch_size: 1 << 20, ..default() };
+    let error = refused(huge.clone());
     assert!(
-        told.ends_with(
-            "lower `batch_size` (and raise `accumulate`) or `context`, or add `recompute`; `ignore_memory` trains all the same"
+        error.ends_with(
+            "lower `batch_size` (and raise `accumulate`) or `context`, or add `recompute`; `ignore_memory` skips this check"
         ),
-        "{told}"
+        "{error}"
     );
-    // A text without a window takes no memory.
+    // A text shorter than a window takes no memory.
     let short = (folder.path().join("short.txt"), "The dog was found.");
     fs::write(&short.0, short.1).unwrap();
-    let tried = TrainOptions { ignore_memory: true, held_out: 0.0, ..much.clone() };
+    let unchecked = TrainOptions { ignore_memory: true, held_out: 0.0, ..huge.clone() };
     let tiny = tiny();
     let start = Start::Checkpoint(tiny.path().to_owned());
-    let tried = run(&TrainJob { data: vec![short.0], start, ..job(folder.path(), "tried", tried) });
-    let tried = tried.unwrap_err().to_string();
-    assert!(tried.contains("one window of the context takes 49"), "{tried}");
-    let told = refused(TrainOptions { recompute: true, ..much });
+    let error = run(&TrainJob { data: vec![short.0], start, ..job(folder.path(), "tried", unchecked) });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("one window needs 49"), "{error}");
+    let error = refused(TrainOptions { recompute: true, ..huge });
     assert!(
-        told.ends_with(
-            "lower `batch_size` (and raise `accumulate`) or `context`; `ignore_memory` trains all the same"
+        error.ends_with(
+            "lower `batch_size` (and raise `accumulate`) or `context`; `ignore_memory` skips this check"
         ),
-        "{told}"
+        "{error}"
     );
 }
 
@@ -305,8 +308,8 @@ fn tiny() -> CheckpointFolder {
     CheckpointFolder::tiny().with_config(json!({"eos_token_id": 0, "bos_token_id": 0}))
 }
 
-/// A training of a checkpoint on a file of this content.
-fn further(
+/// Creates a fine-tuning of a checkpoint on a file with these contents.
+fn fine_tuning(
     folder: &Path,
     checkpoint: &CheckpointFolder,
     data: (&str, &str),
@@ -319,14 +322,14 @@ fn further(
 }
 
 #[test]
-fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
+fn unusable_data_is_reported_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let tiny = tiny();
     let completion = format!("{{\"prompt\": \"a\", \"completion\": \"{}\"}}\n", "many words ".repeat(60));
-    let labels = "the rows up to here have 1 labels (ham); a classifier has from 2 to 1000";
+    let labels = "the rows up to this one have 1 labels (ham); a classifier needs 2 to 1000";
     for (task, name, content, expected) in [
         (Task::Text, "empty.txt", "", "the file is empty"),
-        (Task::Text, "short.txt", "aba", "one window of the context takes"),
+        (Task::Text, "short.txt", "aba", "one window needs"),
         (Task::Text, "no.jsonl", "not json\n", "line 1: not valid JSON"),
         (Task::Classify, "empty.jsonl", "{\"text\": \"a\", \"label\": \"\"}\n", "line 1: `label` is empty"),
         (Task::Classify, "same.tsv", "ham\ta\nham\tb\n", &format!("line 2: {labels}")),
@@ -334,37 +337,45 @@ fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
         (Task::Answer, "half.jsonl", "\n{\"completion\": \"a\"}\n", "line 2: the object has no `prompt`"),
         (Task::Answer, "long.jsonl", &completion, "line 1: `completion` has"),
     ] {
-        let job =
-            further(folder.path(), &tiny, (name, content), TrainOptions { task, ..TrainOptions::default() });
+        let job = fine_tuning(
+            folder.path(),
+            &tiny,
+            (name, content),
+            TrainOptions { task, ..TrainOptions::default() },
+        );
         let error = run(&job).unwrap_err();
-        let told = error.to_string();
-        let is_named = name == "short.txt" || told.contains(name);
-        assert!(!error.is_usage() && told.contains(expected) && is_named, "`{expected}` is not in: {told}");
+        let message = error.to_string();
+        let is_named = name == "short.txt" || message.contains(name);
+        assert!(
+            !error.is_usage() && message.contains(expected) && is_named,
+            "`{expected}` is not in: {message}"
+        );
     }
-    // Enough for a window, and too little for a tokenizer of so many tokens.
+    // Enough text for a window, but too little for a tokenizer of this vocabulary size.
     let config = Gpt2Config { vocab_size: 9000, ..Gpt2Config::from_json(CONFIG).unwrap() };
     let large = TrainJob {
         start: Start::Config(config.into()),
         ..job(folder.path(), "out", TrainOptions::default())
     };
-    let told = run(&large).unwrap_err().to_string();
-    assert!(told.contains("tokens; lower it to "), "{told}");
-    // A tokenizer of more tokens than the model has.
+    let message = run(&large).unwrap_err().to_string();
+    assert!(message.contains("tokens; lower it to "), "{message}");
+    // A tokenizer with more tokens than the model.
     let tokenizer = folder.path().join("tokenizer.json");
     fs::write(&tokenizer, candle_gpt2_stories::TOKENIZER).unwrap();
     let start = Start::Checkpoint(tiny.path().to_owned());
     let one = job(folder.path(), "out", TrainOptions { steps: 1, ..TrainOptions::default() });
-    let told =
+    let message =
         run(&TrainJob { start: start.clone(), tokenizer: Some(tokenizer), ..one }).unwrap_err().to_string();
-    assert!(told.contains("the tokenizer does not belong to this model"), "{told}");
+    assert!(message.contains("the tokenizer does not match the model"), "{message}");
     let mimetic = TrainOptions { initialization: Initialization::Mimetic, ..TrainOptions::default() };
     let error = run(&TrainJob { start, ..job(folder.path(), "out", mimetic) }).unwrap_err();
-    let expected = "`initialization` is for models trained from scratch: a checkpoint already has weights";
+    let expected =
+        "`initialization` applies only to models trained from scratch: a checkpoint already has weights";
     assert!(error.is_usage() && error.to_string() == expected, "{error}");
 }
 
 #[test]
-fn labels_are_those_of_a_head_that_is_there() {
+fn labels_must_match_the_existing_head() {
     let folder = tempfile::tempdir().unwrap();
     let heads = CheckpointFolder::of("heads/sequence");
     let config: Value = serde_json::from_slice(&fs::read(heads.file("config.json")).unwrap()).unwrap();
@@ -373,38 +384,38 @@ fn labels_are_those_of_a_head_that_is_there() {
         let row = |label: &str, text: &str| format!("{}\n", json!({"text": text, "label": label}));
         row(known[0], "one").repeat(12) + &row(known[1], "two").repeat(12) + &row(last, "three")
     };
-    let of = |checkpoint: &CheckpointFolder, last: &str, options: TrainOptions| {
-        further(folder.path(), checkpoint, ("rows.jsonl", &rows(last)), options)
+    let classifier = |checkpoint: &CheckpointFolder, last: &str, options: TrainOptions| {
+        fine_tuning(folder.path(), checkpoint, ("rows.jsonl", &rows(last)), options)
     };
     let classify = || TrainOptions { task: Task::Classify, ..TrainOptions::default() };
-    let told = run(&of(&heads, "nowhere", classify())).unwrap_err().to_string();
-    assert!(told.contains("line 25: the label `nowhere` is none of the model's: "), "{told}");
+    let error = run(&classifier(&heads, "nowhere", classify())).unwrap_err().to_string();
+    assert!(error.contains("line 25: unknown label `nowhere`; expected one of the model's: "), "{error}");
     let refused = |job: TrainJob, expected: &str| {
         let error = run(&job).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
     };
     let weights = Some("nowhere=2".parse().unwrap());
     let weighted = TrainOptions { class_weights: weights, ..classify() };
-    refused(of(&heads, "3", weighted), "`class_weights`: expected labels of ");
+    refused(classifier(&heads, "3", weighted), "`class_weights`: expected labels from ");
     let answer = TrainOptions { task: Task::Answer, ..TrainOptions::default() };
     let rows = ("answers.jsonl", r#"{"prompt": "a", "completion": "b"}"#);
-    refused(further(folder.path(), &heads, rows, answer), "`task` answer trains language models");
+    refused(fine_tuning(folder.path(), &heads, rows, answer), "`task` answer trains language models");
     for (name, class) in
         [("heads/token", "GPT2ForTokenClassification"), ("heads/multi_label", "multi_label_classification")]
     {
-        refused(of(&CheckpointFolder::of(name), "3", classify()), class);
+        refused(classifier(&CheckpointFolder::of(name), "3", classify()), class);
     }
-    // The number of a label stands for it, as in data for transformers.
-    let numbered = of(&heads, "3", classify());
+    // The number of a label refers to it, as in data for transformers.
+    let numbered = classifier(&heads, "3", classify());
     let report = run(&numbered).unwrap();
     let labels = report.classification.unwrap().labels.len();
     assert_eq!(labels, config["id2label"].as_object().unwrap().len());
-    assert_eq!(report.training_rows, Some(25 - 2), "the last of 12 and of 13 rows");
+    assert_eq!(report.training_rows, Some(25 - 2), "the last of 12 rows and of 13 rows is held out");
     let trained: Value = serde_json::from_slice(&read(&numbered, "config.json")).unwrap();
     assert_eq!(trained["id2label"], config["id2label"]);
 }
 
-/// Keeps what is worth knowing.
+/// Reporter that collects notes.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -419,21 +430,22 @@ impl Reporter for Notes {
 }
 
 #[test]
-fn rows_longer_than_the_context_lose_their_first_tokens_and_that_is_said() {
+fn long_rows_lose_their_first_tokens_with_a_note() {
     let folder = tempfile::tempdir().unwrap();
     let rows = "ham\tone two three four five six\nspam\ta\n".repeat(20);
     let options = TrainOptions { task: Task::Classify, context: Some(4), ..TrainOptions::default() };
     let notes = Arc::new(Notes::default());
     let reporter: Arc<dyn Reporter> = notes.clone();
-    let report = further(folder.path(), &tiny(), ("rows.tsv", &rows), options).run(&reporter, &mut |_| {});
+    let report =
+        fine_tuning(folder.path(), &tiny(), ("rows.tsv", &rows), options).run(&reporter, &mut |_| {});
     assert!(report.unwrap().training_tokens <= 36 * 4);
-    let told = "20 of 40 rows are longer than the context of 4 tokens, and lose their first ones";
-    assert!(notes.0.lock().unwrap().iter().any(|note| note == told), "{notes:?}", notes = notes.0);
+    let expected = "20 of 40 rows are longer than the context of 4 tokens, and lose their first tokens";
+    assert!(notes.0.lock().unwrap().iter().any(|note| note == expected), "{notes:?}", notes = notes.0);
 }
 
-/// What is resumed, and what with.
+/// A run with different options or different rows is not resumed.
 #[test]
-fn another_training_of_rows_is_not_resumed() {
+fn training_with_changed_options_or_rows_is_not_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let tiny = tiny();
     let rows: String = (0..40).map(|row| format!("{}\tword {row}\n", ["ham", "spam"][row % 2])).collect();
@@ -444,20 +456,20 @@ fn another_training_of_rows_is_not_resumed() {
         class_weights: weights.map(|weights| weights.parse().unwrap()),
         ..TrainOptions::default()
     };
-    let job = |options, rows: &str| further(folder.path(), &tiny, ("rows.tsv", rows), options);
+    let job = |options, rows: &str| fine_tuning(folder.path(), &tiny, ("rows.tsv", rows), options);
     run(&job(weighted(Some(1), Some("spam=2")), &rows)).unwrap();
     for (options, rows, expected) in [
-        (weighted(None, Some("spam=2")), &rows, "other options: train_blocks is 1 there and null here"),
-        (weighted(Some(1), None), &rows, "class_weights is [1.0,2.0] there and null here"),
-        (weighted(Some(1), Some("spam=2")), &rows.replace("word 7", "word 8"), "a run with other data"),
+        (weighted(None, Some("spam=2")), &rows, "different options: train_blocks was 1 and is now null"),
+        (weighted(Some(1), None), &rows, "class_weights was [1.0,2.0] and is now null"),
+        (weighted(Some(1), Some("spam=2")), &rows.replace("word 7", "word 8"), "a run with different data"),
     ] {
-        let told = run(&job(options, rows)).unwrap_err().to_string();
-        assert!(told.contains(expected), "`{expected}` is not in: {told}");
+        let error = run(&job(options, rows)).unwrap_err().to_string();
+        assert!(error.contains(expected), "`{expected}` is not in: {error}");
     }
 }
 
 #[test]
-fn a_loss_that_is_not_a_number_stops_and_names_the_last_checkpoint() {
+fn non_finite_loss_stops_and_names_the_last_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions {
         steps: 40,
@@ -468,26 +480,26 @@ fn a_loss_that_is_not_a_number_stops_and_names_the_last_checkpoint() {
         save_every: 1,
         ..TrainOptions::default()
     };
-    let told = run(&job(folder.path(), "out", options)).unwrap_err().to_string();
-    assert!(told.contains("is not a number") && told.contains("the last good checkpoint is"), "{told}");
+    let error = run(&job(folder.path(), "out", options)).unwrap_err().to_string();
+    assert!(error.contains("is not finite") && error.contains("the last good checkpoint is"), "{error}");
 }
 
 #[test]
-fn a_folder_that_holds_something_is_not_overwritten() {
+fn non_empty_folder_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions { steps: 1, batch_size: 2, ..TrainOptions::default() };
     let job = job(folder.path(), "out", options.clone());
     run(&job).unwrap();
-    let told = run(&job).unwrap_err().to_string();
-    assert!(told.contains("add `resume` to continue what is in it"), "{told}");
+    let error = run(&job).unwrap_err().to_string();
+    assert!(error.contains("add `resume` to continue the job in it"), "{error}");
     let resumed = TrainOptions { resume: true, steps: 2, ..options };
-    let told = run(&TrainJob { options: resumed, ..job }).unwrap_err().to_string();
-    assert!(told.contains("other options: steps is 1 there and 2 here"), "{told}");
+    let error = run(&TrainJob { options: resumed, ..job }).unwrap_err().to_string();
+    assert!(error.contains("different options: steps was 1 and is now 2"), "{error}");
 }
 
-/// A lock of the system, which ends with its process.
+/// The lock is an operating system lock, which ends with its process.
 #[test]
-fn one_training_at_a_time_writes_a_folder() {
+fn only_one_training_can_write_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions { steps: 2, batch_size: 2, ..TrainOptions::default() };
     let first = job(folder.path(), "out", options.clone());
@@ -500,20 +512,20 @@ fn one_training_at_a_time_writes_a_folder() {
         assert_eq!(
             refused.to_string(),
             format!(
-                "{}: another process is writing this folder; wait until it ends, or choose another name",
+                "{}: another process is writing to this folder; wait until it finishes, or choose another folder",
                 second.out.display()
             )
         );
     }
-    assert_eq!(candle_gpt2_testing::entries(&first.out), before, "the refused ones have touched nothing");
+    assert_eq!(candle_gpt2_testing::entries(&first.out), before, "refused trainings change nothing");
     drop(running);
     run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
     assert!(!candle_gpt2_testing::entries(&first.out).contains(&".lock".to_owned()));
 }
 
-/// Names that a process which was killed leaves, and names of others that look alike.
+/// Names of a killed process's leftovers, and similar names of other files.
 #[test]
-fn a_resumed_training_removes_its_own_leftovers_only() {
+fn resumed_training_removes_only_its_own_leftovers() {
     const OWN: [&str; 3] = ["model.safetensors.partial-aB3dE6", "tokens.partial-000000", "adapter"];
     const OTHERS: [&str; 4] = [".tmpfile", "notes.partial-aB3dE6", "log.jsonl.partial-short", "tokens"];
     let folder = tempfile::tempdir().unwrap();
@@ -530,11 +542,7 @@ fn a_resumed_training_removes_its_own_leftovers_only() {
 
     let refused = job(folder.path(), "out", TrainOptions { resume: true, steps: 3, ..options.clone() });
     run(&refused).unwrap_err();
-    assert_eq!(
-        candle_gpt2_testing::entries(&first.out),
-        before,
-        "a training that is refused removes nothing"
-    );
+    assert_eq!(candle_gpt2_testing::entries(&first.out), before, "a refused training removes nothing");
     run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
     let left: Vec<String> = before.into_iter().filter(|name| !OWN[..2].contains(&name.as_str())).collect();
     assert_eq!(candle_gpt2_testing::entries(&first.out), left);
@@ -543,7 +551,7 @@ fn a_resumed_training_removes_its_own_leftovers_only() {
 
 /// A process killed while writing a kept step leaves a partial folder in that step's folder.
 #[test]
-fn a_resumed_training_removes_the_partial_files_of_kept_steps() {
+fn resumed_training_removes_partial_files_of_kept_steps() {
     let folder = tempfile::tempdir().unwrap();
     let options =
         TrainOptions { steps: 2, batch_size: 2, keep_steps: Some(vec![0, 1]), ..TrainOptions::default() };
@@ -566,7 +574,7 @@ fn a_resumed_training_removes_the_partial_files_of_kept_steps() {
 }
 
 #[test]
-fn a_damaged_state_is_not_resumed() {
+fn damaged_state_is_not_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions { steps: 3, batch_size: 2, ..TrainOptions::default() };
     let first = job(folder.path(), "out", options.clone());
@@ -576,19 +584,19 @@ fn a_damaged_state_is_not_resumed() {
     let state = fs::read(&path).unwrap();
     let refused = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let told = run(&resumed).unwrap_err().to_string();
-        assert!(told.contains("training-state.safetensors: not a state of a training: "), "{told}");
-        assert!(told.contains("; remove it to start again"), "{told}");
-        told
+        let error = run(&resumed).unwrap_err().to_string();
+        assert!(error.contains("training-state.safetensors: not a valid training state: "), "{error}");
+        assert!(error.contains("; remove the file to start over"), "{error}");
+        error
     };
-    for place in (0..state.len()).step_by(state.len() / 97) {
+    for offset in (0..state.len()).step_by(state.len() / 97) {
         let mut flipped = state.clone();
-        flipped[place] ^= 1 << (place % 8);
+        flipped[offset] ^= 1 << (offset % 8);
         refused(&flipped);
     }
     assert!(refused(&state[..state.len() - 4]).len() < 500);
 
-    // States from before there were checksums have none in front of the progress.
+    // States from before checksums were introduced have none in front of the progress.
     let header = u64::from_le_bytes(state[..8].try_into().unwrap());
     let text = String::from_utf8(state[8..8 + usize::try_from(header).unwrap()].to_vec()).unwrap();
     let start = text.find("\"gpt2-training\":\"").unwrap() + "\"gpt2-training\":\"".len();
@@ -599,16 +607,16 @@ fn a_damaged_state_is_not_resumed() {
         let length = u64::try_from(text.len()).unwrap();
         [&length.to_le_bytes()[..], text.as_bytes(), &state[8 + usize::try_from(header).unwrap()..]].concat()
     };
-    let told = refused(&old("\\\"steps_done\\\":3", "\\\"steps_done\\\":9223372036854775808"));
-    assert!(told.contains("`steps_done`: expected at most 3, found 9223372036854775808"), "{told}");
-    let told = refused(&old("\"dtype\":\"F32\"", "\"dtype\":\"I32\""));
-    assert!(told.contains("expected F32 of") && told.contains("found I32 of"), "{told}");
+    let error = refused(&old("\\\"steps_done\\\":3", "\\\"steps_done\\\":9223372036854775808"));
+    assert!(error.contains("`steps_done`: expected at most 3, found 9223372036854775808"), "{error}");
+    let error = refused(&old("\"dtype\":\"F32\"", "\"dtype\":\"I32\""));
+    assert!(error.contains("expected F32 of") && error.contains("found I32 of"), "{error}");
     fs::write(&path, old("", "")).unwrap();
     assert_eq!(run(&resumed).unwrap().steps, 3);
 }
 
 #[test]
-fn a_log_that_was_cut_or_edited_is_noticed() {
+fn truncated_or_edited_log_is_noted() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions { steps: 3, batch_size: 2, ..TrainOptions::default() };
     let first = job(folder.path(), "out", options.clone());
@@ -623,16 +631,16 @@ fn a_log_that_was_cut_or_edited_is_noticed() {
         let reporter: Arc<dyn Reporter> = notes.clone();
         let resumed = job(folder.path(), "out", TrainOptions { resume: true, ..options.clone() });
         resumed.run(&reporter, &mut |_| {}).unwrap();
-        let is_told =
-            notes.0.lock().unwrap().iter().any(|note| note.contains("log.jsonl: it was changed since"));
-        assert_eq!(is_told, is_changed, "{content}");
+        let is_noted =
+            notes.0.lock().unwrap().iter().any(|note| note.contains("log.jsonl: modified after the state"));
+        assert_eq!(is_noted, is_changed, "{content}");
     }
 }
 
-/// A downloaded folder can hold anything.
+/// A downloaded folder can contain anything.
 #[cfg(unix)]
 #[test]
-fn fifos_and_devices_of_a_folder_do_not_block_a_resumed_training() {
+fn fifos_and_devices_do_not_block_a_resumed_training() {
     let folder = tempfile::tempdir().unwrap();
     let options = TrainOptions { steps: 1, batch_size: 2, ..TrainOptions::default() };
     for name in ["log.jsonl", "training-state.safetensors", ".lock"] {
@@ -645,18 +653,18 @@ fn fifos_and_devices_of_a_folder_do_not_block_a_resumed_training() {
                 Some(device) => std::os::unix::fs::symlink(device, &path).unwrap(),
                 None => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
             }
-            let told = run(&job).unwrap_err().to_string();
+            let error = run(&job).unwrap_err().to_string();
             assert!(
-                told.contains("not a regular file") || told.contains("a symbolic link"),
-                "{name}: {told}"
+                error.contains("not a regular file") || error.contains("a symbolic link"),
+                "{name}: {error}"
             );
         }
     }
 }
 
-/// As a full disk does it, before there is a state to resume from.
+/// Simulates a full disk before there is a state to resume from.
 #[test]
-fn a_training_that_cannot_save_its_first_state_can_be_called_again() {
+fn training_can_be_retried_if_the_first_save_fails() {
     for held_out in [0.0, 0.05] {
         let folder = tempfile::tempdir().unwrap();
         let once = TrainOptions {
@@ -673,28 +681,28 @@ fn a_training_that_cannot_save_its_first_state_can_be_called_again() {
             if let TrainEvent::Entry(_) = event
                 && !blocked.exists()
             {
-                // No file replaces a folder.
+                // A file cannot replace a folder.
                 fs::create_dir(&blocked).unwrap();
             }
         });
-        let told = error.unwrap_err().to_string();
-        assert!(told.starts_with(&format!("{}: cannot be written: ", blocked.display())), "{told}");
+        let message = error.unwrap_err().to_string();
+        assert!(message.starts_with(&format!("{}: cannot be written: ", blocked.display())), "{message}");
         fs::remove_dir(&blocked).unwrap();
         assert_eq!(candle_gpt2_testing::entries(&job.out), ["log.jsonl"], "held out: {held_out}");
         run(&job).unwrap();
-        assert_eq!(log(&job).len(), if held_out > 0.0 { 2 } else { 1 }, "the log is begun anew");
+        assert_eq!(log(&job).len(), if held_out > 0.0 { 2 } else { 1 }, "the log starts over");
     }
 }
 
 #[test]
-fn a_user_s_own_file_with_the_name_of_the_log_stays() {
+fn user_file_named_like_the_log_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let job = job(folder.path(), "out", TrainOptions { steps: 1, batch_size: 2, ..TrainOptions::default() });
     fs::create_dir(&job.out).unwrap();
     let own = job.out.join("log.jsonl");
     fs::write(&own, "{\"mine\": 1}\n").unwrap();
-    let told = run(&job).unwrap_err().to_string();
-    assert!(told.contains("the folder is not empty; choose another name"), "{told}");
+    let error = run(&job).unwrap_err().to_string();
+    assert!(error.contains("the folder is not empty; choose another name"), "{error}");
     assert_eq!(fs::read_to_string(own).unwrap(), "{\"mine\": 1}\n");
 }
 

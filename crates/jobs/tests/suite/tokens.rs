@@ -1,4 +1,4 @@
-//! Token files: their formats byte by byte, the same files however they are made, and what is said of damaged ones.
+//! Token files: byte-exact formats, identical files after interruptions, and errors of damaged files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::interrupter::{Interrupter, scenes};
 
-/// A folder with texts, and the tokenizer of a fixture.
+/// A folder with texts, and a checkpoint with its tokenizer.
 struct Work {
     folder: tempfile::TempDir,
     checkpoint: CheckpointFolder,
@@ -52,8 +52,8 @@ impl Work {
         load_tokenizer(self.checkpoint.path()).unwrap()
     }
 
-    /// The folder of a job with these options.
-    fn made(&self, out: &str, options: TokenizeOptions) -> (PathBuf, TokenizeReport) {
+    /// Runs a job with these options, and returns its folder and report.
+    fn tokenized(&self, out: &str, options: TokenizeOptions) -> (PathBuf, TokenizeReport) {
         let job = self.job(out, options);
         let report = job.run(&Silent).unwrap();
         (job.out, report)
@@ -77,7 +77,7 @@ impl Work {
         self.tokenizer().token_to_id("<|endoftext|>").unwrap()
     }
 
-    /// The tokens of both parts, by the library: the last tenth of each file is held out, from a line on.
+    /// Expected tokens of both parts: the last tenth of each file is held out, starting at a line.
     fn expected(&self) -> [Vec<u32>; 2] {
         let (tokenizer, end) = (self.tokenizer(), self.end());
         let mut parts = [Vec::new(), Vec::new()];
@@ -86,17 +86,17 @@ impl Work {
             parts[part].push(end);
         };
         let text = fs::read_to_string(self.path("text.txt")).unwrap();
-        let wanted = text.len() * 9 / 10;
-        let cut = wanted + text[wanted..].find('\n').unwrap() + 1;
+        let target = text.len() * 9 / 10;
+        let cut = target + text[target..].find('\n').unwrap() + 1;
         add(0, &text[..cut]);
         add(1, &text[cut..]);
         let rows = fs::read_to_string(self.path("rows.jsonl")).unwrap();
-        let mut place = 0;
+        let mut offset = 0;
         for row in rows.split_inclusive('\n') {
-            // A row that the cut is in is whole in the first part.
-            let part = usize::from(place > rows.len() * 9 / 10);
+            // A row that contains the split point belongs to the first part as a whole.
+            let part = usize::from(offset > rows.len() * 9 / 10);
             add(part, serde_json::from_str::<Value>(row).unwrap()["text"].as_str().unwrap());
-            place += row.len();
+            offset += row.len();
         }
         parts
     }
@@ -113,11 +113,11 @@ fn all(tokens: &impl Tokens) -> Vec<u32> {
 }
 
 #[test]
-fn files_of_nanogpt_are_the_tokens_and_nothing_else() {
+fn nanogpt_files_contain_only_tokens() {
     let work = Work::new();
     let [training, held_out] = work.expected();
     for (dtype, out) in [(None, "u16"), (Some(TokenWidth::U32), "u32")] {
-        let (folder, report) = work.made(out, TokenizeOptions { dtype, ..tenth() });
+        let (folder, report) = work.tokenized(out, TokenizeOptions { dtype, ..tenth() });
         let bytes = |tokens: &[u32]| -> Vec<u8> {
             match dtype {
                 None => tokens.iter().flat_map(|id| u16::try_from(*id).unwrap().to_le_bytes()).collect(),
@@ -131,9 +131,9 @@ fn files_of_nanogpt_are_the_tokens_and_nothing_else() {
     }
 }
 
-/// The header is written out from llm.c's `dev/data/data_common.py`.
+/// Builds the header independently, following llm.c's `dev/data/data_common.py`.
 #[test]
-fn files_of_llm_c_have_its_header_and_a_number() {
+fn llm_c_files_have_a_header_and_numbered_names() {
     let work = Work::new();
     let [training, held_out] = work.expected();
     for (dtype, magic, version) in
@@ -142,7 +142,7 @@ fn files_of_llm_c_have_its_header_and_a_number() {
         let out = format!("{magic}");
         let format = ShardFormat::LlmC;
         let options = TokenizeOptions { format, dtype: Some(dtype), shard_tokens: Some(1001), ..tenth() };
-        let (folder, report) = work.made(&out, options);
+        let (folder, report) = work.tokenized(&out, options);
         let file = |tokens: &[u32]| -> Vec<u8> {
             let count = i32::try_from(tokens.len()).unwrap();
             let mut bytes: Vec<u8> =
@@ -165,7 +165,7 @@ fn files_of_llm_c_have_its_header_and_a_number() {
 }
 
 #[test]
-fn shards_of_any_layout_are_read_as_one_text() {
+fn shards_of_any_layout_read_as_one_sequence() {
     let work = Work::new();
     let [training, held_out] = work.expected();
     let characters = |part: &[u32]| {
@@ -175,7 +175,7 @@ fn shards_of_any_layout_are_read_as_one_text() {
     for (index, shard_tokens) in [None, Some(7), Some(1000)].into_iter().enumerate() {
         for format in [ShardFormat::NanoGpt, ShardFormat::LlmC] {
             let options = TokenizeOptions { format, shard_tokens, ..tenth() };
-            let (folder, _) = work.made(&format!("{format:?}{index}"), options);
+            let (folder, _) = work.tokenized(&format!("{format:?}{index}"), options);
             for is_foreign in [false, true] {
                 if is_foreign {
                     fs::remove_file(folder.join("tokens.json")).unwrap();
@@ -185,7 +185,7 @@ fn shards_of_any_layout_are_read_as_one_text() {
                 let tokens = opened.held_out.unwrap();
                 assert_eq!(all(&tokens), held_out);
                 assert_eq!(opened.held_out_characters, characters(&held_out));
-                // Across the borders of shards.
+                // Reads across the boundaries of shards.
                 let mut found = Vec::new();
                 for start in (0..training.len() - 30).step_by(13) {
                     found.clear();
@@ -197,7 +197,7 @@ fn shards_of_any_layout_are_read_as_one_text() {
     }
 }
 
-/// What makes it ask, a piece of a text, is long here, so that there are some.
+/// Writes long texts, because interruptions are checked once per piece.
 fn long_texts(work: &Work) {
     let line = |line: u32| format!("Line {line}: the word {} and {}.\n", line % 91, line * 7919 % 10007);
     fs::write(work.path("text.txt"), (0..40_000).map(line).collect::<String>()).unwrap();
@@ -208,11 +208,11 @@ fn long_texts(work: &Work) {
 }
 
 #[test]
-fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
+fn resumed_job_writes_identical_files() {
     let work = Work::new();
     long_texts(&work);
     let options = TokenizeOptions { format: ShardFormat::LlmC, shard_tokens: Some(150_001), ..tenth() };
-    let (whole, report) = work.made("whole", options.clone());
+    let (whole, report) = work.tokenized("whole", options.clone());
     let expected = files(&whole);
     assert!(expected.len() > 6, "{}", expected.len());
 
@@ -224,12 +224,12 @@ fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
             Ok(report) => break report,
             Err(JobError::Training(TrainingError::Interrupted { state: Some(state) })) => {
                 assert_eq!(state, job.out.join("tokens.json"));
-                let told = work.refused(&job.out);
+                let error = work.refused(&job.out);
                 assert!(
-                    told.ends_with(
-                        "its making was interrupted: resume it, or remove the folder and make it again"
+                    error.ends_with(
+                        "incomplete, because its job was interrupted; resume the job, or remove the folder and start over"
                     ),
-                    "{told}"
+                    "{error}"
                 );
                 spoil(&job.out, &expected, interruptions);
             }
@@ -245,9 +245,11 @@ fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
     assert_eq!((again.encoded_bytes, again.shards), (0, report.shards));
 }
 
-/// What a process that is killed after a save can leave: more in the shard in the making, its header and its name, the next one begun,
-/// and the manifest in the making.
-fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], turn: u64) {
+/// Imitates a process that was killed after a save.
+///
+/// It may leave extra data in the incomplete shard, or the completed shard with its header and name. It
+/// may also leave the beginning of the next shard, and an incomplete manifest.
+fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], attempt: u64) {
     let manifest = folder.join("tokens.json.partial-aB3dE6");
     fs::create_dir(&manifest).unwrap();
     fs::write(manifest.join("tokens.json"), "{\"comp").unwrap();
@@ -256,7 +258,7 @@ fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], turn: u64) {
     let partial = folder.join(&name);
     let mut bytes = fs::read(&partial).unwrap();
     bytes.extend([0xab; 5001]);
-    if turn.is_multiple_of(2) {
+    if attempt.is_multiple_of(2) {
         return fs::write(&partial, bytes).unwrap();
     }
     bytes[..12].copy_from_slice(&[7; 12]);
@@ -269,53 +271,51 @@ fn spoil(folder: &Path, whole: &[(String, Vec<u8>)], turn: u64) {
 }
 
 #[test]
-fn what_does_not_belong_together_is_not_gone_on_with() {
+fn mismatched_job_is_not_resumed() {
     let work = Work::new();
     long_texts(&work);
     let options = TokenizeOptions { shard_tokens: Some(150_001), ..tenth() };
     let job = work.job("out", options.clone());
     let interrupter = Interrupter::in_phase("encoding", 2);
     job.run(&interrupter).unwrap_err();
-    let told = |options: TokenizeOptions| {
+    let refused = |options: TokenizeOptions| {
         let error = work.job("out", options).run(&Silent).unwrap_err();
         (error.is_usage(), error.to_string().split_once(": ").unwrap().1.to_owned())
     };
     let resumed = TokenizeOptions { resume: true, ..options.clone() };
     assert_eq!(
-        told(options),
+        refused(options),
         (
             true,
-            "the folder is not empty; add `resume` to continue what is in it, or choose another name".into()
+            "the folder is not empty; add `resume` to continue the job in it, or choose another name".into()
         )
     );
-    let (is_usage, said) = told(TokenizeOptions { dtype: Some(TokenWidth::U32), ..resumed.clone() });
+    let (is_usage, message) = refused(TokenizeOptions { dtype: Some(TokenWidth::U32), ..resumed.clone() });
     assert!(
         !is_usage
-            && said
-                .starts_with("it is of a run with other options: dtype is \"u16\" there and \"u32\" here;"),
-        "{said}"
+            && message.starts_with(
+                "belongs to a run with different options: dtype was \"u16\" and is now \"u32\";"
+            ),
+        "{message}"
     );
-    let (_, said) = told(TokenizeOptions { held_out: 0.2, ..resumed.clone() });
-    assert!(said.starts_with("it is of a run with other options: held_out_from is ["), "{said}");
+    let (_, message) = refused(TokenizeOptions { held_out: 0.2, ..resumed.clone() });
+    assert!(message.starts_with("belongs to a run with different options: held_out_from was ["), "{message}");
     let other = TokenizeJob { data: vec![work.path("text.txt")], ..work.job("out", resumed.clone()) };
-    let said = other.run(&Silent).unwrap_err().to_string();
+    let message = other.run(&Silent).unwrap_err().to_string();
     assert!(
-        said.contains("it is of a run with other data, or another tokenizer; give the same ones"),
-        "{said}"
+        message.contains("belongs to a run with different data or a different tokenizer; use the same ones"),
+        "{message}"
     );
-    // A text of the same size whose first part is another one.
+    // A text of the same size whose first part differs.
     let text = fs::read_to_string(work.path("text.txt")).unwrap();
     fs::write(work.path("text.txt"), text.replacen("Line 0", "Line 1", 1)).unwrap();
-    let (is_usage, said) = told(resumed.clone());
+    let (is_usage, message) = refused(resumed.clone());
     assert_eq!(
-        (is_usage, said.as_str()),
-        (
-            false,
-            "it was changed after its first part was tokenized; give it as it was, or choose another folder"
-        )
+        (is_usage, message.as_str()),
+        (false, "modified after its first part was tokenized; restore the file, or choose another folder")
     );
     fs::write(work.path("text.txt"), text).unwrap();
-    // A folder of something else.
+    // A folder with other contents.
     fs::create_dir(work.path("taken")).unwrap();
     fs::write(work.path("taken/notes"), "mine").unwrap();
     let error = work.job("taken", resumed).run(&Silent).unwrap_err();
@@ -326,20 +326,21 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
     assert_eq!(files(&work.path("taken")), [("notes".to_owned(), b"mine".to_vec())]);
 }
 
-/// Makes the same folder while another job is at it.
-struct Meddler(TokenizeJob);
+/// Reporter that runs a second job in the same folder while the first one is running.
+struct ConcurrentJob(TokenizeJob);
 
-impl Reporter for Meddler {
+impl Reporter for ConcurrentJob {
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
         if what == "encoding" {
             let before = entries(&self.0.out);
             let refused = self.0.run(&Silent).unwrap_err();
-            let told = "another process is writing this folder; wait until it ends, or choose another name";
-            assert_eq!(refused.to_string(), format!("{}: {told}", self.0.out.display()));
+            let expected =
+                "another process is writing to this folder; wait until it finishes, or choose another folder";
+            assert_eq!(refused.to_string(), format!("{}: {expected}", self.0.out.display()));
             assert!(
                 matches!(refused, JobError::Training(TrainingError::InUse { .. })) && !refused.is_usage()
             );
-            assert_eq!(entries(&self.0.out), before, "it has touched nothing");
+            assert_eq!(entries(&self.0.out), before, "the refused job changes nothing");
         }
         Silent.start(what, total, unit)
     }
@@ -348,63 +349,65 @@ impl Reporter for Meddler {
 }
 
 #[test]
-fn one_job_at_a_time_writes_a_folder() {
+fn only_one_job_can_write_a_folder() {
     let work = Work::new();
     for resume in [false, true] {
         let job = work.job(&format!("resume-{resume}"), TokenizeOptions { resume, ..tenth() });
-        job.run(&Meddler(job.clone())).unwrap();
+        job.run(&ConcurrentJob(job.clone())).unwrap();
         assert_eq!(entries(&job.out), ["tokenizer.json", "tokens.json", "train.bin", "val.bin"]);
     }
 }
 
-/// With shards that are whole already, and one in the making.
+/// Some shards are complete, and one is incomplete.
 #[test]
-fn a_job_that_fails_on_its_texts_leaves_nothing_and_can_be_corrected() {
+fn failed_job_leaves_nothing_and_can_be_rerun() {
     let work = Work::new();
     let rows = fs::read_to_string(work.path("rows.jsonl")).unwrap();
-    for (is_there, shard_tokens) in [(false, None), (false, Some(100)), (true, Some(1000))] {
+    for (exists, shard_tokens) in [(false, None), (false, Some(100)), (true, Some(1000))] {
         fs::write(work.path("rows.jsonl"), format!("{rows}\n{{\"txt\": 1}}\n")).unwrap();
         let job =
-            work.job(&format!("{is_there}-{shard_tokens:?}"), TokenizeOptions { shard_tokens, ..tenth() });
-        if is_there {
+            work.job(&format!("{exists}-{shard_tokens:?}"), TokenizeOptions { shard_tokens, ..tenth() });
+        if exists {
             fs::create_dir(&job.out).unwrap();
         }
-        let told = job.run(&Silent).unwrap_err().to_string();
-        assert!(told.contains("rows.jsonl: line 41: the object has no `text`"), "{told}");
-        assert_eq!(job.out.exists(), is_there, "a folder that was there stays");
-        assert!(!is_there || entries(&job.out).is_empty(), "{:?}", entries(&job.out));
+        let error = job.run(&Silent).unwrap_err().to_string();
+        assert!(error.contains("rows.jsonl: line 41: the object has no `text`"), "{error}");
+        assert_eq!(job.out.exists(), exists, "an existing folder is kept");
+        assert!(!exists || entries(&job.out).is_empty(), "{:?}", entries(&job.out));
         fs::write(work.path("rows.jsonl"), &rows).unwrap();
         job.run(&Silent).unwrap();
     }
 }
 
 #[test]
-fn options_out_of_range_and_texts_that_are_none_are_told() {
+fn invalid_options_and_texts_are_rejected() {
     let work = Work::new();
-    let told = |options| work.job("out", options).run(&Silent).unwrap_err().to_string();
+    let refused = |options| work.job("out", options).run(&Silent).unwrap_err().to_string();
     assert_eq!(
-        told(TokenizeOptions { shard_tokens: Some(0), ..tenth() }),
+        refused(TokenizeOptions { shard_tokens: Some(0), ..tenth() }),
         "`shard_tokens`: expected at least 1, found 0"
     );
     let format = ShardFormat::LlmC;
     assert_eq!(
-        told(TokenizeOptions { shard_tokens: Some(1 << 31), format, ..tenth() }),
-        "`shard_tokens`: expected 1 to 2147483647, which llm.c's header can count, found 2147483648"
+        refused(TokenizeOptions { shard_tokens: Some(1 << 31), format, ..tenth() }),
+        "`shard_tokens`: expected 1 to 2147483647, the limit of llm.c's header, found 2147483648"
     );
-    assert!(told(TokenizeOptions { held_out: 1.0, ..tenth() }).starts_with("`held_out`: expected a share"));
+    assert!(
+        refused(TokenizeOptions { held_out: 1.0, ..tenth() }).starts_with("`held_out`: expected a fraction")
+    );
     fs::write(work.path("rows.jsonl"), "{\"text\": \"good\"}\n\n{\"txt\": \"bad\"}\n").unwrap();
-    let said = told(TokenizeOptions { held_out: 0.0, ..tenth() });
-    assert!(said.ends_with("rows.jsonl: line 3: the object has no `text`"), "{said}");
+    let error = refused(TokenizeOptions { held_out: 0.0, ..tenth() });
+    assert!(error.ends_with("rows.jsonl: line 3: the object has no `text`"), "{error}");
     let neither = TokenizeJob { model: None, ..work.job("out2", tenth()) };
-    assert_eq!(neither.run(&Silent).unwrap_err().to_string(), "give `model` or `tokenizer`");
+    assert_eq!(neither.run(&Silent).unwrap_err().to_string(), "specify `model` or `tokenizer`");
 }
 
-/// One change of a folder, and what must be said of it.
+/// Each case changes a folder in one way, and has an expected error.
 #[test]
-fn damaged_shards_are_named() {
+fn damaged_shards_are_reported_by_name() {
     let work = Work::new();
     let options = TokenizeOptions { format: ShardFormat::LlmC, shard_tokens: Some(1000), ..tenth() };
-    let (whole, _) = work.made("whole", options);
+    let (whole, _) = work.tokenized("whole", options);
     let name = "train_000001.bin";
     let change_bytes = |folder: &Path, change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = fs::read(folder.join(name)).unwrap();
@@ -418,50 +421,44 @@ fn damaged_shards_are_named() {
         fs::write(path, json.to_string()).unwrap();
     };
     type Change<'a> = &'a dyn Fn(&Path);
-    // The number that Unix and Windows have for it.
+    // Unix and Windows use the same number for this error.
     let not_found = format!("train_000001.bin: {}", std::io::Error::from_raw_os_error(2));
     let cases: [(Change, &str); 12] = [
         (
             &|folder| change_bytes(folder, &|bytes| bytes.truncate(2000)),
-            "train_000001.bin: it was cut short: expected 3024 bytes for 1000 tokens of 16 bits, found 2000",
+            "train_000001.bin: truncated: expected 3024 bytes for 1000 tokens of 16 bits, found 2000",
         ),
         (&|folder| change_bytes(folder, &Vec::clear), "train_000001.bin: the file is empty"),
         (
             &|folder| change_bytes(folder, &|bytes| bytes.push(0)),
-            "train_000001.bin: it is too long: expected 3024 bytes",
+            "train_000001.bin: too long: expected 3024 bytes",
         ),
         (
             &|folder| change_bytes(folder, &|bytes| bytes.extend([0; 2000])),
-            "train_000001.bin: its tokens are of 32 bits: expected 3024 bytes for 1000 tokens of 16 bits, found 5024",
+            "train_000001.bin: the tokens have 32 bits: expected 3024 bytes for 1000 tokens of 16 bits, found 5024",
         ),
-        (
-            &|folder| change_bytes(folder, &|bytes| bytes[0] ^= 1),
-            "train_000001.bin: its header is not the one that was written",
-        ),
+        (&|folder| change_bytes(folder, &|bytes| bytes[0] ^= 1), "train_000001.bin: the header was modified"),
         (
             &|folder| change_bytes(folder, &|bytes| bytes[2000] ^= 1),
-            "train_000001.bin: its tokens are not those that were written: the file is damaged",
+            "train_000001.bin: the checksum of its tokens does not match: the file is damaged",
         ),
         (
             &|folder| change_bytes(folder, &|bytes| bytes[2001] = 0xff),
-            "train_000001.bin: token 488 (counted from 0) has the id 65",
+            "train_000001.bin: token 488 (counted from 0) has id 65",
         ),
         (&|folder| fs::remove_file(folder.join(name)).unwrap(), &not_found),
         (
             &|folder| change_json(folder, &|json| json["vocabulary_crc32"] = json!(5)),
-            "its tokens are of another vocabulary (",
+            "its tokens belong to another vocabulary (",
         ),
-        (
-            &|folder| change_json(folder, &|json| json["complete"] = json!(false)),
-            "its making was interrupted",
-        ),
+        (&|folder| change_json(folder, &|json| json["complete"] = json!(false)), "its job was interrupted"),
         (
             &|folder| change_json(folder, &|json| json["training"]["shards"][1]["file"] = json!("../x.bin")),
-            "tokens.json: not the list of a folder of tokens: `../x.bin` is not the name of a file",
+            "tokens.json: not a manifest of tokens: `../x.bin` is not a plain file name",
         ),
         (
             &|folder| fs::write(folder.join("tokens.json"), "{\"complete\": tr").unwrap(),
-            "tokens.json: not the list of a folder of tokens: ",
+            "tokens.json: not a manifest of tokens: ",
         ),
     ];
     for (index, (change, expected)) in cases.into_iter().enumerate() {
@@ -472,19 +469,19 @@ fn damaged_shards_are_named() {
         }
         assert!(work.open(&folder).is_ok());
         change(&folder);
-        let told = work.refused(&folder);
-        assert!(told.contains(expected), "{expected:?} is not in {told:?}");
-        assert!(told.contains(&folder.display().to_string()), "{told}");
+        let error = work.refused(&folder);
+        assert!(error.contains(expected), "{expected:?} is not in {error:?}");
+        assert!(error.contains(&folder.display().to_string()), "{error}");
     }
-    let told = TokenFolder::open(&whole, (&work.tokenizer(), 200), &Silent).unwrap_err().to_string();
+    let error = TokenFolder::open(&whole, (&work.tokenizer(), 200), &Silent).unwrap_err().to_string();
     assert!(
-        told.contains("train_000000.bin: token ") && told.contains("the vocabulary has 200 tokens"),
-        "{told}"
+        error.contains("train_000000.bin: token ") && error.contains("the vocabulary has 200 tokens"),
+        "{error}"
     );
 }
 
 #[test]
-fn files_of_others_are_checked_as_far_as_can_be() {
+fn foreign_token_files_are_validated() {
     let work = Work::new();
     let narrow = |ids: &[u16]| -> Vec<u8> { ids.iter().flat_map(|id| id.to_le_bytes()).collect() };
     let wide = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|id| id.to_le_bytes()).collect() };
@@ -494,10 +491,10 @@ fn files_of_others_are_checked_as_far_as_can_be() {
         bytes.extend(tokens);
         bytes
     };
-    let mut turn = 0;
+    let mut count = 0;
     let mut opened = |bytes: &[u8]| {
-        turn += 1;
-        let folder = work.path(&format!("foreign{turn}"));
+        count += 1;
+        let folder = work.path(&format!("foreign{count}"));
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("tiny_train.bin"), bytes).unwrap();
         work.open(&folder).map(|opened| all(&opened.training)).map_err(|error| error.to_string())
@@ -506,49 +503,49 @@ fn files_of_others_are_checked_as_far_as_can_be() {
     assert_eq!(opened(&header(&[20_240_520, 1, 3], &narrow(&[5, 6, 7]))).unwrap(), [5, 6, 7]);
     assert_eq!(opened(&header(&[20_240_801, 7, 3], &wide(&[5, 6, 7]))).unwrap(), [5, 6, 7]);
     for (bytes, expected) in [
-        (narrow(&[5, 6, 40_000]), "token 2 (counted from 0) has the id 40000, and the vocabulary has"),
-        (narrow(&[5, 6])[..3].to_vec(), "3 bytes are not a whole number of 16-bit tokens: it was cut short"),
+        (narrow(&[5, 6, 40_000]), "token 2 (counted from 0) has id 40000, but the vocabulary has"),
         (
-            wide(&[5, 6, 7].repeat(6)),
-            "every second of its 16-bit numbers is 0, as if its tokens were of 32 bits",
+            narrow(&[5, 6])[..3].to_vec(),
+            "3 bytes are not a whole number of 16-bit tokens: the file is truncated",
         ),
+        (wide(&[5, 6, 7].repeat(6)), "every second 16-bit number is 0, as if the tokens had 32 bits"),
         (
             header(&[20_240_520, 2, 3], &narrow(&[5, 6, 7])),
-            "llm.c's header has the version 2; expected 1 with the magic number 20240520",
+            "llm.c's header has version 2; expected 1 for the magic number 20240520",
         ),
         (
             header(&[20_240_801, 1, 3], &narrow(&[5, 6, 7])),
-            "llm.c's header has the version 1; expected 7 with the magic number 20240801",
+            "llm.c's header has version 1; expected 7 for the magic number 20240801",
         ),
         (
             header(&[20_240_520, 1, 4], &narrow(&[5, 6, 7])),
-            "counts 4 tokens of 16 bits, which take 1032 bytes with it, and the file has 1030: it was cut short",
+            "counts 4 tokens of 16 bits; expected 1032 bytes with the header, found 1030: truncated",
         ),
-        (header(&[20_240_520, 1, 2], &narrow(&[5, 6, 7])), "the file has 1030: it is too long"),
+        (header(&[20_240_520, 1, 2], &narrow(&[5, 6, 7])), "found 1030: too long"),
         (
             header(&[20_240_520, 1, -5], &narrow(&[5, 6, 7])),
-            "llm.c's header counts -5 tokens; expected one at least",
+            "llm.c's header counts -5 tokens; expected at least one",
         ),
-        (header(&[20_240_520, 1, i32::MAX], &narrow(&[5, 6, 7])), "it was cut short"),
-        (20_240_520_i32.to_le_bytes().to_vec(), "llm.c's header has the version 0"),
-        (header(&[20_240_521, 1, 3], &narrow(&[5, 6, 7])), "token 0 (counted from 0) has the id"),
+        (header(&[20_240_520, 1, i32::MAX], &narrow(&[5, 6, 7])), ": truncated"),
+        (20_240_520_i32.to_le_bytes().to_vec(), "llm.c's header has version 0"),
+        (header(&[20_240_521, 1, 3], &narrow(&[5, 6, 7])), "token 0 (counted from 0) has id"),
         (Vec::new(), "the file is empty"),
     ] {
-        let told = opened(&bytes).unwrap_err();
+        let error = opened(&bytes).unwrap_err();
         assert!(
-            told.contains(expected) && told.contains("tiny_train.bin: "),
-            "{expected:?} is not in {told:?}"
+            error.contains(expected) && error.contains("tiny_train.bin: "),
+            "{expected:?} is not in {error:?}"
         );
     }
     let empty = work.path("empty");
     fs::create_dir(&empty).unwrap();
-    assert!(work.refused(&empty).contains("it has neither a tokens.json nor files such as train.bin"));
+    assert!(work.refused(&empty).contains("neither tokens.json nor files such as train.bin are in it"));
 }
 
 #[test]
-fn a_training_on_token_files_is_the_training_on_their_texts() {
+fn training_on_token_files_equals_training_on_texts() {
     let work = Work::new();
-    let (folder, _) = work.made("tokens", TokenizeOptions { ..tenth() });
+    let (folder, _) = work.tokenized("tokens", TokenizeOptions { ..tenth() });
     let options = TrainOptions {
         steps: 4,
         batch_size: 2,
@@ -568,10 +565,10 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
     let silent: Arc<dyn Reporter> = Arc::new(Silent);
     let texts = job(vec![work.path("text.txt"), work.path("rows.jsonl")], "of-texts");
     let tokens = job(vec![folder.clone()], "of-tokens");
-    let of_texts = texts.run(&silent, &mut |_| {}).unwrap();
-    let of_tokens = tokens.run(&silent, &mut |_| {}).unwrap();
-    assert!(of_texts.held_out_loss_per_character.unwrap() > 0.1);
-    assert_eq!(of_texts.held_out_loss_per_character, of_tokens.held_out_loss_per_character);
+    let from_texts = texts.run(&silent, &mut |_| {}).unwrap();
+    let from_tokens = tokens.run(&silent, &mut |_| {}).unwrap();
+    assert!(from_texts.held_out_loss_per_character.unwrap() > 0.1);
+    assert_eq!(from_texts.held_out_loss_per_character, from_tokens.held_out_loss_per_character);
     for name in ["model.safetensors", "training-state.safetensors"] {
         assert!(
             fs::read(texts.out.join(name)).unwrap() == fs::read(tokens.out.join(name)).unwrap(),
@@ -580,7 +577,7 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
     }
     assert!(!texts.out.join("tokens").exists());
 
-    // A new model takes the tokenizer beside the tokens.
+    // A new model uses the tokenizer next to the tokens.
     let config = format!(
         r#"{{"vocab_size": {}, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}}"#,
         work.vocab_size()
@@ -591,8 +588,11 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
     let vocabulary = |path: &Path| load_tokenizer(path).unwrap().get_vocab(true);
     assert_eq!(vocabulary(&fresh.out), vocabulary(work.checkpoint.path()));
     fs::remove_file(folder.join("tokenizer.json")).unwrap();
-    let told = TrainJob { out: work.path("none"), ..fresh }.run(&silent, &mut |_| {}).unwrap_err();
-    assert!(told.is_usage() && told.to_string().contains("no tokenizer.json next to the tokens"), "{told}");
+    let error = TrainJob { out: work.path("none"), ..fresh }.run(&silent, &mut |_| {}).unwrap_err();
+    assert!(
+        error.is_usage() && error.to_string().contains("no tokenizer.json next to the tokens"),
+        "{error}"
+    );
     let mixed = job(vec![work.path("text.txt"), folder], "mixed").run(&silent, &mut |_| {}).unwrap_err();
     assert!(
         mixed.is_usage() && mixed.to_string().contains("a folder of tokens cannot be combined"),

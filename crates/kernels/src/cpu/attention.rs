@@ -1,18 +1,18 @@
-//! The heads of tensors, as attention over caches takes them.
+//! Head views of tensors, for attention over KV caches.
 
 use candle_core::{DType, Result, Storage, Tensor};
 use candle_gpt2_arithmetic::Heads;
 
 use crate::error::KernelError;
 
-/// A tensor `(B, H, T, D)` in f32 on the CPU, with the values of a token side by side.
+/// An f32 tensor `(B, H, T, D)` on the CPU whose last axis is contiguous.
 pub(crate) struct HeadsTensor(Tensor);
 
 impl HeadsTensor {
-    /// The tensor, or a copy of it if the values of a token are apart.
+    /// Wraps the tensor, copying it if its last axis is not contiguous.
     ///
     /// # Errors
-    /// When it is of another type or on another device.
+    /// If the tensor is not f32 or not on the CPU.
     pub(crate) fn of(x: &Tensor) -> Result<Self> {
         if x.dtype() != DType::F32 || !x.device().is_cpu() {
             return Err(KernelError::NotCpuFloats { found: x.dtype() }.into());
@@ -20,7 +20,7 @@ impl HeadsTensor {
         Ok(Self(if x.stride().last() == Some(&1) { x.clone() } else { x.contiguous()? }))
     }
 
-    /// What `work` makes of its heads.
+    /// Calls `work` with the tensor's heads and returns its result.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&Heads<'_>) -> R) -> Result<R> {
         let (batch, heads, tokens, head_dim) = self.0.dims4()?;
         let (storage, layout) = self.0.storage_and_layout();

@@ -1,5 +1,7 @@
-//! Inference on a CPU: candle's custom operations around the functions of `candle-gpt2-arithmetic`. No gradient goes through them,
-//! but for the product with packed weights, whose input may lead to variables.
+//! CPU inference: candle custom operations around the functions of `candle-gpt2-arithmetic`.
+//!
+//! They have no backward pass, except for the product with packed weights, whose input may depend on
+//! variables.
 
 mod attention;
 mod product;

@@ -8,20 +8,21 @@ use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 use crate::per_thread::{check_interrupted, is_interruptible};
 use crate::training::elements;
 
-/// Multiply-adds between two looks for an interruption: some hundredths of a second.
+/// Maximum multiply-adds between two interrupt checks: a few hundredths of a second.
 const UNINTERRUPTED: u64 = 1 << 33;
 
-/// How errors call what reads the inputs.
+/// Name of the operation in error messages.
 const READER: &str = "a product with packed weights";
 
-/// The weights as a tensor `(out, in)` in f32.
+/// Unpacks the weights into an f32 tensor `(out, in)`.
 pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
     let outputs: Vec<usize> = (0..weight.out_features()).collect();
     Tensor::from_vec(weight.rows(&outputs), (weight.out_features(), weight.in_features()), &Device::Cpu)
 }
 
-/// A product with packed weights, its bias and, if asked for, the tanh form of GELU; with a second input, a residual that
-/// is added. Inputs are contiguous.
+/// Product with packed weights, plus the bias and, if `gelu` is set, the tanh form of GELU.
+///
+/// With a second input, it adds that input as a residual. Inputs are contiguous.
 pub(crate) struct PackedProduct {
     pub(crate) weight: Arc<PackedMatrix>,
     pub(crate) bias: Option<PanelBias>,
@@ -74,7 +75,9 @@ impl CustomOp1 for PackedProduct {
         self.compute(x, layout, if self.gelu { Finish::Gelu } else { Finish::Nothing })
     }
 
-    /// Only without GELU, which a layer with gradients applies by itself; the weights themselves are not trained.
+    /// Supports only products without GELU, which layers with gradients apply as a separate operation.
+    ///
+    /// The packed weights themselves are not trained.
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         if self.gelu {
             return Err(candle_core::Error::BackwardNotSupported { op: CustomOp1::name(self) });

@@ -1,4 +1,4 @@
-//! What `cuda` is in a build without the feature: nothing applies.
+//! Stand-in for `cuda` in builds without the feature: no kernel applies.
 
 use std::convert::Infallible;
 
@@ -8,11 +8,11 @@ use candle_gpt2_arithmetic::{AdamWStep, Dropout, Finish};
 
 use crate::on_gpu::{Draws, LossOnGpu};
 
-// The tests of the declarations need no GPU.
+// Tests of the kernel declarations run without a GPU.
 #[cfg(test)]
 mod signatures;
 
-/// Kernels by what they take and return.
+/// Defines kernels that never apply, by parameter and return types.
 macro_rules! absent {
     ($($kernel:ident($($parameter:ty),*) $(-> $result:ty)?;)*) => {
         $(pub(crate) fn $kernel($(_: $parameter),*) -> Result<absent!(@ $($result)?)> {
@@ -42,12 +42,12 @@ absent! {
     sum_of_squares(&[Tensor]) -> Option<f64>;
 }
 
-/// The work of a recording; there is none.
+/// Graph of a recording, which cannot exist without CUDA.
 #[derive(Debug)]
 pub(crate) enum Graph {}
 
 impl Graph {
-    #[expect(unsafe_code, reason = "as in a build with CUDA")]
+    #[expect(unsafe_code, reason = "same signature as with CUDA")]
     pub(crate) unsafe fn of(_: &Device, _: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
         candle_core::bail!("this program was built without CUDA")
     }
@@ -57,7 +57,7 @@ impl Graph {
     }
 }
 
-/// There is nothing that a device could keep.
+/// Returns `None`: there is no device to keep uploads on.
 pub(crate) fn kept_uploads(_: &Device) -> Option<Infallible> {
     None
 }

@@ -1,8 +1,9 @@
-// Inference and training on NVIDIA GPUs: what would take several launches of candle's kernels, in one. The files beside this one
-// launch them.
+// Inference and training kernels for NVIDIA GPUs, which fuse several launches of candle's kernels into one.
+// The Rust files in this folder launch them.
 //
-// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Results of a matrix product that
-// are used further are f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
+// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Intermediate
+// results of matrix products stay in f32. Letters in shapes: B batch, T queries, S keys, H heads, D head
+// size.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,22 +12,25 @@ namespace {
 
 constexpr unsigned WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffff;
-// `signatures.rs` has the same numbers.
-/// Threads of a block that attends with one query, and of how many warps they are.
+// `signatures.rs` repeats these constants.
+/// Threads and warps of a block that attends with one query.
 constexpr unsigned ATTENTION_THREADS = 512, ATTENTION_WARPS = ATTENTION_THREADS / WARP;
-/// Keys that such a block reads at once, and those of a warp, so that it waits for memory once and not for each.
+/// Keys that such a block and each warp load together, to wait for memory once instead of per key.
 constexpr unsigned ATTENTION_KEYS = 64, KEYS_AT_ONCE = ATTENTION_KEYS / ATTENTION_WARPS;
-/// The most blocks of a launch that share the keys of its queries, and the widest heads of all.
+/// Maximum number of blocks in a launch that split the keys of their queries, and maximum head size.
 constexpr unsigned SPLIT_BLOCKS = 256, WIDEST_HEAD = 256;
-/// Threads of a block that works on a row, and of one that writes rows of one head.
+/// Threads of a block that processes a row, and of one that writes the rows of one head.
 constexpr unsigned ROW_THREADS = 256, HEAD_THREADS = 64;
-/// Columns of a row that a thread has on the way back through a layer norm.
+/// Columns of a row per thread in the backward pass of a layer norm.
 constexpr unsigned NORM_COLUMNS = 8;
-/// Threads of a block that multiplies a few rows by a matrix, and how many of them may share a row of it.
+/// Threads of a block in a product of a few rows, and maximum number of lanes that share a row.
 constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
-/// The most rows of such a product in f32.
-constexpr unsigned MOST_ROWS = 4;
-/// Dropout draws four words of a counter, and sixteen counters lie side by side: the first words of all, then the second ones.
+/// Maximum number of rows of such a product in f32.
+constexpr unsigned MAX_ROWS = 4;
+/// Dropout samples four words per counter.
+///
+/// The words of sixteen consecutive counters are transposed: the first words of all, then the second words,
+/// and so on.
 constexpr unsigned DRAW_WORDS = 4, DRAW_LANES = 16, DRAW_GROUP = DRAW_WORDS * DRAW_LANES;
 
 __device__ float value_of(float x) { return x; }
@@ -49,11 +53,13 @@ __device__ float warp_max(float x) {
   return x;
 }
 
-/// Combines a value of every thread of the block; `shared` has room for one of each warp. Every thread gets the result.
+/// Combines a value of every thread of the block and returns the result to all of them.
+///
+/// `shared` holds one value per warp.
 template <float (*COMBINED)(float)> __device__ float over_block(float x, float neutral, float *shared) {
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   x = COMBINED(x);
-  __syncthreads(); // an earlier result may still be read
+  __syncthreads(); // an earlier result may still be in use
   if (lane == 0) shared[warp] = x;
   __syncthreads();
   return COMBINED(lane < blockDim.x / WARP ? shared[lane] : neutral);
@@ -61,30 +67,32 @@ template <float (*COMBINED)(float)> __device__ float over_block(float x, float n
 
 constexpr float SQRT_2_OVER_PI = 0.7978845608028654f, GELU_CUBE = 0.044715f;
 
-/// The tanh form, as GPT-2 has it.
+/// GELU in the tanh approximation of GPT-2.
 __device__ float gelu(float x) { return 0.5f * x * (1.0f + tanhf(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x))); }
 
-/// Its slope.
+/// Derivative of `gelu`.
 __device__ float gelu_slope(float x) {
   const float bent = tanhf(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x));
   return 0.5f * (1.0f + bent) + 0.5f * x * (1.0f - bent * bent) * SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBE * x * x);
 }
 
-/// What follows the bias.
+/// Operation after the bias: none, GELU or residual addition.
 enum Finish { NOTHING, GELU, ADD };
 
-/// What is added to the sum at `place`: the bias, and the residual where there is one.
+/// Returns the bias plus, for `ADD`, the residual at index `place`.
 template <typename T, Finish FINISH> __device__ float added(T bias, const T *residual, size_t place) {
   return value_of(bias) + (FINISH == ADD ? value_of(residual[place]) : 0.0f);
 }
 
-/// What becomes of it then.
+/// Applies the activation, if any, and rounds the result.
 template <typename T, Finish FINISH> __device__ T finished(float sum) {
   return rounded<T>(FINISH == GELU ? gelu(sum) : sum);
 }
 
-/// y = sums + bias, its GELU, or its sum with `residual`, which is null otherwise. `sums`, `y` and `residual` `(rows, width)`,
-/// `bias` `(width)`; any grid.
+/// Computes y = sums + bias, followed by GELU or the addition of `residual`.
+///
+/// `sums`, `y` and `residual` are `(rows, width)`, `bias` is `(width)`. `residual` is null except for `ADD`.
+/// Any grid.
 template <typename T, Finish FINISH>
 __device__ void add_bias(const float *sums, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
@@ -92,12 +100,14 @@ __device__ void add_bias(const float *sums, const T *bias, const T *residual, T 
     y[i] = finished<T, FINISH>(sums[i] + added<T, FINISH>(bias[i % width], residual, i));
 }
 
-/// `x` times a matrix: what `start_of` has for a row and a column, and the sum for them, for `finish`. `x` `(rows, inner)`, up to
-/// `ROWS` of them; `weight` `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
+/// Multiplies `x` by a matrix. Calls `finish(row, column, sum)` for each result.
 ///
-/// A thread loads 16 bytes of a row of the matrix at once, and several rows before it waits for any; `lanes` threads side by side,
-/// a power of two up to `MAX_LANES`, have `16 * lanes` bytes of the row for their block, and all other threads further
-/// rows.
+/// Sums start at `start_of(row, column)`. `x` is `(rows, inner)` with up to `ROWS` rows. `weight` is
+/// `(inner, columns)`, aligned to 16 bytes, and `columns` is a multiple of `16 / sizeof(T)`.
+///
+/// A thread loads 16 bytes of a matrix row at a time, and several rows before it waits for any. `lanes`
+/// adjacent threads, a power of two up to `MAX_LANES`, cover `16 * lanes` bytes of a row for their block. The
+/// other threads take other rows.
 template <unsigned ROWS, typename T, typename S, typename F>
 __device__ void row_product(const T *x, const T *weight, unsigned rows, unsigned inner, unsigned columns, unsigned lanes,
                             S start_of, F finish) {
@@ -107,7 +117,7 @@ __device__ void row_product(const T *x, const T *weight, unsigned rows, unsigned
   const unsigned width = lanes * WIDTH, block_column = blockIdx.x * width, column = block_column + lane * WIDTH;
   const unsigned own_row = threadIdx.x / width, own = block_column + threadIdx.x % width;
   const bool has_own = own_row < rows && own < columns;
-  // On its way while the weight is.
+  // Loads the initial sum while the weight is loading.
   float sum = has_own ? start_of(own_row, own) : 0.0f;
   float sums[COUNT] = {};
   for (unsigned start = slice; start < inner && column < columns; start += AT_ONCE * slices) {
@@ -144,24 +154,24 @@ __device__ void row_product(const T *x, const T *weight, unsigned rows, unsigned
   finish(own_row, own, sum);
 }
 
-/// The same for as many rows as there is a kernel for: up to `MOST_ROWS` in f32, otherwise one.
+/// Calls `row_product` with the supported number of rows: up to `MAX_ROWS` in f32, otherwise one.
 template <typename T, typename S, typename F>
 __device__ void product_of_few_rows(const T *x, const T *weight, unsigned rows, unsigned inner, unsigned columns,
                                     unsigned lanes, S start_of, F finish) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (rows > 1) return row_product<MOST_ROWS>(x, weight, rows, inner, columns, lanes, start_of, finish);
+    if (rows > 1) return row_product<MAX_ROWS>(x, weight, rows, inner, columns, lanes, start_of, finish);
   }
   row_product<1>(x, weight, rows, inner, columns, lanes, start_of, finish);
 }
 
-/// Layer norm with parameters of type `P`. A block for each row of `width` values.
+/// Layer norm with parameters of type `P`. One block for each row of `width` values.
 template <typename T, typename P>
 __device__ void layer_norm(const T *x, const P *weight, const P *bias, T *y, unsigned width, float epsilon) {
   __shared__ float shared[WARP];
   const size_t start = size_t(blockIdx.x) * width;
   x += start;
   y += start;
-  // The first columns of a thread, with their parameters, are in registers before anything waits for them.
+  // Loads a thread's first columns and their parameters into registers before any wait.
   float values[NORM_COLUMNS], weights[NORM_COLUMNS], biases[NORM_COLUMNS], total = 0.0f, squares = 0.0f;
 #pragma unroll
   for (unsigned j = 0; j < NORM_COLUMNS; j++) {
@@ -194,15 +204,17 @@ __device__ void layer_norm(const T *x, const P *weight, const P *bias, T *y, uns
   }
 }
 
-/// The keys that a query sees: what the list says for it, or `first + query` where there is none.
+/// Returns the number of keys visible to a query: from the list, or `first + query` without one.
 __device__ unsigned visible_keys(const unsigned *list, unsigned first, unsigned batch, unsigned queries, unsigned query) {
   return list ? list[batch * queries + query] : first + query;
 }
 
-/// The row of a warp, where each has one.
+/// Returns the row of this warp, for kernels with one row per warp.
 __device__ unsigned row_of_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
 
-/// Softmax of `scores` over the visible keys, zero after them. `(B, H, T, S)`, `rows` in all; a warp for each row of S.
+/// Softmax of `scores` over the visible keys; zero for the others.
+///
+/// Shape `(B, H, T, S)`, with `rows` rows in all; one warp for each row of S.
 template <typename T>
 __device__ void prefix_softmax(const float *scores, T *weights, const unsigned *list, unsigned first, unsigned heads,
                                unsigned queries, unsigned keys, unsigned rows) {
@@ -223,14 +235,16 @@ __device__ void prefix_softmax(const float *scores, T *weights, const unsigned *
   for (unsigned key = count + lane; key < keys; key += WARP) weights[key] = rounded<T>(0.0f);
 }
 
-/// Where the rows of a `(B, H, T, D)` tensor are.
+/// Strides of a `(B, H, T, D)` tensor.
 struct Strides {
   size_t batch, head, token;
 };
 
-/// Writes the keys and values of new tokens into memory, those of each row from the place on that the list says for it, or
-/// from `first` on where there is none. `keys` and `values` `(B, H, T, D)`, memory `(B, H, S, D)`, in one piece; blocks for each
-/// head and batch row, and any number of them for the tokens.
+/// Writes the keys and values of new tokens to the KV cache.
+///
+/// Each row starts at its position in the list, or at `first` without one. `keys` and `values` are
+/// `(B, H, T, D)`. The cache is `(B, H, S, D)` and contiguous. Blocks for each head and batch row, and any
+/// number of them for the tokens.
 template <typename T>
 __device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *value_memory, Strides key_strides,
                              Strides value_strides, const unsigned *list, unsigned first, unsigned tokens,
@@ -249,17 +263,19 @@ __device__ void write_tokens(const T *keys, const T *values, T *key_memory, T *v
   }
 }
 
-/// Softmax over some of the scores, before it is divided by its sum: the largest score, the sum of the exponentials relative
-/// to it, and that of the values times them.
+/// Partial softmax result: largest score, sum of exponentials relative to it, and weighted values.
 template <unsigned WIDTH> struct Part {
   float largest, sum, context[WIDTH];
 };
 
-/// What an exponential of a score is relative to. Where all are -inf it would be NaN relative to the largest, though another
-/// part may have a larger one.
+/// Returns the shift for exponentials of scores: the largest score, or 0 if it is -inf.
+///
+/// A shift of -inf would produce NaN, although another part may have finite scores.
 __device__ float shift_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
-/// Some parts as one, with element `d` of the context. A part without scores has a largest one of -inf and counts as nothing.
+/// Merges partial results, for element `d` of the context.
+///
+/// A part without scores has the maximum -inf and does not contribute.
 template <unsigned WIDTH> __device__ Part<1> joined(const Part<WIDTH> *parts, unsigned count, unsigned d) {
   Part<1> all = {-INFINITY, 0.0f, {0.0f}};
   for (unsigned i = 0; i < count; i++) all.largest = fmaxf(all.largest, parts[i].largest);
@@ -271,12 +287,14 @@ template <unsigned WIDTH> __device__ Part<1> joined(const Part<WIDTH> *parts, un
   return all;
 }
 
-/// What each block of a launch leaves for the last one of its query. Memory of the module: one launch uses it at a time.
+/// Partial results of each block for the last block of its query.
+///
+/// The memory belongs to the module, so only one launch can use it at a time.
 __device__ Part<WIDEST_HEAD> parts_of_blocks[SPLIT_BLOCKS];
-/// How many blocks of a query have done so; zero between launches.
+/// Number of blocks of each query that have finished; zero between launches.
 __device__ unsigned arrived_blocks[SPLIT_BLOCKS];
 
-/// Whether this block is the last one of `blocks` that come here for `query`; it then sees what all of them have written.
+/// Reports whether this block is the last of the `blocks` of `query`; it then sees all their writes.
 __device__ bool is_last_block(unsigned query, unsigned blocks) {
   __shared__ bool is_last;
   __syncthreads(); // all threads of the block have written
@@ -290,8 +308,10 @@ __device__ bool is_last_block(unsigned query, unsigned blocks) {
   return is_last;
 }
 
-/// The keys that this block has of the `count` ones of its query. They are split over the z axis of the grid as evenly as whole
-/// reads of a block allow, so `blocks` of them have keys, and those after them none.
+/// Range of the `count` keys of a query that this block processes.
+///
+/// The z axis of the grid splits the keys as evenly as the block's load size allows. The first `blocks`
+/// blocks have keys, the others none.
 struct Split {
   unsigned start, end, blocks;
 
@@ -304,10 +324,12 @@ struct Split {
   }
 };
 
-/// Attention of a query over its keys, reading each key and each value once. The warps of a block each have keys of their own
-/// and a softmax of their own, which are joined at the end, and where several blocks share the keys, the one that comes last
-/// joins theirs, always in the same order: a kernel more for that would cost more than it does. `q` and `context` `(D)`, D at
-/// most `WARP * CHUNKS`; keys and values are `key_step` and `value_step` apart; `row` is the number of the query.
+/// Attention of one query over its keys, loading each key and value once.
+///
+/// Each warp of a block has its own keys and partial softmax, merged at the end. If several blocks split the
+/// keys, the last one to finish merges their results, always in the same order. A separate kernel for the
+/// merge would cost more. `q` and `context` are `(D)`, with D at most `WARP * CHUNKS`. `key_step` and
+/// `value_step` are the distances between keys and values. `row` is the index of the query.
 template <unsigned CHUNKS, typename Q, typename T>
 __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size_t key_step, size_t value_step,
                             const Split &split, unsigned row, unsigned head_dim, float scale) {
@@ -324,7 +346,7 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
     float scores[KEYS_AT_ONCE], values[KEYS_AT_ONCE][CHUNKS];
 #pragma unroll
     for (unsigned i = 0; i < KEYS_AT_ONCE; i++) {
-      // After the last key the last one is read again, and weighs nothing.
+      // Past the end, the last key is loaded again with weight zero.
       const size_t key = min(start + i, split.end - 1);
       scores[i] = 0.0f;
 #pragma unroll
@@ -373,8 +395,10 @@ __device__ void attend_keys(const Q *q, const T *k, const T *v, T *context, size
   if (threadIdx.x < head_dim) context[d] = rounded<T>(all.context[0] / all.sum);
 }
 
-/// Attention of one query of each head and batch row: softmax(scale · q kᵀ) v over the visible keys. Blocks for each head and
-/// batch row, and any number of them for the keys, up to `SPLIT_BLOCKS` in all where there are several; `context` `(B, H, D)`.
+/// Attention of one query per head and batch row: softmax(scale · q kᵀ) v over the visible keys.
+///
+/// Blocks for each head and batch row, and any number of them for the keys; if more than one, at most
+/// `SPLIT_BLOCKS` in all. `context` is `(B, H, D)`.
 template <typename T, unsigned CHUNKS>
 __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides query_strides, Strides key_strides,
                        Strides value_strides, const unsigned *list, unsigned first, unsigned head_dim, float scale) {
@@ -388,17 +412,20 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
                       head_dim, scale);
 }
 
-/// Self-attention of `tokens` new tokens of each row: adds the bias to the sums of their queries, keys and values, writes keys and
-/// values into memory at the `positions`, those of a row one after the other, and attends to all keys up to each query's own. `sums`
-/// `(B, T, 3, H, D)`, `bias` `(3, H, D)`, memory `(B, H, S, D)`, in one piece; `positions` `(B, T)`, `context` `(B, T, H, D)`; blocks
-/// as for `attend`, of each query.
+/// Self-attention of `tokens` new tokens per row, with a causal mask.
+///
+/// Adds the bias to the sums of queries, keys and values, and writes the keys and values to the KV cache at
+/// `positions`, which are consecutive within a row. Each query attends to all keys up to its own. `sums` is
+/// `(B, T, 3, H, D)`, `bias` is `(3, H, D)`. The cache is `(B, H, S, D)` and contiguous. `positions` is
+/// `(B, T)`, `context` is `(B, T, H, D)`. Blocks as for `attend`, for each query.
 template <typename T, unsigned CHUNKS>
 __device__ void step_attention(const float *sums, const T *bias, T *key_memory, T *value_memory, T *context,
                                const unsigned *positions, unsigned tokens, unsigned capacity, unsigned head_dim,
                                float scale) {
   __shared__ float query[WARP * CHUNKS];
   const unsigned head = blockIdx.x, batch = blockIdx.y / tokens, token = blockIdx.y % tokens;
-  const unsigned first = min(positions[batch * tokens], capacity - tokens); // a row without room spoils its own last tokens only
+  // A row without capacity overwrites only its own last tokens.
+  const unsigned first = min(positions[batch * tokens], capacity - tokens);
   const Split split(first + token + 1);
   if (split.start >= split.end) return;
   const unsigned row = blockIdx.y * gridDim.x + head;
@@ -408,10 +435,10 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
   bias += head * head_dim;
   key_memory += memory;
   value_memory += memory;
-  // Rounded like the keys that it meets.
+  // Rounds the query like its keys.
   for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x)
     query[d] = value_of(rounded<T>(sums[token * 3 * width + d] + value_of(bias[d])));
-  // A block writes those new ones that it reads; others of its row write the same values to the same places.
+  // Each block writes the new keys and values that it reads; other blocks of the row write the same values.
   const unsigned first_new = max(split.start, first);
   for (unsigned place = first_new + threadIdx.x / HEAD_THREADS; place < split.end; place += blockDim.x / HEAD_THREADS) {
     const float *projected = sums + (place - first) * 3 * width;
@@ -425,7 +452,9 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
                       head_dim, scale);
 }
 
-/// The four words that Philox4x32-10 draws for a counter of a stream: the arithmetic crate's `dropout.rs` draws the same.
+/// Computes the four words of Philox4x32-10 for a counter of a stream.
+///
+/// `dropout.rs` in the arithmetic crate samples the same words.
 __device__ void philox(size_t seed, size_t stream, size_t counter, unsigned words[DRAW_WORDS]) {
   constexpr unsigned ROUNDS = 10, FACTORS[] = {0xD2511F53, 0xCD9E8D57}, STEPS[] = {0x9E3779B9, 0xBB67AE85};
   unsigned key[] = {unsigned(seed), unsigned(seed >> 32)};
@@ -445,8 +474,10 @@ __device__ void philox(size_t seed, size_t stream, size_t counter, unsigned word
   }
 }
 
-/// Dropout: an element whose draw is below `limit` becomes zero, the others are multiplied by `factor`. `x` and `y` `(rows, width)`;
-/// row `r` has the draws from place `first` on of stream `r / tokens * queries + first_query + r % tokens`. Any grid.
+/// Dropout: zeroes elements with a random word below `limit` and multiplies the others by `factor`.
+///
+/// `x` and `y` are `(rows, width)`. Row `r` uses the words from index `first` on of the stream
+/// `r / tokens * queries + first_query + r % tokens`. Any grid.
 template <typename T>
 __device__ void drop(const T *x, T *y, size_t rows, size_t width, unsigned tokens, unsigned queries, unsigned first_query,
                      unsigned first, size_t seed, size_t limit, float factor) {
@@ -467,8 +498,10 @@ __device__ void drop(const T *x, T *y, size_t rows, size_t width, unsigned token
   }
 }
 
-/// A step of AdamW in place: `mean` and `square` are the running means of the gradient, first multiplied by `factor`, and of its
-/// square. All of `count` elements; any grid.
+/// Performs an AdamW step in place.
+///
+/// `mean` and `square` are the running means of the gradient, multiplied by `factor`, and of its square. All
+/// arrays have `count` elements. Any grid.
 template <typename T>
 __device__ void adamw(T *parameter, T *mean, T *square, const T *gradient, size_t count, float factor, float keep_mean,
                       float add_mean, float keep_square, float add_square, float keep, float rate, float root_factor,
@@ -492,15 +525,17 @@ template <typename T> __device__ void activate(const T *x, T *y, size_t count) {
     y[i] = rounded<T>(gelu(value_of(x[i])));
 }
 
-/// The gradient of what was activated, from that of the result. Any grid.
+/// Backward pass of `activate`. Any grid.
 template <typename T> __device__ void activate_backward(const T *x, const T *gradient, T *result, size_t count) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
     result[i] = rounded<T>(value_of(gradient[i]) * gelu_slope(value_of(x[i])));
 }
 
-/// The gradients of a layer norm: of its input, and in `sums` `(gridDim.x, 2, width)`, for what each block has of the rows, those of
-/// weight and bias. Rows of up to `NORM_COLUMNS * ROW_THREADS` values, which threads hold in registers; any grid.
+/// Backward pass of a layer norm.
+///
+/// Writes the gradient of the input, and to `sums` `(gridDim.x, 2, width)` each block's partial gradients of
+/// weight and bias. Rows have up to `NORM_COLUMNS * ROW_THREADS` values, kept in registers. Any grid.
 template <typename T>
 __device__ void norm_backward(const T *x, const float *weight, const T *gradient, T *result, float *sums, unsigned rows,
                               unsigned width, float epsilon) {
@@ -551,8 +586,9 @@ __device__ void norm_backward(const T *x, const float *weight, const T *gradient
   }
 }
 
-/// The gradient of scores from that of their softmax over the visible keys; zero after them. Shapes and grid as of
-/// `prefix_softmax`.
+/// Backward pass of the softmax over the visible keys; zero for the others.
+///
+/// Shapes and grid are those of `prefix_softmax`.
 template <typename T>
 __device__ void softmax_backward(const T *weights, const float *gradient, T *result, const unsigned *list, unsigned first,
                                  unsigned heads, unsigned queries, unsigned keys, unsigned rows) {
@@ -573,8 +609,10 @@ __device__ void softmax_backward(const T *weights, const float *gradient, T *res
   for (unsigned key = count + lane; key < keys; key += WARP) result[key] = rounded<T>(0.0f);
 }
 
-/// The loss of each row of logits, in nats, and, unless it is null, its gradient: the softmax, less one at the target. `logits` and
-/// `gradient` `(rows, width)`, their rows `distance` apart; a block for each row.
+/// Cross-entropy loss of each row of logits, in nats, and optionally its gradient.
+///
+/// The gradient is the softmax minus one at the target; null skips it. `logits` and `gradient` are
+/// `(rows, width)` with a row stride of `distance`. One block for each row.
 template <typename T>
 __device__ void losses(const float *logits, const unsigned *targets, float *loss, T *gradient, unsigned width,
                        unsigned distance) {
@@ -582,7 +620,7 @@ __device__ void losses(const float *logits, const unsigned *targets, float *loss
   const size_t start = size_t(blockIdx.x) * distance;
   const unsigned target = targets[blockIdx.x];
   logits += start;
-  // In one pass: the sum so far is relative to the largest one so far.
+  // One pass with a running maximum and a sum relative to it.
   float own = -INFINITY, total = 0.0f;
 #pragma unroll 4
   for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
@@ -598,19 +636,21 @@ __device__ void losses(const float *logits, const unsigned *targets, float *loss
     gradient[start + i] = rounded<T>(expf(logits[i] - largest) / total - (i == target ? 1.0f : 0.0f));
 }
 
-/// Adds up rows: block `i` those of `order` from `starts[i]` to `starts[i + 1]`, in this order, in row `places[i]` of `sums`. Rows of
-/// `width` values; one block for each sum.
+/// Sums groups of rows.
+///
+/// Block `i` adds up the rows `order[starts[i]..starts[i + 1]]`, in this order, into row `table_rows[i]` of
+/// `sums`. Rows have `width` values. One block for each sum.
 template <typename T>
-__device__ void add_rows(const T *rows, const unsigned *places, const unsigned *starts, const unsigned *order, T *sums,
-                         unsigned width) {
+__device__ void add_rows(const T *rows, const unsigned *table_rows, const unsigned *starts, const unsigned *order,
+                         T *sums, unsigned width) {
   for (unsigned column = threadIdx.x; column < width; column += blockDim.x) {
     float sum = 0.0f;
     for (unsigned i = starts[blockIdx.x]; i < starts[blockIdx.x + 1]; i++) sum += value_of(rows[size_t(order[i]) * width + column]);
-    sums[size_t(places[blockIdx.x]) * width + column] = rounded<T>(sum);
+    sums[size_t(table_rows[blockIdx.x]) * width + column] = rounded<T>(sum);
   }
 }
 
-/// The sum of the squares of the elements that each block has of `x`, for which `sums` has a place.
+/// Writes the sum of squares of each block's elements of `x` to `sums`.
 template <typename T> __device__ void squares(const T *x, float *sums, size_t count) {
   __shared__ float shared[WARP];
   const size_t step = size_t(gridDim.x) * blockDim.x;
@@ -623,8 +663,8 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
 
 } // namespace
 
-// Without a bound the compiler could give a thread more registers than such a block has room for. `signatures.rs` says once
-// more what each kernel takes.
+// Without launch bounds the compiler could assign more registers per thread than fit such a block.
+// `signatures.rs` repeats each kernel's parameters.
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
 
 #define FINISHED(NAME, T, FINISH)                                                                                       \
@@ -714,9 +754,9 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
                                     unsigned width, unsigned distance) {                                                \
     losses<T>(logits, targets, loss, gradient, width, distance);                                                        \
   }                                                                                                                     \
-  KERNEL(ROW_THREADS) add_rows_##NAME(const T *rows, const unsigned *places, const unsigned *starts,                    \
+  KERNEL(ROW_THREADS) add_rows_##NAME(const T *rows, const unsigned *table_rows, const unsigned *starts,                \
                                       const unsigned *order, T *sums, unsigned width) {                                 \
-    add_rows<T>(rows, places, starts, order, sums, width);                                                              \
+    add_rows<T>(rows, table_rows, starts, order, sums, width);                                                          \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) squares_##NAME(const T *x, float *sums, size_t count) { squares<T>(x, sums, count); }             \
   ATTENTION(NAME, T, 64)                                                                                                \

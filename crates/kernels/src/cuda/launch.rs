@@ -1,6 +1,6 @@
-//! What every launch needs: the compiled kernels, their element types, the memory of tensors, and how parameters are handed over.
+//! Shared code of all launches: compiled kernels, element types, tensor memory and parameters.
 
-#![expect(unsafe_code, reason = "a structure is handed to kernels as it lies in memory")]
+#![expect(unsafe_code, reason = "structs are passed to kernels by their memory layout")]
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchArgs, PushKernelArg,
@@ -12,12 +12,12 @@ use half::{bf16, f16};
 
 /// The compiled kernels.
 pub(super) const KERNELS: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
-/// Under this name candle keeps them on the device.
+/// Module name under which candle caches the kernels on the device.
 pub(super) const MODULE: &str = "gpt2";
 
-/// The element types of the kernels.
+/// Element type of the kernels.
 pub(super) trait Element: CudaDType + DeviceRepr {
-    /// How the kernels name it.
+    /// Name of the type in kernel names.
     const NAME: &str;
 }
 
@@ -33,7 +33,7 @@ impl Element for bf16 {
     const NAME: &str = "bf16";
 }
 
-/// Calls a function that is generic over the element type.
+/// Calls a generic function with the element type of a dtype.
 macro_rules! by_type {
     ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         match $dtype {
@@ -45,10 +45,13 @@ macro_rules! by_type {
 }
 pub(super) use by_type;
 
-/// Whether all tensors are on one GPU that [`open`](super::open) has opened, of one type that the kernels have, not empty, and
-/// want no gradient.
+/// Whether the kernels support these tensors.
 ///
-/// The kernels depend on one stream that runs everything in order. candle's own way to open a GPU gives each thread a stream.
+/// All tensors must be on one GPU opened by [`open`](super::open), have one supported dtype, be non-empty,
+/// and need no gradient.
+///
+/// The kernels depend on one stream that runs everything in order. candle's own way to open a GPU creates a
+/// stream for each thread.
 pub(super) fn applies(tensors: &[&Tensor]) -> bool {
     let has_one_stream = |x: &Tensor| x.device().as_cuda_device().is_ok_and(|gpu| !gpu.is_event_tracking());
     let alike = |x: &&Tensor| {
@@ -62,19 +65,19 @@ pub(super) fn applies(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(alike)
 }
 
-/// A tensor's memory, held while it is read.
-pub(super) struct Held<'a> {
+/// Borrowed memory of a tensor.
+pub(super) struct TensorMemory<'a> {
     storage: StorageRef<'a>,
     layout: &'a Layout,
 }
 
-impl<'a> Held<'a> {
+impl<'a> TensorMemory<'a> {
     pub(super) fn new(x: &'a Tensor) -> Self {
         let (storage, layout) = x.storage_and_layout();
         Self { storage, layout }
     }
 
-    /// The elements from the tensor's first one on.
+    /// Elements, starting at the tensor's first one.
     pub(super) fn values<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
         let Storage::Cuda(storage) = &*self.storage else {
             candle_core::bail!("expected a tensor on a GPU");
@@ -83,7 +86,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// A size as the kernels count.
+/// Converts a size to the kernels' `u32`.
 pub(super) fn counted(size: usize) -> Result<u32> {
     u32::try_from(size).map_err(candle_core::Error::wrap)
 }
@@ -93,16 +96,16 @@ pub(super) fn tensor<T: Element>(values: CudaSlice<T>, device: &CudaDevice, shap
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// Memory from some element on, which a kernel reads.
+/// Device memory that a kernel reads.
 pub(super) type Read<'a, T> = CudaView<'a, T>;
 
-/// Memory that a kernel writes.
+/// Device memory that a kernel writes.
 pub(super) type Written<'a, T> = CudaViewMut<'a, T>;
 
-/// Memory of a tensor, which others hold as well, and a kernel writes.
+/// Memory of a tensor that has other owners and that a kernel writes.
 pub(super) struct Shared<'a, T>(pub(super) CudaView<'a, T>);
 
-/// Where the rows of a `(B, H, T, D)` tensor are; the kernels have the same structure.
+/// Strides of a `(B, H, T, D)` tensor, whose rows are contiguous; the kernels have the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Strides {
@@ -111,25 +114,25 @@ pub(super) struct Strides {
     pub(super) token: usize,
 }
 
-// SAFETY: three integers in the layout of C.
+// SAFETY: three integers in C layout.
 unsafe impl DeviceRepr for Strides {}
 
-/// What a kernel gets in place of memory that is not there.
+/// Null pointer that a kernel receives for an absent optional parameter.
 const NULL: u64 = 0;
 
-/// What a launch hands to a kernel.
+/// Parameter of a kernel launch.
 pub(super) trait Parameter {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
+    fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
 }
 
 impl<T> Parameter for Read<'_, T> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+    fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         launch.arg(&*self);
     }
 }
 
 impl<T> Parameter for Option<Read<'_, T>> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+    fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         match self {
             Some(values) => launch.arg(&*values),
             None => launch.arg(&NULL),
@@ -138,13 +141,13 @@ impl<T> Parameter for Option<Read<'_, T>> {
 }
 
 impl<T> Parameter for Written<'_, T> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+    fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         launch.arg(self);
     }
 }
 
 impl<T> Parameter for Option<Written<'_, T>> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+    fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         match self {
             Some(values) => launch.arg(values),
             None => launch.arg(&NULL),
@@ -153,18 +156,18 @@ impl<T> Parameter for Option<Written<'_, T>> {
 }
 
 impl<T> Parameter for Shared<'_, T> {
-    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+    fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         launch.arg(&self.0);
     }
 }
 
-macro_rules! handed_as_they_are {
+macro_rules! plain_parameters {
     ($($type:ty),*) => {
         $(impl Parameter for $type {
-            fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+            fn push_to<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
                 launch.arg(&*self);
             }
         })*
     };
 }
-handed_as_they_are!(u32, usize, f32, Strides);
+plain_parameters!(u32, usize, f32, Strides);

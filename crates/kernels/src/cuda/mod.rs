@@ -1,11 +1,18 @@
-//! NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of attention,
-//! [`products`] matrix products with what follows them, [`training`] the rest of training, [`recording`] starts
-//! all kernels of a step at once; [`signatures`] says what each kernel takes, and [`launch`] has what all of them share.
+//! NVIDIA GPU kernels for inference and training, from `kernels.cu`, and the conditions for using them.
 //!
-//! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
-//! each operation; these do in one what is between two matrix products. Each function returns `None` if its kernel
-//! does not apply: on other devices, for other types than f32, f16 and bf16, and if a gradient is wanted. The
-//! compositions of candle's operations that are taken then are also what the tests compare with.
+//! - [`attention`] has the attention kernels.
+//! - [`products`] has matrix products with fused epilogues.
+//! - [`training`] has the other operations of training.
+//! - [`recording`] launches all kernels of a step in one call.
+//! - [`signatures`] declares the parameters of each kernel.
+//! - [`launch`] has the code shared by all launches.
+//!
+//! A step of one token is so little work for a GPU that kernel launches take most of the time. candle
+//! launches one kernel for each operation. The kernels here fuse all operations between two matrix products.
+//!
+//! Each function returns `None` if its kernel does not apply: on other devices, for dtypes other than f32,
+//! f16 and bf16, or if a gradient is needed. Callers then fall back to compositions of candle operations.
+//! Tests compare the kernels with these compositions.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
@@ -32,23 +39,25 @@ pub(crate) use training::{
     wide_norm_backward,
 };
 
-use launch::{Element, Held, applies, by_type, counted, tensor};
+use launch::{Element, TensorMemory, applies, by_type, counted, tensor};
 use signatures::LayerNorm;
 
-/// Opens GPU `index` with a stream of its own, on which everything runs in order. To be called once for each: the workspace of its
-/// products is never given back.
+/// Opens GPU `index` with a stream of its own, which runs all work in order.
+///
+/// Call this only once for each GPU: the workspace of its products is never freed.
 pub(crate) fn open(index: usize) -> Result<Device> {
     let device = Device::new_cuda_with_stream(index)?;
-    // SAFETY: the events order the work of several streams, and this device has one.
+    // SAFETY: events order the work of several streams, and this device has only one stream.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
-    // Without memory pools there is nothing to keep.
+    // Devices without memory pools have no such setting.
     let _ = keep_freed_memory(device.as_cuda_device()?);
     products::prepare(device.as_cuda_device()?)?;
     Ok(device)
 }
 
-/// Keeps freed memory for the next allocation. The driver would give it back whenever the program waits, as it does for
-/// each token.
+/// Keeps freed memory for the next allocation.
+///
+/// By default, the driver returns it to the system at each synchronization, which happens for every token.
 fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     let stream = device.cuda_stream();
     let mut bytes = u64::MAX;
@@ -60,7 +69,7 @@ fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     }
 }
 
-/// The layer norm of `x` `(…, width)`; `weight` and `bias` `(width)`.
+/// Layer norm of `x` `(…, width)`, with `weight` and `bias` `(width)`.
 pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Option<Tensor>> {
     let Some(width) = row_width(x, &[weight, bias]).filter(|_| applies(&[x, weight, bias])) else {
         return Ok(None);
@@ -69,7 +78,7 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
     by_type!(x.dtype(), launch_normed(&x.contiguous()?, parameters, width, epsilon)).map(Some)
 }
 
-/// The width of the last axis of `x`, if the kernels can count it and every parameter has it.
+/// Width of the last axis of `x`, if it fits in a `u32` and every parameter has this width.
 fn row_width(x: &Tensor, parameters: &[&Tensor]) -> Option<u32> {
     let width = *x.dims().last()?;
     parameters.iter().all(|parameter| parameter.dims() == [width]).then(|| u32::try_from(width).ok())?
@@ -82,7 +91,8 @@ fn launch_normed<T: Element>(
     epsilon: f64,
 ) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let (held_x, held_weight, held_bias) = (Held::new(x), Held::new(weight), Held::new(bias));
+    let (held_x, held_weight, held_bias) =
+        (TensorMemory::new(x), TensorMemory::new(weight), TensorMemory::new(bias));
     let count = x.elem_count();
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
@@ -92,7 +102,7 @@ fn launch_normed<T: Element>(
     let (weight, bias) = (held_weight.values()?, held_bias.values()?);
     let parameters = LayerNorm::<T> { x: x_values, weight, bias, y: y_values, width, epsilon };
     let rows = counted(count / width as usize)?;
-    // SAFETY: `x` and `y` hold `rows` rows of `width` elements, weight and bias one.
+    // SAFETY: `x` and `y` hold `rows` rows of `width` elements; `weight` and `bias` hold one row each.
     unsafe { parameters.launch(device, "layer_norm", (rows, 1, 1))? };
     Ok(tensor(y, device, x.shape()))
 }

@@ -1,5 +1,7 @@
-//! Matrix products: of one row, in f32 of up to four, by a kernel that finishes each output; all others by cuBLAS, with strides that
-//! candle's own have no room for, and with sums that stay f32 if something is added to them.
+//! Matrix products on NVIDIA GPUs.
+//!
+//! Products of one row, or up to four rows in f32, use a kernel with a fused epilogue. All others use cuBLAS,
+//! with strides that candle's products do not support, and with f32 sums if something is added to them.
 
 #![expect(unsafe_code, reason = "products and kernels take pointers that the compiler cannot check")]
 
@@ -16,31 +18,36 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, applies, by_type, counted, tensor};
-use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, MOST_ROWS, ROW_THREADS, RowProduct};
+use super::launch::{Element, TensorMemory, applies, by_type, counted, tensor};
+use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, MAX_ROWS, ROW_THREADS, RowProduct};
 
-/// What a thread loads at once in a product of a few rows.
+/// Number of bytes that a thread loads at once in a product of a few rows.
 const LOAD_BYTES: usize = 16;
-/// How many of them may share a row of the weight, powers of two; fewer make more blocks.
+/// Numbers of threads that can share a row of the weight: powers of two.
+///
+/// Fewer threads make more blocks.
 const LANES: [u32; 3] = [MAX_LANES, MAX_LANES / 2, MAX_LANES / 4];
-/// Blocks that keep a large GPU's memory busy.
+/// Minimum number of blocks that saturates the memory bandwidth of a large GPU.
 const ENOUGH_BLOCKS: usize = 128;
 
-/// Most blocks of an elementwise kernel, whose threads loop over the rest.
+/// Maximum number of blocks of an elementwise kernel, whose threads loop over the rest.
 const MAX_BLOCKS: usize = 1 << 15;
 
-/// What cuBLAS may use besides the matrices; on Hopper it asks for this much.
+/// Size of the cuBLAS workspace: the recommended size for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Gives cuBLAS its workspace once, for it would allocate one inside a recording, and lets it add up f16 and bf16 in f32 to the
-/// end.
+/// Gives cuBLAS its workspace and disables reduced-precision reductions.
+///
+/// Without a workspace, cuBLAS would allocate one inside a recording. f16 and bf16 products accumulate
+/// entirely in f32.
 pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
     let blas = device.cublas_handle();
     // SAFETY: cuBLAS writes its workspace before it reads it.
     let workspace = unsafe { device.alloc::<u8>(WORKSPACE_BYTES)? };
-    // candle's device has no place for it. There is one for each GPU, since each is opened once and then kept.
+    // candle's device cannot own the workspace. There is one for each GPU, because each GPU is opened once
+    // and never closed.
     let address = workspace.leak();
-    // SAFETY: the handle is open, its stream is that of the workspace, and the workspace is never freed.
+    // SAFETY: the handle is open, its stream is the workspace's stream, and the workspace is never freed.
     unsafe {
         cublasSetWorkspace_v2(*blas.handle(), address as *mut c_void, WORKSPACE_BYTES).result().w()?;
         let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
@@ -49,7 +56,9 @@ pub(super) fn prepare(device: &CudaDevice) -> Result<()> {
     Ok(())
 }
 
-/// `x Wᵀ`, and what follows it. `x` `(…, in)`, `weight` `(out, in)`, contiguous or the transposed view of such a tensor.
+/// Computes `x Wᵀ` with an optional bias and epilogue.
+///
+/// `x` is `(…, in)`. `weight` is `(out, in)`, contiguous or the transposed view of a contiguous tensor.
 pub(crate) fn linear(
     x: &Tensor,
     weight: &Tensor,
@@ -102,7 +111,7 @@ fn launch_linear<T: Product>(
     Ok(tensor(y, device, shape))
 }
 
-/// `x Wᵀ` in f32, for a contiguous `x` and a weight in one piece.
+/// Computes `x Wᵀ` in f32, for a contiguous `x`, and a weight that [`is_one_piece`] accepts.
 pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
     match RowGrid::of::<T>(x, weight)? {
         Some(grid) => row_product::<T>(grid, x, weight),
@@ -110,8 +119,9 @@ pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<
     }
 }
 
-/// How the kernels for a product of a few rows share the work. They read a weight as checkpoints hold it, `(in, out)`, at the
-/// memory's speed.
+/// Work distribution of the kernels for products of a few rows.
+///
+/// These kernels read a weight in the checkpoint layout `(in, out)` at full memory bandwidth.
 #[derive(Clone, Copy)]
 struct RowGrid {
     blocks: u32,
@@ -122,16 +132,16 @@ struct RowGrid {
 }
 
 impl RowGrid {
-    /// `None` if there is no kernel for such a product.
+    /// Returns `None` if no kernel supports this product.
     fn of<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Option<Self>> {
         let (columns, inner) = weight.dims2()?;
         let width = LOAD_BYTES / size_of::<T>();
         let is_aligned =
             columns.is_multiple_of(width) && weight.layout().start_offset().is_multiple_of(width);
         let rows = counted(x.elem_count() / inner)?;
-        // In types of 16 bits cuBLAS is faster from two rows on.
-        let most_rows = if x.dtype() == DType::F32 { MOST_ROWS } else { 1 };
-        if rows > most_rows || !weight.t()?.is_contiguous() || !is_aligned {
+        // For 16-bit dtypes, cuBLAS is faster for two or more rows.
+        let max_rows = if x.dtype() == DType::F32 { MAX_ROWS } else { 1 };
+        if rows > max_rows || !weight.t()?.is_contiguous() || !is_aligned {
             return Ok(None);
         }
         let blocks_of = |lanes: u32| columns.div_ceil(lanes as usize * width);
@@ -142,22 +152,23 @@ impl RowGrid {
     }
 }
 
-/// `x Wᵀ` in f32.
+/// Computes `x Wᵀ` in f32 with a row-product kernel.
 fn row_product<T: Element>(grid: RowGrid, x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
     let RowGrid { blocks, rows, inner, columns, lanes } = grid;
     let device = x.device().as_cuda_device()?;
-    let (held_x, held_weight) = (Held::new(x), Held::new(weight));
+    let (held_x, held_weight) = (TensorMemory::new(x), TensorMemory::new(weight));
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<f32>(rows as usize * columns as usize)? };
     let (x, weight) = (held_x.values()?, held_weight.values()?);
     let parameters = RowProduct::<T> { x, weight, y: y.as_view_mut(), rows, inner, columns, lanes };
-    // SAFETY: `x` is rows of `inner` elements, no more than there is a kernel for, `y` has an element for each of them and each
-    // column, and the weight is whole rows of columns, from a multiple of 16 bytes on; the kernel has room for so many lanes.
+    // SAFETY: `x` has rows of `inner` elements, no more than the kernel supports. `y` has an element for each
+    // row and column. The weight has complete rows of `columns` elements and starts at a multiple of 16
+    // bytes. The kernel supports this number of lanes.
     unsafe { parameters.launch(device, "row_product", (blocks, 1, 1))? };
     Ok(y)
 }
 
-/// `x Wᵀ` with bias and what follows it.
+/// Computes `x Wᵀ` with bias and epilogue with a row-product kernel.
 fn finished_row_product<T: Element>(
     finish: &str,
     grid: RowGrid,
@@ -166,33 +177,34 @@ fn finished_row_product<T: Element>(
 ) -> Result<CudaSlice<T>> {
     let RowGrid { blocks, rows, inner, columns, lanes } = grid;
     let device = x.device().as_cuda_device()?;
-    let (held_x, held_weight, held_bias) = (Held::new(x), Held::new(weight), Held::new(bias));
-    let held_residual = residual.map(Held::new);
+    let (held_x, held_weight, held_bias) =
+        (TensorMemory::new(x), TensorMemory::new(weight), TensorMemory::new(bias));
+    let held_residual = residual.map(TensorMemory::new);
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(rows as usize * columns as usize)? };
     let parameters = FinishedRowProduct::<T> {
         x: held_x.values()?,
         weight: held_weight.values()?,
         bias: held_bias.values()?,
-        residual: held_residual.as_ref().map(Held::values).transpose()?,
+        residual: held_residual.as_ref().map(TensorMemory::values).transpose()?,
         y: y.as_view_mut(),
         rows,
         inner,
         columns,
         lanes,
     };
-    // SAFETY: as above; the bias has an element for each column and the residual one for each output, and there is a residual where it
-    // is added.
+    // SAFETY: same as for `row_product`. Also, the bias has an element for each column and the residual one
+    // for each output. A residual is present if the epilogue adds it.
     unsafe { parameters.launch(device, &format!("row_product_{finish}"), (blocks, 1, 1))? };
     Ok(y)
 }
 
-/// `x Wᵀ` by cuBLAS, for a contiguous `x` and a weight in one piece.
+/// Computes `x Wᵀ` with cuBLAS, for a contiguous `x` and a weight that [`is_one_piece`] accepts.
 fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<R>> {
     let device = x.device().as_cuda_device()?;
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner;
-    let (held_x, held_weight) = (Held::new(x), Held::new(weight));
+    let (held_x, held_weight) = (TensorMemory::new(x), TensorMemory::new(weight));
     let left = Factor::AsItIs(Matrices::one(held_x.values::<T>()?, inner));
     let weight_values = held_weight.values::<T>()?;
     let right = match weight.is_contiguous() {
@@ -207,12 +219,12 @@ fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result
     Ok(result)
 }
 
-/// Blocks of an elementwise kernel.
+/// Number of blocks of an elementwise kernel for `count` elements.
 pub(super) fn blocks_for(count: usize) -> Result<u32> {
     counted(count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS))
 }
 
-/// The sums of a product with bias and what follows it, rounded once.
+/// Adds bias and epilogue to the sums of a product and rounds once.
 fn add_bias<T: Element>(
     finish: &str,
     sums: &CudaSlice<f32>,
@@ -220,31 +232,31 @@ fn add_bias<T: Element>(
     residual: Option<&Tensor>,
     device: &CudaDevice,
 ) -> Result<CudaSlice<T>> {
-    let (held_bias, held_residual) = (Held::new(bias), residual.map(Held::new));
+    let (held_bias, held_residual) = (TensorMemory::new(bias), residual.map(TensorMemory::new));
     let count = sums.len();
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
     let parameters = AddBias::<T> {
         sums: sums.as_view(),
         bias: held_bias.values()?,
-        residual: held_residual.as_ref().map(Held::values).transpose()?,
+        residual: held_residual.as_ref().map(TensorMemory::values).transpose()?,
         y: y.as_view_mut(),
         count,
         width: counted(bias.elem_count())?,
     };
     let blocks = blocks_for(count)?;
-    // SAFETY: the sums, `y` and the residual, which is there where it is added, hold `count` elements, whole rows of `width`, and
-    // the bias `width`.
+    // SAFETY: the sums, `y` and the residual hold `count` elements in complete rows of `width`, and the bias
+    // holds `width`. A residual is present if the epilogue adds it.
     unsafe { parameters.launch(device, &format!("add_{finish}"), (blocks, 1, 1))? };
     Ok(y)
 }
 
-/// The element types of products.
+/// Element type of cuBLAS products.
 pub(super) trait Product: Element {
-    /// How cuBLAS names it.
+    /// Name of the type in cuBLAS.
     const TYPE: cudaDataType_t;
 
-    /// What products of such matrices are computed in.
+    /// Compute type of products of such matrices.
     fn compute_type() -> cublasComputeType_t {
         cublasComputeType_t::CUBLAS_COMPUTE_32F
     }
@@ -269,24 +281,24 @@ impl Product for bf16 {
     const TYPE: cudaDataType_t = cudaDataType_t::CUDA_R_16BF;
 }
 
-/// Matrices with the elements of a row side by side.
+/// Batch of matrices whose rows are contiguous.
 pub(super) struct Matrices<'a, T> {
-    /// From the first element on.
+    /// Memory, starting at the first element.
     pub(super) values: CudaView<'a, T>,
-    /// Elements from one row to the next.
+    /// Distance between two rows, in elements.
     pub(super) row: usize,
-    /// Elements from one matrix to the next.
+    /// Distance between two matrices, in elements.
     pub(super) each: usize,
 }
 
 impl<'a, T> Matrices<'a, T> {
-    /// A single one.
+    /// Batch with a single matrix.
     pub(super) fn one(values: CudaView<'a, T>, row: usize) -> Self {
         Self { values, row, each: 0 }
     }
 }
 
-/// How the matrices of one side of a product lie in memory.
+/// Memory layout of one operand of a product.
 #[derive(Clone, Copy)]
 pub(super) enum Factor<M> {
     /// `(rows, inner)` on the left, `(inner, columns)` on the right.
@@ -296,7 +308,7 @@ pub(super) enum Factor<M> {
 }
 
 impl<M> Factor<M> {
-    /// Other matrices that lie in the same way.
+    /// Replaces the matrices and keeps the layout.
     pub(super) fn map<N>(self, others: impl FnOnce(M) -> N) -> Factor<N> {
         match self {
             Self::AsItIs(matrices) => Factor::AsItIs(others(matrices)),
@@ -306,7 +318,7 @@ impl<M> Factor<M> {
 }
 
 impl<'a, T> Factor<Matrices<'a, T>> {
-    /// How cuBLAS names it, the matrices, and rows and width of each in memory, if it is to be `(rows, width)` in the product.
+    /// Layout for cuBLAS, the matrices, and their stored shape, for an operand `(rows, width)`.
     fn in_memory(self, rows: usize, width: usize) -> (cublasOperation_t, Matrices<'a, T>, [usize; 2]) {
         match self {
             Self::AsItIs(matrices) => (cublasOperation_t::CUBLAS_OP_N, matrices, [rows, width]),
@@ -315,16 +327,16 @@ impl<'a, T> Factor<Matrices<'a, T>> {
     }
 }
 
-/// How a product writes.
+/// Write mode of a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
-    /// Over whatever was there.
+    /// Overwrites the result.
     Over,
-    /// Added to it.
+    /// Adds to the result.
     Added,
 }
 
-/// `count` products of `(rows, inner)` and `(inner, columns)`.
+/// Sizes of `count` products of `(rows, inner)` and `(inner, columns)`.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) count: usize,
@@ -334,14 +346,16 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Elements between the first one of the first matrix and the last one of the last.
+    /// Number of elements from the start of the first matrix to the end of the last.
     fn reach<T>(self, [rows, width]: [usize; 2], Matrices { row, each, .. }: &Matrices<'_, T>) -> usize {
         (self.count - 1) * each + (rows - 1) * row + width
     }
 }
 
-/// `result = factor * left * right`, or added to it, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the
-/// end. candle's switches for products in f16 and bf16 are not asked.
+/// Computes `result = factor * left * right`, or adds it to `result`.
+///
+/// The product is computed in f32 (or TF32, see [`crate::use_tf32`]) and rounded once to the result's dtype.
+/// candle's settings for f16 and bf16 products are ignored.
 pub(super) fn product<T: Product, R: Product>(
     device: &CudaDevice,
     sizes: Sizes,
@@ -352,9 +366,11 @@ pub(super) fn product<T: Product, R: Product>(
 ) -> Result<()> {
     let Sizes { count, rows, inner, columns } = sizes;
     if [count, rows, inner, columns].contains(&0) {
-        candle_core::bail!("a product of {rows} by {inner} and {inner} by {columns} elements");
+        candle_core::bail!(
+            "cannot multiply empty matrices of {rows} by {inner} and {inner} by {columns} elements"
+        );
     }
-    // cuBLAS counts along columns first, so it sees every matrix transposed: resultᵀ = rightᵀ leftᵀ.
+    // cuBLAS is column-major, so it sees every matrix transposed: resultᵀ = rightᵀ leftᵀ.
     let (left_order, left, left_shape) = left.in_memory(rows, inner);
     let (right_order, right, right_shape) = right.in_memory(inner, columns);
     let result_shape = [rows, columns];
@@ -362,9 +378,9 @@ pub(super) fn product<T: Product, R: Product>(
         && sizes.reach(right_shape, &right) <= right.values.len()
         && sizes.reach(result_shape, &result) <= result.values.len();
     if !is_inside {
-        candle_core::bail!("the matrices of a product reach beyond their tensors");
+        candle_core::bail!("a matrix of a product extends beyond its tensor");
     }
-    // The distance of rows means nothing where there is one, and could be too small for cuBLAS.
+    // For a single row, the row distance has no meaning and could be too small for cuBLAS.
     let distance_of_rows =
         |[rows, width]: [usize; 2], distance: usize| if rows == 1 { width } else { distance };
     let left_row = distance_of_rows(left_shape, left.row);
@@ -374,13 +390,13 @@ pub(super) fn product<T: Product, R: Product>(
     let distance = |distance: usize| i64::try_from(distance).map_err(candle_core::Error::wrap);
     let kept = if write == Write::Added { 1f32 } else { 0f32 };
     let stream = device.cuda_stream();
-    // The guards would order the streams of several tensors, and the device has one.
+    // The guards would order the streams of several tensors, but the device has only one.
     let (left_address, _left_guard) = left.values.device_ptr(&stream);
     let (right_address, _right_guard) = right.values.device_ptr(&stream);
     let (result_address, _result_guard) = result.values.device_ptr(&stream);
-    // SAFETY: all elements lie inside the tensors, which are held here, and the result's are not read by others before it is
-    // written, in the order of the stream; the factors are f32, as every compute type here wants them, and are read before
-    // the call returns.
+    // SAFETY: all elements are inside the tensors, which are borrowed here. The result's elements are not
+    // read before they are written, in the order of the stream. The factors are f32, as required by every
+    // compute type here, and are read before the call returns.
     unsafe {
         gemm_strided_batched_ex(
             *device.cublas_handle().handle(),

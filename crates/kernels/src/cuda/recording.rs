@@ -1,6 +1,6 @@
-//! A CUDA graph: recorded work of a GPU, which is launched again in one call.
+//! CUDA graphs: recorded GPU work that can be launched again in one call.
 
-#![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
+#![expect(unsafe_code, reason = "a recording uses memory that it does not own")]
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -10,29 +10,30 @@ use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, C
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream, DriverError};
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 
-use crate::device_use::alone;
+use crate::device_use::exclusively;
 use crate::per_thread::interruptible;
 
-/// The work of a [`Recording`](crate::Recording).
+/// CUDA graph of a [`Recording`](crate::Recording).
 pub(crate) struct Graph(CudaGraph);
 
-// SAFETY: the driver asks for one thread at a time, not for a certain one, and only `&mut self` reaches the graph.
+// SAFETY: the driver requires one thread at a time, but no particular thread, and only `&mut self` reaches
+// the graph.
 unsafe impl Send for Graph {}
-// SAFETY: as above.
+// SAFETY: same as for `Send`.
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// As [`Recording::of`](crate::Recording::of).
+    /// Records work, see [`Recording::of`](crate::Recording::of).
     ///
     /// # Safety
-    /// As there.
+    /// Same as [`Recording::of`](crate::Recording::of).
     pub(crate) unsafe fn of(
         device: &Device,
         work: impl FnOnce() -> candle_core::Result<()>,
     ) -> candle_core::Result<Option<Self>> {
-        // A function that is asked about an interrupt may compute on this device.
+        // A user's interrupt function might compute on this device, so interrupts are disabled.
         let work = || interruptible(Arc::new(|| false), work);
-        alone(device, || Self::captured(device.as_cuda_device()?, work)).transpose()
+        exclusively(device, || Self::captured(device.as_cuda_device()?, work)).transpose()
     }
 
     fn captured(
@@ -40,7 +41,9 @@ impl Graph {
         work: impl FnOnce() -> candle_core::Result<()>,
     ) -> candle_core::Result<Self> {
         if device.is_event_tracking() {
-            candle_core::bail!("the device may have streams besides its own, which would not be recorded");
+            candle_core::bail!(
+                "the device may use several streams, but only one is recorded; open it with `open_cuda`"
+            );
         }
         let stream = device.cuda_stream();
         let kept_uploads = device.enable_cuda_graph_htod_cache();
@@ -48,7 +51,7 @@ impl Graph {
         let capture = Capture(&stream);
         let worked = work();
         drop(kept_uploads);
-        // What went wrong where no error could be returned; taken here, or ending the recording would fail over it.
+        // Takes the pending errors that could not be returned; otherwise `end_capture` would fail with them.
         let noticed = stream.context().check_err();
         let recorded = capture.end();
         worked?;
@@ -58,13 +61,13 @@ impl Graph {
         Ok(Self(graph))
     }
 
-    /// As [`Recording::replay`](crate::Recording::replay).
+    /// Replays the work, see [`Recording::replay`](crate::Recording::replay).
     pub(crate) fn replay(&mut self) -> candle_core::Result<()> {
         self.0.launch().w()
     }
 }
 
-/// A stream that records; it stops when this is dropped, by a panic too.
+/// RAII guard of a capturing stream; dropping it ends the capture, even after a panic.
 struct Capture<'a>(&'a Arc<CudaStream>);
 
 impl Capture<'_> {
@@ -76,7 +79,7 @@ impl Capture<'_> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // A panic continues and drops what was recorded; an error on the way must not keep the stream from ending.
+        // A panic discards the recording. A pending error must not keep the capture from ending.
         let _ = self.0.context().check_err();
         let _ = Capture(self.0).end();
     }
@@ -88,7 +91,7 @@ impl std::fmt::Debug for Graph {
     }
 }
 
-/// Keeps on the device what candle uploads for its kernels, until this is dropped.
+/// RAII guard that keeps candle's kernel uploads on the device.
 pub(crate) fn kept_uploads(device: &Device) -> Option<impl Sized> {
     device.as_cuda_device().ok().map(|device| device.enable_cuda_graph_htod_cache())
 }

@@ -1,10 +1,11 @@
-//! What the kernels of `kernels.cu` take: names, parameters in their order, threads of a block. The compiler checks launches
-//! against these declarations, and tests check the declarations against the source and, in a build with the feature `cuda`,
-//! against what was compiled from it.
+//! Signatures of the kernels in `kernels.cu`: names, ordered parameters and threads per block.
+//!
+//! The compiler checks launches against these declarations. Tests check the declarations against the source
+//! and, with the feature `cuda`, against the compiled kernels.
 
 #![cfg_attr(
     feature = "cuda",
-    expect(unsafe_code, reason = "kernels are launched with what they are declared to take")
+    expect(unsafe_code, reason = "kernels are launched with the arguments that their declarations require")
 )]
 
 #[cfg(feature = "cuda")]
@@ -15,36 +16,38 @@ use candle_core::cuda_backend::{CudaDevice, WrapErr};
 #[cfg(feature = "cuda")]
 use super::launch::{Element, KERNELS, MODULE, Parameter, Read, Shared, Strides, Written};
 
-/// Threads of a block that works on one row.
+/// Number of threads in a block that works on one row.
 pub(super) const ROW_THREADS: u32 = 256;
-/// Threads of a block that writes rows of one head.
+/// Number of threads in a block that writes rows of one head.
 pub(super) const HEAD_THREADS: u32 = 64;
-/// Threads of a block that multiplies a few rows by a matrix.
+/// Number of threads in a block that multiplies a few rows by a matrix.
 pub(super) const PRODUCT_THREADS: u32 = 512;
-/// How many of them may share a row of the weight at most.
+/// Maximum number of threads that share a row of the weight in a product of a few rows.
 pub(super) const MAX_LANES: u32 = 8;
-/// The most rows that they multiply in f32; in other types it is one.
-pub(super) const MOST_ROWS: u32 = 4;
-/// Threads of a block that attends with one query.
+/// Maximum number of rows in a product of a few rows in f32; other dtypes allow one row.
+pub(super) const MAX_ROWS: u32 = 4;
+/// Number of threads in a block that computes attention for one query.
 pub(super) const ATTENTION_THREADS: u32 = 512;
-/// Keys that such a block reads at once.
+/// Number of keys that a single-query block reads at once.
 pub(super) const ATTENTION_KEYS: u32 = 64;
-/// Columns of a row that a thread of such a block has on the way back through a layer norm.
+/// Maximum number of columns for each thread in the backward pass of a layer norm.
 pub(super) const NORM_COLUMNS: u32 = 8;
-/// The most blocks of a launch that share the keys of its queries.
+/// Maximum number of blocks in a launch whose blocks share the keys of a query.
 pub(super) const SPLIT_BLOCKS: u32 = 256;
 
-/// A kernel as it is declared here.
+/// Declaration of a kernel, for tests.
 #[cfg(test)]
-struct Declared {
+struct KernelDeclaration {
     names: &'static [&'static str],
     threads: (&'static str, u32),
-    /// Names and types.
+    /// Names and types of the parameters.
     parameters: &'static [(&'static str, &'static str)],
 }
 
-/// Declares kernels: a structure for what one takes, the names of those that take it, without that of the element type, and
-/// the threads of a block.
+/// Declares kernels.
+///
+/// Each declaration becomes a struct with the parameters. It lists the names of the kernels that take them,
+/// without the suffix for the element type, and the threads per block.
 macro_rules! kernels {
     ($(
         $(#[$doc:meta])*
@@ -61,23 +64,24 @@ macro_rules! kernels {
 
             #[cfg(feature = "cuda")]
             impl<T: Element> $kernel<'_, T> {
-                /// Launches the kernel `name` of this element type.
+                /// Launches the kernel `name` for this element type.
                 ///
                 /// # Safety
-                /// What the kernel's source says of its parameters and its grid must hold.
+                /// The parameters and the grid must meet the requirements in the kernel's source.
                 pub(super) unsafe fn launch(
                     mut self,
                     device: &CudaDevice,
                     name: &str,
                     grid_dim: (u32, u32, u32),
                 ) -> candle_core::Result<()> {
-                    debug_assert!([$($name),*].contains(&name), "{name} takes other parameters");
+                    debug_assert!([$($name),*].contains(&name), "kernel `{name}` has different parameters");
                     let name = format!("{name}_{}", T::NAME);
                     let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
                     let mut launch = function.builder();
-                    $(self.$parameter.hand(&mut launch);)*
+                    $(self.$parameter.push_to(&mut launch);)*
                     let config = LaunchConfig { grid_dim, block_dim: ($threads, 1, 1), shared_mem_bytes: 0 };
-                    // SAFETY: the caller's promise; number, order and types of the parameters are the kernel's.
+                    // SAFETY: the caller upholds the kernel's requirements, and the parameters match the
+                    // kernel in number, order and type.
                     unsafe { launch.launch(config) }.w()?;
                     Ok(())
                 }
@@ -85,7 +89,7 @@ macro_rules! kernels {
         )*
 
         #[cfg(test)]
-        const DECLARED: &[Declared] = &[$(Declared {
+        const DECLARATIONS: &[KernelDeclaration] = &[$(KernelDeclaration {
             names: &[$($name),*],
             threads: (stringify!($threads), $threads),
             parameters: &[$((stringify!($parameter), stringify!($type))),*],
@@ -94,7 +98,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    /// Bias and what follows it, for sums of a product.
+    /// Bias and epilogue for the sums of a product.
     AddBias ["add_bias", "add_bias_gelu", "add_bias_residual"] ROW_THREADS {
         sums: Read<'a, f32>,
         bias: Read<'a, T>,
@@ -104,7 +108,7 @@ kernels! {
         width: u32,
     }
 
-    /// The product of a few rows and a matrix in f32.
+    /// Product of a few rows and a matrix, in f32.
     RowProduct ["row_product"] PRODUCT_THREADS {
         x: Read<'a, T>,
         weight: Read<'a, T>,
@@ -115,7 +119,7 @@ kernels! {
         lanes: u32,
     }
 
-    /// The same with bias and what follows it.
+    /// Product of a few rows and a matrix, with bias and epilogue.
     FinishedRowProduct ["row_product_bias", "row_product_bias_gelu", "row_product_bias_residual"] PRODUCT_THREADS {
         x: Read<'a, T>,
         weight: Read<'a, T>,
@@ -150,7 +154,7 @@ kernels! {
         rows: u32,
     }
 
-    /// Writes new keys and values into memory.
+    /// Writes new keys and values into the KV cache.
     WriteTokens ["write_tokens"] HEAD_THREADS {
         keys: Read<'a, T>,
         values: Read<'a, T>,
@@ -180,7 +184,7 @@ kernels! {
         factor: f32,
     }
 
-    /// A step of AdamW in place.
+    /// One step of AdamW in place.
     AdamW ["adamw"] ROW_THREADS {
         parameter: Shared<'a, T>,
         mean: Shared<'a, T>,
@@ -198,7 +202,7 @@ kernels! {
         epsilon: f32,
     }
 
-    /// Layer norm with parameters in f32.
+    /// Layer norm with f32 parameters.
     WideNorm ["wide_norm"] ROW_THREADS {
         x: Read<'a, T>,
         weight: Read<'a, f32>,
@@ -208,7 +212,7 @@ kernels! {
         epsilon: f32,
     }
 
-    /// The gradients of a layer norm.
+    /// Gradients of a layer norm.
     NormBackward ["norm_backward"] ROW_THREADS {
         x: Read<'a, T>,
         weight: Read<'a, f32>,
@@ -227,7 +231,7 @@ kernels! {
         count: usize,
     }
 
-    /// Its gradient.
+    /// Gradient of GELU.
     GeluBackward ["gelu_backward"] ROW_THREADS {
         x: Read<'a, T>,
         gradient: Read<'a, T>,
@@ -235,7 +239,7 @@ kernels! {
         count: usize,
     }
 
-    /// The gradient of a softmax over the visible keys.
+    /// Gradient of a softmax over the visible keys.
     SoftmaxBackward ["softmax_backward"] ROW_THREADS {
         weights: Read<'a, T>,
         gradient: Read<'a, f32>,
@@ -248,7 +252,7 @@ kernels! {
         rows: u32,
     }
 
-    /// Losses of rows of logits, and their gradients.
+    /// Losses of rows of logits, and the gradients of the logits.
     Losses ["losses"] ROW_THREADS {
         logits: Read<'a, f32>,
         targets: Read<'a, u32>,
@@ -258,10 +262,10 @@ kernels! {
         distance: u32,
     }
 
-    /// Sums of rows.
+    /// Sums of rows, for the gradient of an embedding.
     AddRows ["add_rows"] ROW_THREADS {
         rows: Read<'a, T>,
-        places: Read<'a, u32>,
+        table_rows: Read<'a, u32>,
         starts: Read<'a, u32>,
         order: Read<'a, u32>,
         sums: Shared<'a, T>,
@@ -275,7 +279,7 @@ kernels! {
         count: usize,
     }
 
-    /// Attention of one query.
+    /// Attention for one query.
     Attend ["attend_64", "attend_128", "attend_256"] ATTENTION_THREADS {
         q: Read<'a, T>,
         k: Read<'a, T>,
@@ -290,7 +294,7 @@ kernels! {
         scale: f32,
     }
 
-    /// Self-attention of a few new tokens.
+    /// Self-attention for a few new tokens.
     StepAttention ["step_attention_64", "step_attention_128", "step_attention_256"] ATTENTION_THREADS {
         sums: Read<'a, f32>,
         bias: Read<'a, T>,
@@ -312,10 +316,10 @@ mod tests {
     use super::*;
 
     const SOURCE: &str = include_str!("kernels.cu");
-    /// How the kernels' names end, and how C++ calls the type.
+    /// Suffix of the kernel names for each element type, with its name in C++.
     const ELEMENTS: [(&str, &str); 3] = [("f32", "float"), ("f16", "__half"), ("bf16", "__nv_bfloat16")];
 
-    /// A macro of the source with parameters.
+    /// Macro with parameters in the kernel source.
     struct Macro<'a> {
         parameters: Vec<&'a str>,
         body: String,
@@ -325,22 +329,22 @@ mod tests {
         letter.is_alphanumeric() || letter == '_'
     }
 
-    /// The word or the other letter that `text` starts with.
-    fn first_piece(text: &str) -> Option<&str> {
+    /// First token of `text`: a word or a single other character.
+    fn first_token(text: &str) -> Option<&str> {
         let first = text.chars().next()?;
         let word = text.find(|letter| !is_word(letter)).unwrap_or(text.len());
         Some(&text[..word.max(if is_word(first) { 0 } else { first.len_utf8() })])
     }
 
-    fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+    fn tokens(mut text: &str) -> impl Iterator<Item = &str> {
         std::iter::from_fn(move || {
-            let piece = first_piece(text)?;
-            text = &text[piece.len()..];
-            Some(piece)
+            let token = first_token(text)?;
+            text = &text[token.len()..];
+            Some(token)
         })
     }
 
-    /// What `text`, which starts with a parenthesis, has inside it, split at commas, and what follows.
+    /// Splits the parenthesized arguments at the start of `text` at commas; also returns the rest.
     fn arguments(text: &str) -> (Vec<&str>, &str) {
         let (mut depth, mut start, mut found) = (0, 1, Vec::new());
         for (at, letter) in text.char_indices() {
@@ -357,11 +361,11 @@ mod tests {
                 return (found, &text[start..]);
             }
         }
-        panic!("a parenthesis without an end: {}", &text[..text.len().min(80)]);
+        panic!("unclosed parenthesis: {}", &text[..text.len().min(80)]);
     }
 
-    /// The source without comments, its macros expanded as a preprocessor does.
-    fn expanded() -> String {
+    /// Returns the source without comments, with its macros expanded.
+    fn expanded_source() -> String {
         let joined = SOURCE.replace("\\\n", " ");
         let (mut macros, mut text) = (BTreeMap::new(), String::new());
         for line in joined.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
@@ -373,36 +377,36 @@ mod tests {
             let (parameters, body) = arguments(rest);
             macros.insert(name, Macro { parameters, body: body.to_owned() });
         }
-        with_macros(&text, &macros)
+        expand_macros(&text, &macros)
     }
 
-    fn with_macros(text: &str, macros: &BTreeMap<&str, Macro<'_>>) -> String {
+    fn expand_macros(text: &str, macros: &BTreeMap<&str, Macro<'_>>) -> String {
         let (mut result, mut rest) = (String::new(), text);
-        while let Some(piece) = first_piece(rest) {
-            let after = &rest[piece.len()..];
-            let Some(found) = macros.get(piece).filter(|_| after.starts_with('(')) else {
-                result.push_str(piece);
+        while let Some(token) = first_token(rest) {
+            let after = &rest[token.len()..];
+            let Some(found) = macros.get(token).filter(|_| after.starts_with('(')) else {
+                result.push_str(token);
                 rest = after;
                 continue;
             };
             let (values, after) = arguments(after);
-            assert_eq!(values.len(), found.parameters.len(), "{piece}");
+            assert_eq!(values.len(), found.parameters.len(), "{token}");
             let replaced = |word| {
                 let place = found.parameters.iter().position(|parameter| *parameter == word);
                 place.map_or(word, |place| values[place])
             };
-            let body: String = pieces(&found.body).map(replaced).collect();
-            result.push_str(&with_macros(&body.replace("##", ""), macros));
+            let body: String = tokens(&found.body).map(replaced).collect();
+            result.push_str(&expand_macros(&body.replace("##", ""), macros));
             rest = after;
         }
         result
     }
 
-    /// The kernels by their names: the bound of their threads, and the types and names of what they take.
+    /// Kernels by name: thread bound, and the names and types of the parameters.
     type Signatures = BTreeMap<String, (String, Vec<(String, String)>)>;
 
-    fn in_source() -> Signatures {
-        let text = expanded();
+    fn source_signatures() -> Signatures {
+        let text = expanded_source();
         let kernels = text.split("extern \"C\" __global__ void __launch_bounds__").skip(1).map(|text| {
             let (bound, rest) = arguments(text);
             let (name, rest) = rest.split_at(rest.find('(').expect("parameters"));
@@ -416,8 +420,8 @@ mod tests {
         kernels.collect()
     }
 
-    /// How the source writes a type of a declaration.
-    fn in_c(declared: &str, element: &str) -> String {
+    /// C++ spelling of a declared parameter type.
+    fn c_spelling(declared: &str, element: &str) -> String {
         let plain: String = declared.chars().filter(|letter| !letter.is_whitespace()).collect();
         let inner = |kind: &str, end: &str| {
             let name = plain.strip_prefix(kind)?.strip_suffix(end)?;
@@ -443,20 +447,20 @@ mod tests {
     }
 
     #[test]
-    fn kernels_take_what_is_declared() {
+    fn kernel_source_matches_the_declarations() {
         let mut declared = Signatures::new();
-        for kernel in DECLARED {
+        for kernel in DECLARATIONS {
             for (name, (element, c_element)) in
                 kernel.names.iter().flat_map(|name| ELEMENTS.map(|element| (name, element)))
             {
                 let parameters = kernel.parameters.iter();
                 let parameters =
-                    parameters.map(|(name, declared)| ((*name).to_owned(), in_c(declared, c_element)));
+                    parameters.map(|(name, declared)| ((*name).to_owned(), c_spelling(declared, c_element)));
                 let signature = (kernel.threads.0.to_owned(), parameters.collect());
                 declared.insert(format!("{name}_{element}"), signature);
             }
         }
-        let found = in_source();
+        let found = source_signatures();
         assert_eq!(found.keys().collect::<Vec<_>>(), declared.keys().collect::<Vec<_>>());
         for (name, signature) in &declared {
             assert_eq!(&found[name], signature, "{name}");
@@ -464,8 +468,8 @@ mod tests {
     }
 
     #[test]
-    fn constants_are_those_of_the_source() {
-        let text = expanded();
+    fn constants_match_the_kernel_source() {
+        let text = expanded_source();
         let constant = |name: &str| -> Option<u32> {
             let (_, after) = text.split_once(&format!(" {name} = "))?;
             after.split(|letter| !is_word(letter)).next()?.parse().ok()
@@ -473,21 +477,21 @@ mod tests {
         let widest = u32::try_from(crate::widths::WIDEST_SINGLE_QUERY).unwrap();
         let others = [
             ("MAX_LANES", MAX_LANES),
-            ("MOST_ROWS", MOST_ROWS),
+            ("MAX_ROWS", MAX_ROWS),
             ("ATTENTION_KEYS", ATTENTION_KEYS),
             ("SPLIT_BLOCKS", SPLIT_BLOCKS),
             ("NORM_COLUMNS", NORM_COLUMNS),
             ("WIDEST_HEAD", widest),
         ];
-        for (name, value) in DECLARED.iter().map(|kernel| kernel.threads).chain(others) {
+        for (name, value) in DECLARATIONS.iter().map(|kernel| kernel.threads).chain(others) {
             assert_eq!(constant(name), Some(value), "{name}");
         }
     }
 
-    /// What the compiler made of the parameters: pointers and sizes are 64 bits wide, structures are bytes.
+    /// Compiled parameters: pointers and sizes are 64 bits wide, and structs are byte arrays.
     #[cfg(feature = "cuda")]
     #[test]
-    fn compiled_kernels_take_what_is_declared() {
+    fn compiled_kernels_match_the_declarations() {
         let in_ptx = |declared: &str| match declared {
             "u32" => ".u32".to_owned(),
             "f32" => ".f32".to_owned(),
@@ -499,7 +503,7 @@ mod tests {
             let (name, rest) = text.split_at(text.find('(').expect("parameters"));
             let (name, element) = name.trim().rsplit_once('_').expect("an element type");
             assert!(ELEMENTS.iter().any(|(known, _)| *known == element), "{name}_{element}");
-            let kernel = DECLARED.iter().find(|kernel| kernel.names.contains(&name));
+            let kernel = DECLARATIONS.iter().find(|kernel| kernel.names.contains(&name));
             let kernel = kernel.unwrap_or_else(|| panic!("{name} is not declared"));
             // `.param .u64 .ptr .align 1 NAME`, `.param .align 8 .b8 NAME[24]`
             let found = arguments(rest).0.into_iter().map(|parameter| {
@@ -512,7 +516,7 @@ mod tests {
             assert_eq!(found.collect::<Vec<_>>(), declared.collect::<Vec<_>>(), "{name}_{element}");
             entries += 1;
         }
-        let names: usize = DECLARED.iter().map(|kernel| kernel.names.len()).sum();
+        let names: usize = DECLARATIONS.iter().map(|kernel| kernel.names.len()).sum();
         assert_eq!(entries, names * ELEMENTS.len());
     }
 }

@@ -1,5 +1,7 @@
-//! What training does on an NVIDIA GPU besides linear layers and attention: a launch or two for a tensor, and the loss in chunks of
-//! rows. All take constants, and the operations of `crate::training` record their way back.
+//! Training on NVIDIA GPUs, except for linear layers and attention.
+//!
+//! Each operation takes one or two launches for a tensor; the loss runs in chunks of rows. All inputs are
+//! constants, and the operations of `crate::training` record the backward pass.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
@@ -9,7 +11,7 @@ use candle_core::{DType, Result, Tensor, Var};
 use candle_gpt2_arithmetic::{AdamWStep, Dropout};
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, Read, Shared, applies, by_type, counted, tensor};
+use super::launch::{Element, Read, Shared, TensorMemory, applies, by_type, counted, tensor};
 use super::products::{Factor, Matrices, Product, Sizes, Write, blocks_for, product};
 use super::signatures::{
     AdamW, AddRows, Drop, Gelu, GeluBackward, Losses, NORM_COLUMNS, NormBackward, ROW_THREADS, Squares,
@@ -17,10 +19,12 @@ use super::signatures::{
 };
 use crate::on_gpu::{Draws, LOSS_ROWS, LossOnGpu};
 
-/// Blocks that add up the squares of one gradient at most: enough to keep a large GPU's memory busy.
+/// Maximum number of blocks that sum the squares of one gradient.
+///
+/// These saturate the memory bandwidth of a large GPU.
 const MAX_SUMS: usize = 512;
 
-/// What dropout leaves of `x`, a constant: the draws are those of [`Dropout::draw`].
+/// Applies dropout to the constant `x`, with the draws of [`Dropout::draw`].
 pub(crate) fn dropout(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Option<Tensor>> {
     if !applies(&[x]) || x.elem_count() != draws.rows * draws.width {
         return Ok(None);
@@ -30,11 +34,11 @@ pub(crate) fn dropout(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Opt
 
 fn dropped<T: Element>(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let held_x = Held::new(x);
+    let held_x = TensorMemory::new(x);
     Ok(tensor(launch_drop::<T>(held_x.values()?, dropout, draws, device)?, device, x.shape()))
 }
 
-/// What dropout leaves of the first rows in `x`.
+/// Applies dropout to the first `draws.rows` rows of `x`.
 pub(super) fn launch_drop<T: Element>(
     x: Read<'_, T>,
     dropout: Dropout,
@@ -64,7 +68,7 @@ pub(super) fn launch_drop<T: Element>(
     Ok(y)
 }
 
-/// GELU of each element.
+/// Applies GELU to each element.
 pub(crate) fn gelu(x: &Tensor) -> Result<Option<Tensor>> {
     if !applies(&[x]) {
         return Ok(None);
@@ -74,7 +78,7 @@ pub(crate) fn gelu(x: &Tensor) -> Result<Option<Tensor>> {
 
 fn launch_gelu<T: Element>(x: &Tensor) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let (held_x, count) = (Held::new(x), x.elem_count());
+    let (held_x, count) = (TensorMemory::new(x), x.elem_count());
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
     let parameters = Gelu::<T> { x: held_x.values()?, y: y.as_view_mut(), count };
@@ -83,7 +87,7 @@ fn launch_gelu<T: Element>(x: &Tensor) -> Result<Tensor> {
     Ok(tensor(y, device, x.shape()))
 }
 
-/// The gradient of `x` from that of its GELU.
+/// Gradient of `x` from the gradient of its GELU.
 pub(crate) fn gelu_backward(x: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
     if !applies(&[x, gradient]) || x.shape() != gradient.shape() {
         return Ok(None);
@@ -93,7 +97,7 @@ pub(crate) fn gelu_backward(x: &Tensor, gradient: &Tensor) -> Result<Option<Tens
 
 fn launch_gelu_backward<T: Element>(x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let (held_x, held_gradient, count) = (Held::new(x), Held::new(gradient), x.elem_count());
+    let (held_x, held_gradient, count) = (TensorMemory::new(x), TensorMemory::new(gradient), x.elem_count());
     // SAFETY: the kernel writes every element.
     let mut result = unsafe { device.alloc::<T>(count)? };
     let (x_values, gradient) = (held_x.values()?, held_gradient.values()?);
@@ -103,10 +107,12 @@ fn launch_gelu_backward<T: Element>(x: &Tensor, gradient: &Tensor) -> Result<Ten
     Ok(tensor(result, device, x.shape()))
 }
 
-/// Blocks that share the rows of a layer norm on the way back: four for each multiprocessor of a large GPU.
+/// Maximum number of blocks in a layer norm's backward pass.
+///
+/// That is four blocks per multiprocessor on a large GPU.
 const NORM_BLOCKS: usize = 528;
 
-/// Whether the kernels for layer norms in training apply, whose parameters are f32.
+/// Whether the training kernels for layer norm, which need f32 parameters, apply.
 fn norm_applies(x: &Tensor, parameters: &[&Tensor]) -> bool {
     let width = x.dims().last().copied().unwrap_or(0);
     let fits = |parameter: &&Tensor| parameter.dims() == [width] && parameter.dtype() == DType::F32;
@@ -116,7 +122,7 @@ fn norm_applies(x: &Tensor, parameters: &[&Tensor]) -> bool {
         && width <= (NORM_COLUMNS * ROW_THREADS) as usize
 }
 
-/// The layer norm of `x` `(…, width)` with `weight` and `bias` `(width)` in f32.
+/// Layer norm of `x` `(…, width)` with f32 parameters `weight` and `bias` `(width)`.
 pub(crate) fn wide_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Option<Tensor>> {
     if !norm_applies(x, &[weight, bias]) {
         return Ok(None);
@@ -127,7 +133,7 @@ pub(crate) fn wide_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64
 
 fn launch_wide_norm<T: Element>(x: &Tensor, [weight, bias]: [&Tensor; 2], epsilon: f64) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let [held_x, held_weight, held_bias] = [x, weight, bias].map(Held::new);
+    let [held_x, held_weight, held_bias] = [x, weight, bias].map(TensorMemory::new);
     let (count, width) = (x.elem_count(), weight.elem_count());
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
@@ -140,12 +146,15 @@ fn launch_wide_norm<T: Element>(x: &Tensor, [weight, bias]: [&Tensor; 2], epsilo
         width: counted(width)?,
         epsilon: epsilon as f32,
     };
-    // SAFETY: `x` and `y` are rows of `width` elements, weight and bias one.
+    // SAFETY: `x` and `y` have rows of `width` elements; `weight` and `bias` hold one row each.
     unsafe { parameters.launch(device, "wide_norm", (counted(count / width)?, 1, 1))? };
     Ok(tensor(y, device, x.shape()))
 }
 
-/// The gradient of `x` from that of what [`wide_norm`] makes of it, and rows whose sum is those of weight and bias, side by side.
+/// Gradient of the input of [`wide_norm`], and partial sums of the parameter gradients.
+///
+/// The partial sums are rows of concatenated gradients of `weight` and `bias`. Their sum over the rows is the
+/// gradient.
 pub(crate) fn wide_norm_backward(
     x: &Tensor,
     weight: &Tensor,
@@ -164,12 +173,12 @@ fn launch_norm_backward<T: Element>(
     epsilon: f64,
 ) -> Result<[Tensor; 2]> {
     let device = x.device().as_cuda_device()?;
-    let [held_x, held_weight, held_gradient] = [x, weight, gradient].map(Held::new);
+    let [held_x, held_weight, held_gradient] = [x, weight, gradient].map(TensorMemory::new);
     let (count, width) = (x.elem_count(), weight.elem_count());
     let (rows, blocks) = (count / width, NORM_BLOCKS.min(count / width));
     // SAFETY: the kernel writes every element.
     let mut result = unsafe { device.alloc::<T>(count)? };
-    // SAFETY: as above.
+    // SAFETY: the kernel writes every element.
     let mut sums = unsafe { device.alloc::<f32>(blocks * 2 * width)? };
     #[expect(clippy::cast_possible_truncation, reason = "added to an f32 variance")]
     let parameters = NormBackward::<T> {
@@ -182,17 +191,18 @@ fn launch_norm_backward<T: Element>(
         width: counted(width)?,
         epsilon: epsilon as f32,
     };
-    // SAFETY: `x`, gradient and result are `rows` rows of `width` elements, no wider than the kernel's, the weight is one, and
-    // there are sums of two rows for each block.
+    // SAFETY: `x`, `gradient` and `result` have `rows` rows of `width` elements, no wider than the kernel
+    // supports. `weight` is one row, and `sums` has two rows for each block.
     unsafe { parameters.launch(device, "norm_backward", (counted(blocks)?, 1, 1))? };
     Ok([tensor(result, device, x.shape()), tensor(sums, device, &(blocks, 2 * width).into())])
 }
 
-/// The rows of logits begin at multiples of so many elements.
+/// Alignment of the rows of logits, in elements.
 const ROW_ALIGNMENT: usize = 8;
 
-/// The mean negative log-probability of `targets`, as [`crate::head_loss`] has it: `hidden` `(rows, C)`, `weight` `(V, C)`, and which
-/// of the two gradients are wanted.
+/// Mean negative log-probability of `targets`, see [`crate::head_loss`](crate::head_loss()).
+///
+/// `hidden` is `(rows, C)` and `weight` `(V, C)`. `wanted` selects which of their gradients to compute.
 pub(crate) fn head_loss(
     [hidden, weight]: [&Tensor; 2],
     targets: &[u32],
@@ -212,16 +222,17 @@ fn losses_of_rows<T: Product>(
 ) -> Result<LossOnGpu> {
     let device = hidden.device().as_cuda_device()?;
     let ((rows, width), vocabulary) = (hidden.dims2()?, weight.dim(0)?);
-    let [held_hidden, held_weight] = [hidden, weight].map(Held::new);
+    let [held_hidden, held_weight] = [hidden, weight].map(TensorMemory::new);
     let (hidden_values, weight_values) = (held_hidden.values::<T>()?, held_weight.values::<T>()?);
     let targets = device.clone_htod(targets)?;
-    // With rows from multiples of 16 bytes on the products are several times as fast; a vocabulary may be an odd number.
+    // Products are several times as fast if rows start at multiples of 16 bytes, but the vocabulary size may
+    // be odd.
     let distance = vocabulary.next_multiple_of(ROW_ALIGNMENT);
-    // SAFETY: each row writes its element.
+    // SAFETY: the kernel writes one element for each row.
     let mut losses = unsafe { device.alloc::<f32>(rows)? };
     // SAFETY: the products write every element.
     let of_hidden = wants_hidden.then(|| unsafe { device.alloc::<T>(rows * width) }).transpose()?;
-    // SAFETY: as above.
+    // SAFETY: the products write every element.
     let of_weight = wants_weight.then(|| unsafe { device.alloc::<f32>(vocabulary * width) }).transpose()?;
     #[expect(
         clippy::cast_possible_truncation,
@@ -249,7 +260,8 @@ fn losses_of_rows<T: Product>(
             width: counted(vocabulary)?,
             distance: counted(distance)?,
         };
-        // SAFETY: logits and gradient are `chunk` rows of `width` elements, so far apart, each with a target inside it and a loss.
+        // SAFETY: logits and gradient have `chunk` rows of `width` elements at the given distance. Each row
+        // has a loss and a valid target.
         unsafe { parameters.launch(device, "losses", (counted(chunk)?, 1, 1))? };
         let Some(slopes) = &slopes else { continue };
         if let Some(result) = &of_hidden {
@@ -267,7 +279,7 @@ fn losses_of_rows<T: Product>(
             product(device, sizes, share, left, Factor::AsItIs(chunk_hidden()), (written, write))?;
         }
     }
-    #[expect(clippy::cast_precision_loss, reason = "a mean over rows")]
+    #[expect(clippy::cast_precision_loss, reason = "row counts are exact in f64")]
     let mean = (tensor(losses, device, &rows.into()).sum_all()? / rows as f64)?;
     Ok(LossOnGpu {
         mean,
@@ -276,23 +288,25 @@ fn losses_of_rows<T: Product>(
     })
 }
 
-/// The gradient of a table with so many rows from those of the rows `places`, `(…, width)`: each in the order in which they come.
-pub(crate) fn add_rows(gradient: &Tensor, places: &[usize], rows: usize) -> Result<Option<Tensor>> {
+/// Gradient of a table with `rows` rows, from the gradients `(…, width)` of the rows `row_indices`.
+///
+/// Gradients of the same row are added in order.
+pub(crate) fn add_rows(gradient: &Tensor, row_indices: &[usize], rows: usize) -> Result<Option<Tensor>> {
     if !applies(&[gradient]) {
         return Ok(None);
     }
-    by_type!(gradient.dtype(), launch_add_rows(&gradient.contiguous()?, places, rows)).map(Some)
+    by_type!(gradient.dtype(), launch_add_rows(&gradient.contiguous()?, row_indices, rows)).map(Some)
 }
 
-fn launch_add_rows<T: Element>(gradient: &Tensor, places: &[usize], rows: usize) -> Result<Tensor> {
+fn launch_add_rows<T: Element>(gradient: &Tensor, row_indices: &[usize], rows: usize) -> Result<Tensor> {
     let device = gradient.device().as_cuda_device()?;
-    let width = gradient.elem_count() / places.len().max(1);
-    let mut order: Vec<usize> = (0..places.len()).collect();
-    order.sort_by_key(|index| places[*index]); // a stable sort
+    let width = gradient.elem_count() / row_indices.len().max(1);
+    let mut order: Vec<usize> = (0..row_indices.len()).collect();
+    order.sort_by_key(|index| row_indices[*index]); // a stable sort
     let (mut table_rows, mut starts) = (Vec::new(), Vec::new());
     for (start, index) in order.iter().enumerate() {
-        if table_rows.last() != Some(&places[*index]) {
-            table_rows.push(places[*index]);
+        if table_rows.last() != Some(&row_indices[*index]) {
+            table_rows.push(row_indices[*index]);
             starts.push(start);
         }
     }
@@ -302,23 +316,25 @@ fn launch_add_rows<T: Element>(gradient: &Tensor, places: &[usize], rows: usize)
     };
     let (table_rows, starts, order) = (upload(&table_rows)?, upload(&starts)?, upload(&order)?);
     let sums = Tensor::zeros((rows, width), gradient.dtype(), gradient.device())?;
-    let (held, held_sums) = (Held::new(gradient), Held::new(&sums));
+    let (held, held_sums) = (TensorMemory::new(gradient), TensorMemory::new(&sums));
     let parameters = AddRows::<T> {
         rows: held.values()?,
-        places: table_rows.as_view(),
+        table_rows: table_rows.as_view(),
         starts: starts.as_view(),
         order: order.as_view(),
         sums: Shared(held_sums.values()?),
         width: counted(width)?,
     };
-    // SAFETY: `places` are rows of the table, each has a start and the next one's, or the end, after it, and `order` are rows of the
-    // gradient.
+    // SAFETY: `row_indices` are rows of the table. Each one has a start, followed by the next start or the
+    // end. `order` has valid rows of the gradient.
     unsafe { parameters.launch(device, "add_rows", (counted(table_rows.len())?, 1, 1))? };
     drop(held_sums);
     Ok(sums)
 }
 
-/// Changes a parameter and its two running means in place; says whether the kernel could. All are of one shape and share no memory.
+/// Updates a parameter and its two running means in place; returns whether the kernel applies.
+///
+/// All tensors must have the same shape and share no memory.
 pub(crate) fn adamw_step(
     [parameter, mean, square]: [&Var; 3],
     gradient: &Tensor,
@@ -341,7 +357,7 @@ fn launch_adamw<T: Element>(
 ) -> Result<()> {
     let device = parameter.device().as_cuda_device()?;
     let [held_parameter, held_mean, held_square, held_gradient] =
-        [parameter, mean, square, gradient].map(Held::new);
+        [parameter, mean, square, gradient].map(TensorMemory::new);
     let count = parameter.elem_count();
     let (correction_1, correction_2) = step.bias_corrections();
     let parameters = AdamW::<T> {
@@ -355,18 +371,19 @@ fn launch_adamw<T: Element>(
         add_mean: (1.0 - step.beta_1) as f32,
         keep_square: step.beta_2 as f32,
         add_square: (1.0 - step.beta_2) as f32,
-        keep: step.kept_share() as f32,
+        keep: step.decay_factor() as f32,
         rate: (step.learning_rate / correction_1) as f32,
         root_factor: (1.0 / correction_2.sqrt()) as f32,
         epsilon: step.epsilon as f32,
     };
-    // SAFETY: all four hold `count` elements in one piece. The kernel writes into variables, which others read in the order of the
-    // device's one stream.
+    // SAFETY: all four hold `count` contiguous elements. The kernel writes into variables that others read in
+    // the order of the device's one stream.
     unsafe { parameters.launch(device, "adamw", (blocks_for(count)?, 1, 1)) }
 }
 
-/// The sum of the squares of all elements of all tensors, for which the host waits once; `None` if the kernel does not apply to
-/// each.
+/// Sum of the squares of all elements of all tensors; the host waits only once.
+///
+/// Returns `None` if the kernel does not apply to every tensor.
 pub(crate) fn sum_of_squares(tensors: &[Tensor]) -> Result<Option<f64>> {
     let tensors: Vec<Tensor> = tensors.iter().map(Tensor::detach).collect();
     let Some(first) = tensors.first() else { return Ok(None) };
@@ -393,8 +410,8 @@ fn launch_squares<T: Element>(
     blocks: usize,
     device: &CudaDevice,
 ) -> Result<()> {
-    let held_x = Held::new(x);
+    let held_x = TensorMemory::new(x);
     let parameters = Squares::<T> { x: held_x.values()?, sums, count: x.elem_count() };
-    // SAFETY: `x` holds `count` elements, and there is a sum for each block.
+    // SAFETY: `x` holds `count` elements, and `sums` has an element for each block.
     unsafe { parameters.launch(device, "squares", (counted(blocks)?, 1, 1)) }
 }

@@ -1,4 +1,4 @@
-//! Dropout from a seeded generator: candle's own cannot be seeded on the CPU.
+//! Seeded dropout; candle's own cannot be seeded on the CPU.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::{Dropout, RandomStream};
@@ -6,11 +6,12 @@ use candle_gpt2_arithmetic::{Dropout, RandomStream};
 use crate::error::KernelError;
 use crate::training::apply_dropout;
 
-/// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
-/// value stays.
+/// Zeroes each element with probability `rate` and scales the others by `1 / (1 - rate)`.
 ///
-/// The generator gives a seed, from which all threads draw: the same state of it gives the same mask on every CPU and every NVIDIA
-/// GPU. An Apple GPU draws by itself, from the same seed.
+/// The scale keeps the expected value of each element.
+///
+/// The generator supplies one seed for all threads. The same generator state gives the same mask on every
+/// device.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -24,7 +25,7 @@ use crate::training::apply_dropout;
 /// ```
 ///
 /// # Errors
-/// When `rate` is outside `[0, 1]`.
+/// If `rate` is outside `[0, 1]`.
 pub fn dropout(x: &Tensor, rate: f64, generator: &mut RandomStream) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&rate) {
         return Err(KernelError::DropoutRate { found: rate }.into());

@@ -1,6 +1,7 @@
-//! The memory in which a cache holds keys and values, on any device.
+//! Storage for cached keys and values, on any device.
 //!
-//! On a CPU in f32, f16 and q8 it is laid out for the kernel that reads it. Elsewhere, and in other types, it is two tensors.
+//! On a CPU, f32, f16 and q8 use the layout of the attention kernel. Other devices and dtypes use two
+//! tensors.
 
 #[cfg(test)]
 #[path = "kv_memory_tests.rs"]
@@ -11,11 +12,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2_arithmetic::{self as arithmetic, KvSizes, KvSlot};
+use candle_gpt2_arithmetic::{self as arithmetic, KvSizes, KvSlot, uses};
 
 use crate::device_use::using;
 use crate::error::KernelError;
-use crate::kv_dtype::KvDType;
+use crate::kv_dtype::{KvDType, tensor_dtype};
 use crate::{cpu, cuda};
 
 /// Axis of the batch in a `(B, H, T, D)` tensor.
@@ -23,39 +24,43 @@ const BATCH_DIM: usize = 0;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// Room for the keys and values of some tokens of one attention layer. A clone is the same memory.
+/// Key and value storage of one attention layer, for a fixed number of tokens.
 ///
-/// Rows of a batch have slots of it, which [`KvMemory::take`] and [`KvMemory::claim`] give to one owner at a time.
-/// [`step_attention`](crate::step_attention) reads and writes it.
+/// Clones share the same memory.
+///
+/// Each row of a batch has a slot of the storage. [`KvMemory::take`] and [`KvMemory::claim`] assign a slot to
+/// one owner at a time. [`step_attention`](crate::step_attention) reads and writes the storage.
 #[derive(Debug, Clone)]
 pub struct KvMemory {
     num_heads: usize,
     head_dim: usize,
     dtype: KvDType,
-    held: Held,
+    storage: Storage,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// The slots that are in use: the end of each by its start.
+/// Slots in use: the end of each slot by its start.
 type Taken = BTreeMap<usize, usize>;
 
-/// A slot that is given to no other caller until this is dropped. [`KvMemory::take`] returns it.
+/// RAII guard of a slot, which no other caller can take until the guard is dropped.
+///
+/// [`KvMemory::take`] and [`KvMemory::claim`] return it.
 #[derive(Debug)]
-pub struct TakenSlot {
+pub struct SlotGuard {
     place: KvSlot,
     taken: Arc<Mutex<Taken>>,
 }
 
-impl TakenSlot {
-    /// Where it is.
+impl SlotGuard {
+    /// Location of the slot in the storage.
     pub fn place(&self) -> KvSlot {
         self.place
     }
 }
 
-impl Drop for TakenSlot {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
-        // Room for no tokens takes no place.
+        // A slot without capacity occupies no memory.
         if self.place.capacity > 0 {
             self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place.start);
         }
@@ -63,19 +68,21 @@ impl Drop for TakenSlot {
 }
 
 #[derive(Debug, Clone)]
-enum Held {
-    /// For the CPU's kernel.
+enum Storage {
+    /// Layout of the CPU kernel.
     Panels(Arc<RwLock<arithmetic::KvMemory>>),
-    /// Keys and values `(N, H · D)`; a slot of them is `(H, S, D)` with as many tokens as it takes room.
+    /// Keys and values, `(N, H · D)` each; a slot is viewed as `(H, S, D)`, where `S` is its padded size.
     Tensors([Tensor; 2]),
 }
 
 impl KvMemory {
-    /// Memory for `tokens` tokens in `num_heads` heads of width `head_dim`, and for what is missing to a multiple of 16. On a CPU
-    /// the system gives a page of it once something is written there, so room that is never used costs nothing.
+    /// Allocates storage for `tokens` tokens, rounded up to a multiple of 16, in `num_heads` heads.
+    ///
+    /// Each head is `head_dim` wide. On a CPU, the operating system maps a page on the first write, so
+    /// capacity that is never used costs nothing.
     ///
     /// # Errors
-    /// When it cannot be allocated on the device, or the device has not the type.
+    /// If allocation fails or the device does not support the storage type.
     pub fn new(
         num_heads: usize,
         head_dim: usize,
@@ -86,39 +93,40 @@ impl KvMemory {
         let dtype = dtype.into();
         let width = num_heads.saturating_mul(head_dim);
         let no_memory = || KernelError::NoMemory { tokens, width, dtype };
-        let format = dtype.on_cpu().filter(|_| device.is_cpu());
-        let held = if let Some(format) = format {
+        let storage = if device.is_cpu() && dtype.number_type().is_for(uses::KV_CACHE) {
             let sizes = KvSizes { heads: num_heads, key_dim: head_dim, value_dim: head_dim };
-            let memory = arithmetic::KvMemory::new(format, sizes, tokens).ok_or_else(no_memory)?;
-            Held::Panels(Arc::new(RwLock::new(memory)))
+            let memory = arithmetic::KvMemory::new(dtype.number_type(), sizes, tokens);
+            let memory = memory.ok_or_else(no_memory)?;
+            Storage::Panels(Arc::new(RwLock::new(memory)))
         } else {
-            let of_tensors = dtype.of_tensors().ok_or(KernelError::OnlyOnCpu { dtype })?;
+            let tensor_dtype = tensor_dtype(dtype.number_type()).ok_or(KernelError::OnlyOnCpu { dtype })?;
             let tokens = KvSlot::room_of(tokens);
-            let bytes = tokens.checked_mul(width).and_then(|all| all.checked_mul(of_tensors.size_in_bytes()));
-            // Where the allocation of a vector fails, the process ends; this asks first.
-            let is_there = |bytes| !device.is_cpu() || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
-            bytes.filter(|bytes| is_there(*bytes)).ok_or_else(no_memory)?;
-            let zeros = || Tensor::zeros((tokens, width), of_tensors, device);
-            Held::Tensors([zeros()?, zeros()?])
+            let bytes =
+                tokens.checked_mul(width).and_then(|all| all.checked_mul(tensor_dtype.size_in_bytes()));
+            // A failed allocation of a vector aborts the process, so this checks first.
+            let can_allocate = |bytes| !device.is_cpu() || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
+            bytes.filter(|bytes| can_allocate(*bytes)).ok_or_else(no_memory)?;
+            let zeros = || Tensor::zeros((tokens, width), tensor_dtype, device);
+            Storage::Tensors([zeros()?, zeros()?])
         };
-        Ok(Self { num_heads, head_dim, dtype, held, taken: Arc::default() })
+        Ok(Self { num_heads, head_dim, dtype, storage, taken: Arc::default() })
     }
 
-    /// Takes the first slot with room for `capacity` tokens in one piece; `None` if there is none.
+    /// Takes the first free slot with `capacity` contiguous tokens, or returns `None` if there is none.
     ///
     /// ```
     /// use candle_core::{DType, Device};
     /// use candle_gpt2_kernels::KvMemory;
     ///
     /// let memory = KvMemory::new(2, 3, 48, DType::F32, &Device::Cpu)?;
-    /// let [first, second] = [memory.take(20), memory.take(16)].map(|slot| slot.expect("there is room"));
+    /// let [first, second] = [memory.take(20), memory.take(16)].map(|slot| slot.expect("enough memory"));
     /// assert_eq!((first.place().start, second.place().start), (0, 32));
     /// assert!(memory.take(1).is_none() && memory.claim(first.place()).is_err());
     /// drop(first);
     /// assert_eq!(memory.tokens_taken(), 16);
     /// # Ok::<(), candle_core::Error>(())
     /// ```
-    pub fn take(&self, capacity: usize) -> Option<TakenSlot> {
+    pub fn take(&self, capacity: usize) -> Option<SlotGuard> {
         let (room, tokens, mut taken) = (KvSlot::room_of(capacity), self.tokens(), self.taken());
         let mut start = 0;
         for (next, end) in taken.iter() {
@@ -128,14 +136,14 @@ impl KvMemory {
             start = *end;
         }
         let place = KvSlot { start, capacity };
-        place.is_in(tokens).then(|| self.taken_slot(place, &mut taken))
+        place.is_in(tokens).then(|| self.guard(place, &mut taken))
     }
 
-    /// Takes the slot at this place.
+    /// Takes the slot at `place`.
     ///
     /// # Errors
-    /// When it is not one of this memory, or overlaps a slot that is taken.
-    pub fn claim(&self, place: KvSlot) -> Result<TakenSlot> {
+    /// If the slot is outside this storage or overlaps a slot in use.
+    pub fn claim(&self, place: KvSlot) -> Result<SlotGuard> {
         self.expect(place, &(0..0))?;
         let mut taken = self.taken();
         let end = place.start + place.room();
@@ -145,20 +153,20 @@ impl KvMemory {
         {
             return Err(KernelError::SlotTaken { slot: place, taken: *start..*other_end }.into());
         }
-        Ok(self.taken_slot(place, &mut taken))
+        Ok(self.guard(place, &mut taken))
     }
 
-    /// Tokens of the slots that are taken.
+    /// Total number of tokens in the slots in use.
     pub fn tokens_taken(&self) -> usize {
         self.taken().iter().map(|(start, end)| end - start).sum()
     }
 
-    /// Whether a slot was taken from this memory.
-    pub fn has(&self, slot: &TakenSlot) -> bool {
+    /// Whether the slot was taken from this storage.
+    pub fn has(&self, slot: &SlotGuard) -> bool {
         Arc::ptr_eq(&self.taken, &slot.taken)
     }
 
-    /// Whether both are the same memory.
+    /// Whether both share the same memory.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.taken, &other.taken)
     }
@@ -167,11 +175,11 @@ impl KvMemory {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn taken_slot(&self, place: KvSlot, taken: &mut Taken) -> TakenSlot {
+    fn guard(&self, place: KvSlot, taken: &mut Taken) -> SlotGuard {
         if place.capacity > 0 {
             taken.insert(place.start, place.start + place.room());
         }
-        TakenSlot { place, taken: Arc::clone(&self.taken) }
+        SlotGuard { place, taken: Arc::clone(&self.taken) }
     }
 
     /// Number of heads.
@@ -184,35 +192,37 @@ impl KvMemory {
         self.head_dim
     }
 
-    /// The type of keys and values.
+    /// Storage type of the keys and values.
     pub fn dtype(&self) -> KvDType {
         self.dtype
     }
 
-    /// The device that it is on.
+    /// Device of the storage.
     pub fn device(&self) -> &Device {
-        match &self.held {
-            Held::Panels(_) => &Device::Cpu,
-            Held::Tensors([keys, _]) => keys.device(),
+        match &self.storage {
+            Storage::Panels(_) => &Device::Cpu,
+            Storage::Tensors([keys, _]) => keys.device(),
         }
     }
 
-    /// Tokens that there is room for.
+    /// Capacity in tokens, including padding.
     pub fn tokens(&self) -> usize {
-        match &self.held {
-            Held::Panels(memory) => memory.read().unwrap_or_else(PoisonError::into_inner).tokens(),
-            Held::Tensors([keys, _]) => keys.dims().first().copied().unwrap_or(0),
+        match &self.storage {
+            Storage::Panels(memory) => memory.read().unwrap_or_else(PoisonError::into_inner).tokens(),
+            Storage::Tensors([keys, _]) => keys.dims().first().copied().unwrap_or(0),
         }
     }
 
-    /// Writes the keys and values of new tokens in place, those of row `b` into its slot from place `positions[b]` on, rounded to
-    /// the type of the memory. No gradient goes through it.
+    /// Writes new keys and values in place, rounded to the storage type.
+    ///
+    /// The tokens of row `b` are written to its slot starting at `positions[b]`. There is no backward pass.
     ///
     /// # Shapes
-    /// `keys` and `values` `(B, H, T, D)` with any strides; a slot and a position for each of the `B` rows.
+    /// `keys` and `values` `(B, H, T, D)`, with any strides; one slot and one position for each of the `B`
+    /// rows.
     ///
     /// # Errors
-    /// When the shapes are not these, or the tokens of a row do not fit into its slot from its position on.
+    /// If the shapes do not match, or the tokens of a row do not fit into its slot at its position.
     pub fn write(&self, slots: &[KvSlot], [keys, values]: [&Tensor; 2], positions: &[usize]) -> Result<()> {
         let (batch, heads, added, head_dim) = keys.dims4()?;
         let held = self.tokens();
@@ -231,14 +241,14 @@ impl KvMemory {
         if keys.elem_count() == 0 {
             return Ok(());
         }
-        using(self.device(), || match &self.held {
-            Held::Panels(memory) => {
+        using(self.device(), || match &self.storage {
+            Storage::Panels(memory) => {
                 let [keys, values] = [keys, values].map(|x| cpu::HeadsTensor::of(&x.to_dtype(DType::F32)?));
                 let ([keys, values], mut memory) =
                     ([keys?, values?], memory.write().unwrap_or_else(PoisonError::into_inner));
                 keys.with(|keys| values.with(|values| memory.write(slots, [keys, values], positions)))?
             }
-            Held::Tensors(_) => {
+            Storage::Tensors(_) => {
                 if let Some([key_memory, value_memory]) = self.side_by_side(slots)?
                     && keys.device().is_cuda()
                     && cuda::write_tokens([&key_memory, &value_memory], [keys, values], positions)?
@@ -254,20 +264,23 @@ impl KvMemory {
         })
     }
 
-    /// Whether [`KvMemory::attention`] reads it.
+    /// Whether [`KvMemory::attention`] supports this storage.
     pub fn has_kernel(&self) -> bool {
-        matches!(self.held, Held::Panels(_))
+        matches!(self.storage, Storage::Panels(_))
     }
 
-    /// Attention on the CPU over what the memory holds. No gradient goes through it. A query has the same bits whatever other
-    /// queries are computed with it.
+    /// Attention on the CPU over the stored keys and values.
+    ///
+    /// There is no backward pass. The result of a query is bit-identical no matter which other queries are in
+    /// the call.
     ///
     /// # Shapes
-    /// `q` `(B, H, T, D)` in f32; a slot for each row. `visible` has for each of the `B · T` queries the keys that it sees, at
-    /// least one of those that its slot has room for. Returns `(B, H, T, D)`, laid out as `(B, T, H, D)`.
+    /// `q` `(B, H, T, D)` in f32; one slot for each row. `visible` has the range of visible keys for each of
+    /// the `B · T` queries: at least one key, within the capacity of the slot. Returns `(B, H, T, D)`, stored
+    /// as `(B, T, H, D)`.
     ///
     /// # Errors
-    /// When the shapes are not these, `q` is not in f32 on the CPU, or the memory is made of tensors.
+    /// If the shapes do not match, `q` is not f32 on the CPU, or the storage consists of tensors.
     pub fn attention(
         &self,
         q: &Tensor,
@@ -276,11 +289,11 @@ impl KvMemory {
         visible: &[Range<usize>],
     ) -> Result<Tensor> {
         let (batch, heads, tokens, head_dim) = q.dims4()?;
-        let Held::Panels(memory) = &self.held else {
+        let Storage::Panels(memory) = &self.storage else {
             return Err(KernelError::OnlyOnCpu { dtype: self.dtype }.into());
         };
         let memory = memory.read().unwrap_or_else(PoisonError::into_inner);
-        let is_seen = |(query, seen): (usize, &Range<usize>)| {
+        let has_visible_keys = |(query, seen): (usize, &Range<usize>)| {
             !seen.is_empty() && slots.get(query / tokens).is_some_and(|slot| seen.end <= slot.capacity)
         };
         let fits = head_dim > 0
@@ -288,12 +301,15 @@ impl KvMemory {
             && slots.len() == batch
             && slots.iter().all(|slot| slot.is_in(memory.tokens()))
             && visible.len() == batch * tokens
-            && visible.iter().enumerate().all(is_seen);
+            && visible.iter().enumerate().all(has_visible_keys);
         if !fits {
-            let held = vec![memory.tokens(), self.num_heads, self.head_dim];
-            return Err(
-                KernelError::AttentionShapes { q: q.dims().to_vec(), k: held.clone(), v: held }.into()
-            );
+            let memory_shape = vec![memory.tokens(), self.num_heads, self.head_dim];
+            return Err(KernelError::AttentionShapes {
+                q: q.dims().to_vec(),
+                k: memory_shape.clone(),
+                v: memory_shape,
+            }
+            .into());
         }
         if q.elem_count() == 0 {
             return q.zeros_like();
@@ -305,21 +321,22 @@ impl KvMemory {
         Tensor::from_vec(context, (batch, tokens, heads, head_dim), &Device::Cpu)?.transpose(1, 2)
     }
 
-    /// The keys and the values of some tokens of a slot, `(1, H, T, D)` each: on a CPU in f32 if its kernel holds them, else in
-    /// the type of the memory.
+    /// Returns the keys and the values of a token range of a slot, `(1, H, T, D)` each.
+    ///
+    /// They are f32 if the storage has the layout of the CPU kernel, else the storage dtype.
     ///
     /// # Errors
-    /// When the slot is not one of this memory, or has fewer tokens.
+    /// If the slot is outside this storage or the tokens are outside the slot.
     pub fn read(&self, slot: KvSlot, tokens: Range<usize>) -> Result<[Tensor; 2]> {
         self.expect(slot, &tokens)?;
-        match &self.held {
-            Held::Panels(memory) => {
+        match &self.storage {
+            Storage::Panels(memory) => {
                 let shape = (1, self.num_heads, tokens.len(), self.head_dim);
                 let read = memory.read().unwrap_or_else(PoisonError::into_inner).read(slot, tokens);
                 let [keys, values] = read.map(|values| Tensor::from_vec(values, shape, &Device::Cpu));
                 Ok([keys?, values?])
             }
-            Held::Tensors(_) => {
+            Storage::Tensors(_) => {
                 let [keys, values] =
                     self.slot(slot)?.map(|x| x.narrow(TOKEN_DIM, tokens.start, tokens.len()));
                 Ok([keys?, values?])
@@ -327,11 +344,14 @@ impl KvMemory {
         }
     }
 
-    /// Copies tokens of a slot of `from`, which may be this memory, to the same places of a slot of this one. The tokens before
-    /// them must be the same in both slots; what is after them in the slot of this one means nothing any more.
+    /// Copies a token range of a slot of `from` to the same positions of a slot of this storage.
+    ///
+    /// `from` may be this storage. The tokens before the range must be the same in both slots. Tokens after
+    /// the range in the target slot become meaningless.
     ///
     /// # Errors
-    /// When the heads are others, a slot is not one of its memory, or has fewer tokens.
+    /// If the heads differ in number or width, a slot is outside its storage, or the tokens are outside a
+    /// slot.
     pub fn copy(&self, to: KvSlot, from: &Self, from_slot: KvSlot, tokens: Range<usize>) -> Result<()> {
         self.expect(to, &tokens)?;
         from.expect(from_slot, &tokens)?;
@@ -348,13 +368,13 @@ impl KvMemory {
     }
 
     fn copied(&self, to: KvSlot, from: &Self, from_slot: KvSlot, tokens: Range<usize>) -> Result<()> {
-        match (&self.held, &from.held) {
-            (Held::Panels(memory), Held::Panels(source)) if Arc::ptr_eq(memory, source) => {
+        match (&self.storage, &from.storage) {
+            (Storage::Panels(memory), Storage::Panels(source)) if Arc::ptr_eq(memory, source) => {
                 let mut memory = memory.write().unwrap_or_else(PoisonError::into_inner);
                 memory.copy(to, None, from_slot, tokens);
             }
-            (Held::Panels(memory), Held::Panels(source)) => {
-                // In one order for all threads, so that no two wait for each other.
+            (Storage::Panels(memory), Storage::Panels(source)) => {
+                // Locks in address order on all threads, which prevents deadlocks.
                 let (source, mut memory) = if Arc::as_ptr(memory) < Arc::as_ptr(source) {
                     let memory = memory.write().unwrap_or_else(PoisonError::into_inner);
                     (source.read().unwrap_or_else(PoisonError::into_inner), memory)
@@ -376,21 +396,22 @@ impl KvMemory {
         Ok(())
     }
 
-    /// The memories of keys and values as tensors `(B, H, S, D)`, views of them, with `S` the room of a slot: if they are
-    /// tensors, and the slots have the same room side by side.
+    /// Views keys and values as tensors `(B, H, S, D)`, where `S` is the padded size of a slot.
+    ///
+    /// Returns `None` unless the storage consists of tensors and the slots are adjacent and of equal size.
     ///
     /// # Errors
-    /// When a slot is not one of this memory.
+    /// If a slot is outside this storage.
     pub fn side_by_side(&self, slots: &[KvSlot]) -> Result<Option<[Tensor; 2]>> {
-        let (Held::Tensors(memories), Some(first)) = (&self.held, slots.first().copied()) else {
+        let (Storage::Tensors(memories), Some(first)) = (&self.storage, slots.first().copied()) else {
             return Ok(None);
         };
         slots.iter().try_for_each(|slot| self.expect(*slot, &(0..0)))?;
         let (batch, room) = (slots.len(), first.room());
-        let is_beside = |(row, slot): (usize, &KvSlot)| {
+        let is_adjacent = |(row, slot): (usize, &KvSlot)| {
             slot.room() == room && slot.start.checked_sub(first.start) == row.checked_mul(room)
         };
-        if !slots.iter().enumerate().all(is_beside) {
+        if !slots.iter().enumerate().all(is_adjacent) {
             return Ok(None);
         }
         let [keys, values] = memories.each_ref().map(|memory| {
@@ -400,16 +421,16 @@ impl KvMemory {
         Ok(Some([keys?, values?]))
     }
 
-    /// The tensors of a slot, `(1, H, S, D)`.
+    /// Views the keys and values of one slot, `(1, H, S, D)` each.
     fn slot(&self, slot: KvSlot) -> Result<[Tensor; 2]> {
         self.side_by_side(&[slot])?.ok_or_else(|| KernelError::OnlyOnCpu { dtype: self.dtype }.into())
     }
 
-    /// Writes keys and values `(1, H, T, D)`, which may lie in the same memory, into the tensors of a slot.
+    /// Writes keys and values `(1, H, T, D)` into a slot's tensors; both may be views of the same memory.
     fn set(&self, slot: KvSlot, tokens: [&Tensor; 2], position: usize) -> Result<()> {
         for (memory, tokens) in self.slot(slot)?.iter().zip(tokens) {
             if tokens.dim(TOKEN_DIM)? > 0 {
-                // By way of a copy of these tokens alone: candle writes nothing into the memory that it reads.
+                // Copies the tokens first, because candle cannot write to the memory that it reads from.
                 let tokens = tokens.to_dtype(memory.dtype())?.force_contiguous()?;
                 memory.slice_set(&tokens, TOKEN_DIM, position)?;
             }

@@ -1,9 +1,10 @@
-//! The operations over tensors; the arithmetic itself is tested where it is.
+//! Tests of the tensor-level operations; `candle-gpt2-arithmetic` tests the arithmetic itself.
 
 use super::*;
 
-const TYPES: [KvDType; 5] =
-    [KvDType::F32, KvDType::F16, KvDType::Q8, KvDType::Other(DType::BF16), KvDType::Other(DType::F64)];
+fn all_types() -> [KvDType; 5] {
+    [KvDType::F32, KvDType::F16, KvDType::Q8, DType::BF16.into(), DType::F64.into()]
+}
 
 fn noise(shape: (usize, usize, usize, usize), seed: u64) -> Tensor {
     let values = crate::noise::noise(shape.0 * shape.1 * shape.2 * shape.3, seed, 0.0, 4.0);
@@ -18,14 +19,14 @@ fn memory(tokens: usize, dtype: KvDType) -> KvMemory {
     KvMemory::new(3, 20, tokens, dtype, &Device::Cpu).unwrap()
 }
 
-/// Slots apart from each other and in another order than the rows.
+/// Slots with a gap between them, in a different order than the rows.
 const SLOTS: [KvSlot; 2] = [KvSlot { start: 320, capacity: 300 }, KvSlot { start: 0, capacity: 302 }];
 
-/// Tokens of strided tensors are read back rounded to the type of the memory, and nothing else is written.
+/// Strided tokens are read back rounded to the storage type, and no other token is written.
 #[test]
-fn tokens_are_written_in_place_and_nowhere_else() {
-    for dtype in TYPES {
-        // Within an integer's reach: 127 steps of a power of two.
+fn write_changes_only_its_own_tokens() {
+    for dtype in all_types() {
+        // In the range of q8: 127 steps of a power of two.
         let exact =
             |seed| (noise((2, 9, 3, 20), seed) * 8.0).unwrap().round().unwrap().transpose(1, 2).unwrap();
         let (keys, new_values) = (exact(1), exact(2));
@@ -48,9 +49,9 @@ fn tokens_are_written_in_place_and_nowhere_else() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_shapes_and_ranges_are_rejected() {
     let tokens = |shape| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
-    for dtype in TYPES {
+    for dtype in all_types() {
         let memory = memory(96, dtype);
         let slots = KvSlot::side_by_side(2, 40);
         for (tokens, slots, positions) in [
@@ -63,26 +64,26 @@ fn what_does_not_fit_is_refused() {
             (tokens((2, 3, 2, 20)), KvSlot::side_by_side(1, 40), vec![0]),
         ] {
             let error = memory.write(&slots, [&tokens; 2], &positions).unwrap_err().to_string();
-            assert!(error.contains("memory [96, 60]"), "{error}");
+            assert!(error.contains("memory of shape [96, 60]"), "{error}");
         }
         assert!(memory.read(slots[0], 30..41).is_err());
         assert!(memory.read(KvSlot { start: 8, capacity: 4 }, 0..1).is_err());
         assert!(memory.copy(slots[0], &memory, slots[1], 0..41).is_err());
         let others = KvMemory::new(3, 21, 96, dtype, &Device::Cpu).unwrap();
         assert!(memory.copy(slots[0], &others, slots[1], 0..1).is_err());
-        // What can be counted but not allocated there is where addresses have 64 bits only.
-        let many = [Some(usize::MAX), Some(usize::MAX / 64), 1_usize.checked_shl(50)];
-        for tokens in many.into_iter().flatten() {
+        // Sizes that fit an integer but cannot be allocated exist only with 64-bit addresses.
+        let huge = [Some(usize::MAX), Some(usize::MAX / 64), 1_usize.checked_shl(50)];
+        for tokens in huge.into_iter().flatten() {
             let error = KvMemory::new(12, 64, tokens, dtype, &Device::Cpu).unwrap_err().to_string();
             assert!(error.contains(&tokens.to_string()) && error.contains(dtype.name()), "{error}");
         }
     }
 }
 
-/// Copies hold the same in memories of one type; in another type what it rounds that to.
+/// Copies between storages of one type are exact; copies to another type round.
 #[test]
-fn copies_hold_the_same_tokens() {
-    for dtype in TYPES {
+fn copies_preserve_the_tokens() {
+    for dtype in all_types() {
         let (source, target) = (memory(624, dtype), memory(624, dtype));
         source.write(&SLOTS, [&noise((2, 3, 70, 20), 1), &noise((2, 3, 70, 20), 2)], &[0, 0]).unwrap();
         let expected = source.read(SLOTS[1], 0..70).unwrap();
@@ -99,7 +100,7 @@ fn copies_hold_the_same_tokens() {
         let exact = memory(624, KvDType::F32);
         exact.copy(SLOTS[1], &source, SLOTS[0], 0..70).unwrap();
         assert!(same(&exact, SLOTS[1], &expected), "{dtype} to f32");
-        // And back: what the type can hold stays as it is, or nearly so where scales are computed anew.
+        // Copies back: representable values are unchanged, or nearly so if scales are recomputed.
         target.copy(SLOTS[1], &exact, SLOTS[1], 0..70).unwrap();
         let back = target.read(SLOTS[1], 0..70).unwrap();
         for (back, expected) in back.iter().zip(&expected) {
@@ -110,10 +111,11 @@ fn copies_hold_the_same_tokens() {
     }
 }
 
-/// Rows in slots apart from each other give the bits that each gives alone in a memory in f32 of what they hold, and what lies
-/// outside their own tokens never reaches them.
+/// Rows in separate slots are bit-identical to each row alone in an f32 storage of the same values.
+///
+/// Memory outside a row's own tokens never affects its result.
 #[test]
-fn rows_in_slots_equal_rows_alone() {
+fn rows_in_slots_equal_single_rows() {
     let key_len = 300;
     for dtype in [KvDType::F32, KvDType::F16] {
         for query_len in [1, 2, 7, 60] {
@@ -125,8 +127,8 @@ fn rows_in_slots_equal_rows_alone() {
                     .flat_map(|keys| (0..query_len).map(move |query| 0..keys - query_len + query + 1))
                     .collect();
                 let memory = memory(624, dtype);
-                let spoiled = Tensor::full(f32::NAN, (2, 3, key_len, 20), &Device::Cpu).unwrap();
-                memory.write(&SLOTS, [&spoiled; 2], &[0, 0]).unwrap();
+                let poison = Tensor::full(f32::NAN, (2, 3, key_len, 20), &Device::Cpu).unwrap();
+                memory.write(&SLOTS, [&poison; 2], &[0, 0]).unwrap();
                 let tokens = [noise((2, 3, key_len, 20), 2), noise((2, 3, key_len, 20), 3)];
                 for row in 0..2 {
                     let of_row =
@@ -162,52 +164,53 @@ fn rows_in_slots_equal_rows_alone() {
 }
 
 #[test]
-fn names_are_read_back() {
-    for (name, dtype) in KvDType::NAMES {
-        assert_eq!((name.parse(), dtype.name()), (Ok(dtype), name));
+fn dtype_names_round_trip() {
+    for dtype in KvDType::all() {
+        assert_eq!(dtype.name().parse(), Ok(dtype));
     }
     let error = "q4".parse::<KvDType>().unwrap_err().to_string();
-    assert!(error.contains("`q4`") && error.contains("f32, f16 and q8"), "{error}");
+    assert!(error.contains("`q4`") && error.contains("f32, f16, q8"), "{error}");
     assert_eq!(KvDType::Q8.bytes_per_token(12, 64), 12 * 140);
     assert_eq!(KvDType::from(DType::BF16).bytes_per_token(12, 64), 12 * 64 * 4);
+    assert_eq!(KvDType::from(DType::U32), KvDType::F32);
 }
 
-/// A slot has one owner: overlaps are refused, in every order, and room that is given back is there again.
+/// A slot has one owner: overlaps are rejected in any order, and a released slot can be taken again.
 #[test]
-fn slots_that_overlap_are_refused() {
-    for dtype in TYPES {
+fn overlapping_slots_are_rejected() {
+    for dtype in all_types() {
         let memory = memory(96, dtype);
         let slot = |start, capacity| KvSlot { start, capacity };
         let middle = memory.claim(slot(32, 20)).unwrap();
         for (start, capacity) in [(32, 20), (32, 1), (48, 1), (48, 48), (16, 17), (0, 96), (0, 33)] {
-            let refusal = memory.claim(slot(start, capacity)).unwrap_err().to_string();
-            assert!(refusal.contains("overlaps tokens 32..64"), "{start}, {capacity}: {refusal}");
+            let error = memory.claim(slot(start, capacity)).unwrap_err().to_string();
+            assert!(error.contains("overlaps tokens 32..64"), "{start}, {capacity}: {error}");
         }
         for (start, capacity) in [(96, 1), (80, 17), (8, 4), (0, 97), (16, usize::MAX), (usize::MAX - 15, 16)]
         {
-            let refusal = memory.claim(slot(start, capacity)).unwrap_err().to_string();
-            assert!(refusal.contains("in a memory for 96"), "{start}, {capacity}: {refusal}");
+            let error = memory.claim(slot(start, capacity)).unwrap_err().to_string();
+            assert!(error.contains("in a memory for 96"), "{start}, {capacity}: {error}");
         }
-        let beside = [memory.claim(slot(0, 32)).unwrap(), memory.claim(slot(64, 32)).unwrap()];
+        let neighbors = [memory.claim(slot(0, 32)).unwrap(), memory.claim(slot(64, 32)).unwrap()];
         assert!(memory.take(1).is_none() && memory.take(usize::MAX).is_none());
         assert_eq!((memory.take(0).unwrap().place().capacity, memory.tokens_taken()), (0, 96));
-        assert!(memory.claim(slot(32, 0)).is_ok(), "no tokens take no place");
+        assert!(memory.claim(slot(32, 0)).is_ok(), "an empty slot occupies no memory");
         drop(middle);
         let again = memory.take(30).unwrap();
         assert_eq!((again.place(), memory.tokens_taken()), (slot(32, 30), 96));
-        assert!(beside.iter().all(|slot| memory.has(slot)) && !self::memory(16, dtype).has(&again));
+        assert!(neighbors.iter().all(|slot| memory.has(slot)) && !self::memory(16, dtype).has(&again));
     }
 }
 
 #[test]
-fn slots_outside_a_memory_are_refused_whatever_their_numbers() {
-    for dtype in TYPES {
+fn out_of_range_slots_are_rejected() {
+    for dtype in all_types() {
         let memory = memory(96, dtype);
         for (start, capacity) in [(80, 17), (usize::MAX - 15, 16), (16, usize::MAX), (usize::MAX, usize::MAX)]
         {
             let slots = vec![KvSlot { start, capacity }; 2];
             let found = memory.side_by_side(&slots);
-            // The CPU's own memory is not made of tensors.
+            // CPU kernel storage does not consist of tensors.
             assert!(matches!(found, Err(_) | Ok(None)), "{dtype}: {start}, {capacity}");
             assert_eq!(found.is_err(), !memory.has_kernel(), "{dtype}: {start}, {capacity}");
         }

@@ -1,7 +1,8 @@
-//! Layer normalisation over the last axis: `y = (x - μ) / sqrt(σ² + ε) · γ + β`, with `σ² = mean((x - μ)²)`.
+//! Layer normalization over the last axis: `y = (x - μ) / sqrt(σ² + ε) · γ + β`.
 //!
-//! The variance takes two passes: with GPT-2's large outlier channels, `E[x²] - E[x]²` loses its digits.
-//! On the CPU one kernel does both passes over a row while it is in the nearest cache, and has gradients of its own.
+//! The variance is `σ² = mean((x - μ)²)`, computed in two passes. With GPT-2's large outlier channels,
+//! `E[x²] - E[x]²` would lose its significant digits. On the CPU, one kernel makes both passes over a row
+//! while it is in the L1 cache, and has its own backward pass.
 //!
 //! Source: "Layer Normalization" (arXiv:1607.06450, section 3).
 
@@ -12,14 +13,14 @@ use super::parameters::ParameterSource;
 use super::size::ParameterSize;
 use crate::{cuda, training};
 
-/// Layer normalisation with a learned scale and, optionally, a learned shift.
+/// Layer normalization with a learned scale and an optional learned shift.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_kernels::LayerNorm;
 ///
 /// let norm = LayerNorm::new(Tensor::ones(4, DType::F32, &Device::Cpu)?, None, 0.0);
-/// let x = Tensor::new(&[[1f32, 1., 5., 5.]], &Device::Cpu)?; // mean 3, deviation 2
+/// let x = Tensor::new(&[[1f32, 1., 5., 5.]], &Device::Cpu)?; // mean 3, standard deviation 2
 /// assert_eq!(norm.forward(&x)?.to_vec2::<f32>()?, [[-1., -1., 1., 1.]]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
@@ -32,27 +33,31 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// A norm from its tensors: `weight` and `bias` of shape `(width)`; `epsilon` is added to the variance.
+    /// Creates a norm from `weight` and `bias` of shape `(width)`; `epsilon` is added to the variance.
     pub fn new(weight: Tensor, bias: Option<Tensor>, epsilon: f64) -> Self {
         Self { weight, bias, epsilon }
     }
 
-    /// A norm from the parameters `weight` and `bias` below the path of `vb`. In an empty `VarMap` they begin as ones and zeros.
+    /// Loads a norm from the parameters `weight` and `bias` below the path of `vb`.
+    ///
+    /// An empty `VarMap` initializes them to ones and zeros.
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape.
+    /// If a parameter is missing or has the wrong shape.
     pub fn load(width: usize, epsilon: f64, vb: impl ParameterSource) -> Result<Self> {
         let weight = vb.parameter(width, "weight", Init::Const(1.0))?;
         Ok(Self::new(weight, Some(vb.parameter(width, "bias", Init::Const(0.0))?), epsilon))
     }
 
-    /// Normalises every row of the last axis. Half-precision input is normalised in f32 and rounded once.
+    /// Normalizes every row of the last axis.
+    ///
+    /// Half-precision input is normalized in f32 and rounded once.
     ///
     /// # Shapes
     /// `x` `(…, width)`; returns the same shape and dtype.
     ///
     /// # Errors
-    /// When the last axis of `x` has another width than the norm.
+    /// If the last axis of `x` does not match the norm's width.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) if self.is_fused(x, bias) => training::layer_norm(x, &self.weight, bias, self.epsilon),
@@ -69,14 +74,14 @@ impl LayerNorm {
         }
     }
 
-    /// Whether the kernel can be used: on the CPU, of one type, shapes that fit.
+    /// Whether the fused CPU kernel supports this input: on the CPU, one dtype, matching shapes.
     fn is_fused(&self, x: &Tensor, bias: &Tensor) -> bool {
         let width = x.dims().last().copied().unwrap_or(0);
         let fits = |parameter: &Tensor| parameter.dims() == [width] && parameter.dtype() == x.dtype();
         width > 0 && training::has_cpu_kernels(x) && fits(&self.weight) && fits(bias)
     }
 
-    /// The norm from candle's own operations: any device and type, with gradients.
+    /// Computes the norm with candle's own operations: any device and dtype, with gradients.
     fn forward_composed(&self, x: &Tensor) -> Result<Tensor> {
         let norm = self.clone();
         training::recomputed(x, move |x| {
@@ -85,13 +90,13 @@ impl LayerNorm {
         })
     }
 
-    /// The first half of the norm: `x - μ` and `sqrt(σ² + ε)`, in f32 for half-precision input.
+    /// First half of the norm: `x - μ` and `sqrt(σ² + ε)`, in f32 for half-precision input.
     ///
     /// # Shapes
     /// `x` `(…, width)`; returns `(…, width)` and `(…, 1)`.
     ///
     /// # Errors
-    /// When candle cannot compute them for the dtype of `x`.
+    /// If candle does not support the dtype of `x`.
     pub fn centered(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let x = match x.dtype() {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
@@ -103,13 +108,13 @@ impl LayerNorm {
         Ok((centered, scale))
     }
 
-    /// The second half of the norm: `normalized · γ + β`.
+    /// Second half of the norm: `normalized · γ + β`.
     ///
     /// # Shapes
-    /// `normalized` `(…, width)`; returns the same.
+    /// `normalized` `(…, width)`; returns the same shape.
     ///
     /// # Errors
-    /// When the last axis has another width than the norm.
+    /// If the last axis does not match the norm's width.
     pub fn scaled(&self, normalized: &Tensor) -> Result<Tensor> {
         let dtype = normalized.dtype();
         let scaled = normalized.broadcast_mul(&self.weight.to_dtype(dtype)?)?;
@@ -119,17 +124,17 @@ impl LayerNorm {
         }
     }
 
-    /// The factors `γ`, `(width)`.
+    /// Scale `γ`, `(width)`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// The shift `β`, `(width)`, if there is one.
+    /// Shift `β`, `(width)`, if the norm has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// The size of scale and shift.
+    /// Size of scale and shift.
     pub fn size(&self) -> ParameterSize {
         [Some(&self.weight), self.bias.as_ref()].into_iter().flatten().map(ParameterSize::from).sum()
     }
@@ -143,7 +148,7 @@ mod tests {
     use crate::noise::noise;
 
     #[test]
-    fn the_kernel_equals_the_composition() {
+    fn kernel_equals_the_composition() {
         for width in [1, 2, 15, 16, 24, 768, 1601] {
             for rows in [1, 3, 40] {
                 let x = noise(rows * width, 1, 3.0, 2.0);
@@ -155,16 +160,19 @@ mod tests {
                 let y = norm.forward(&tensor(&x).reshape((rows, width)).unwrap()).unwrap();
                 let y = y.flatten_all().unwrap().to_vec1::<f32>().unwrap();
                 for (y, expected) in y.iter().zip(&expected) {
-                    // The mean of values near 3 is rounded to 2e-7 and divided by a deviation of about 0.6.
+                    // The mean of values near 3 is rounded to 2e-7 and divided by a standard deviation of
+                    // about 0.6.
                     assert!((y - expected).abs() < 3e-6, "{width}: {y} for {expected}");
                 }
             }
         }
     }
 
-    /// Rows with NaN, infinite, huge and denormal values, and rows without any difference, in vectors and after the last one.
+    /// Rows with NaN, infinite, huge and subnormal values, and constant rows.
+    ///
+    /// Widths cover full vectors and remainders.
     #[test]
-    fn special_rows_are_those_of_the_composition() {
+    fn kernel_equals_the_composition_for_special_values() {
         const SPECIAL: [f32; 7] =
             [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e30, 1e-40, f32::MIN_POSITIVE];
         for width in [5, 16, 35] {

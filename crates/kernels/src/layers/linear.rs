@@ -1,11 +1,13 @@
-//! The linear layer: `y = x Wᵀ + b`, with the weight in PyTorch's `nn.Linear` orientation `(out, in)`.
+//! Linear layer: `y = x Wᵀ + b`, with the weight `(out, in)` as in PyTorch's `nn.Linear`.
 //!
-//! A GPT-2 checkpoint stores its matrices as `(in, out)` (`Conv1D`). The loader hands those in as a transposed
-//! view, which costs nothing and which the product below turns back into the stored layout.
+//! A GPT-2 checkpoint stores its matrices as `(in, out)` (`Conv1D`). The loader passes them as transposed
+//! views, without a copy, and the product reads the stored layout.
 //!
-//! A dense weight is a tensor: any device, trainable, the reference. A packed weight is for inference on the CPU.
+//! A dense weight is a tensor. It works on any device, is trainable, and serves as the reference. A packed
+//! weight is for inference on the CPU.
 //!
-//! A dense layer computes in the type of its input, whatever its own: so weights in f32 are trained with products in bf16.
+//! A dense layer computes in the dtype of its input, independent of its own. So f32 weights can be trained
+//! with bf16 products.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,40 +17,40 @@ use candle_gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 use candle_nn::Init;
 
 use super::matrix::{AdaptedMatrix, Matrix};
-use super::parameters::{DEVIATION, ParameterSource, normal};
+use super::parameters::{INITIAL_WEIGHT, ParameterSource};
 use super::size::ParameterSize;
 use crate::cpu::PackedProduct;
 use crate::cuda;
 use crate::error::KernelError;
 use crate::training::{self, Activation, has_cpu_kernels, runs_as_in_training};
 
-/// A linear layer, `(…, in)` to `(…, out)`.
+/// Linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
 #[doc(alias("Conv1D", "QMatMul"))]
 pub struct Linear {
     weight: Matrix,
     bias: Option<Tensor>,
-    /// The bias of a packed weight, with an adapter or not, laid out as its products take it.
+    /// Bias in panel layout if the weight or an adapter's base is packed.
     panel_bias: Option<PanelBias>,
 }
 
 impl Linear {
-    /// A layer from its tensors.
+    /// Creates a layer from its tensors.
     ///
     /// # Shapes
     /// `weight` `(out, in)`, contiguous or the transposed view of an `(in, out)` tensor; `bias` `(out)`.
     ///
     /// # Errors
-    /// When the shapes are not these.
+    /// If the shapes do not match.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         weight.dims2()?;
         Self::from_matrix(Matrix::Dense(weight), bias)
     }
 
-    /// A layer from a weight in any form and a bias of shape `(out)`.
+    /// Creates a layer from a weight in any form and a bias of shape `(out)`.
     ///
     /// # Errors
-    /// When the bias has another shape.
+    /// If the bias has the wrong shape.
     pub fn from_matrix(weight: Matrix, bias: Option<Tensor>) -> Result<Self> {
         let (out_features, _) = weight.shape();
         if let Some(bias) = &bias
@@ -65,11 +67,13 @@ impl Linear {
         Ok(Self { weight, bias, panel_bias })
     }
 
-    /// A layer from the parameters `weight` `(out, in)` and, if `has_bias`, `bias` below the path of `vb`. Where they begin in
-    /// an empty `VarMap`, they do as in GPT-2: the weight from a normal distribution of deviation 0.02, the bias as zeros.
+    /// Loads `weight` `(out, in)` and, if `has_bias`, `bias` below the path of `vb`.
+    ///
+    /// An empty `VarMap` initializes them as in GPT-2: the weight from a normal distribution with standard
+    /// deviation 0.02, the bias to zeros.
     ///
     /// # Errors
-    /// When a parameter is missing or has another shape.
+    /// If a parameter is missing or has the wrong shape.
     pub fn load(
         in_features: usize,
         out_features: usize,
@@ -79,10 +83,10 @@ impl Linear {
         Self::load_named(in_features, out_features, ["weight", "bias"], has_bias, vb)
     }
 
-    /// The same under other names than `weight` and `bias`.
+    /// Loads a layer whose parameters have names other than `weight` and `bias`.
     ///
     /// # Errors
-    /// As [`Linear::load`].
+    /// Same as [`Linear::load`].
     pub fn load_named(
         in_features: usize,
         out_features: usize,
@@ -90,39 +94,44 @@ impl Linear {
         has_bias: bool,
         vb: impl ParameterSource,
     ) -> Result<Self> {
-        let weight = vb.matrix(out_features, in_features, weight, normal(DEVIATION))?;
+        let weight = vb.matrix(out_features, in_features, weight, INITIAL_WEIGHT)?;
         let bias = has_bias.then(|| vb.parameter(out_features, bias, Init::Const(0.0))).transpose()?;
         Self::from_matrix(weight, bias)
     }
 
-    /// A layer that checkpoints of GPT-2 store as `Conv1D`: in a [`VarBuilder`](candle_nn::VarBuilder) its weight lies
-    /// `(in, out)`. `deviation` is that of a weight that begins in an empty `VarMap`.
+    /// Loads a layer that GPT-2 checkpoints store as `Conv1D`.
+    ///
+    /// In a [`VarBuilder`](candle_nn::VarBuilder), its weight is `(in, out)`. An empty `VarMap` initializes it
+    /// like [`Linear::load`].
     ///
     /// # Errors
-    /// As [`Linear::load`].
+    /// Same as [`Linear::load`].
     pub fn load_conv1d(
         in_features: usize,
         out_features: usize,
-        deviation: f64,
+        has_bias: bool,
         vb: impl ParameterSource,
     ) -> Result<Self> {
-        let weight = vb.conv1d(out_features, in_features, "weight", normal(deviation))?;
-        Self::from_matrix(weight, Some(vb.parameter(out_features, "bias", Init::Const(0.0))?))
+        let weight = vb.conv1d(out_features, in_features, "weight", INITIAL_WEIGHT)?;
+        let bias = has_bias.then(|| vb.parameter(out_features, "bias", Init::Const(0.0))).transpose()?;
+        Self::from_matrix(weight, bias)
     }
 
-    /// `x Wᵀ + b`.
+    /// Computes `x Wᵀ + b`.
     ///
     /// # Shapes
     /// `x` `(…, in)`; returns `(…, out)`.
     ///
     /// # Errors
-    /// When the last axis of `x` is not `in` wide, or the weight is packed and `x` is not f32 on the CPU.
+    /// If the last axis of `x` is not `in` wide, or the weight is packed and `x` is not f32 on the CPU.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.output_shape(x)?;
         self.product(&self.weight, x)
     }
 
-    /// The same with this weight, if `x` is as wide as it must be: the layer's own, or the fixed one of its adapter.
+    /// Computes `x Wᵀ + b` with `weight`, which is the layer's own weight or an adapter's base.
+    ///
+    /// Callers must check the width of `x`.
     fn product(&self, weight: &Matrix, x: &Tensor) -> Result<Tensor> {
         let weight = match weight {
             Matrix::Dense(weight) => weight,
@@ -141,16 +150,19 @@ impl Linear {
         training::composed_linear(x, weight, self.bias.as_ref())
     }
 
-    /// Some of the outputs: those of the rows `outputs` of the weight.
+    /// Computes only the outputs in the range `outputs`, which are rows of the weight.
     ///
     /// # Shapes
     /// `x` `(…, in)`; returns `(…, outputs.len())`.
     ///
     /// # Errors
-    /// As [`Linear::forward`], and when there are no such outputs.
+    /// Same as [`Linear::forward`], and if the range is empty or out of bounds.
     pub fn forward_outputs(&self, x: &Tensor, outputs: Range<usize>) -> Result<Tensor> {
         if outputs.is_empty() || outputs.end > self.out_features() {
-            let what = format!("linear: no outputs {outputs:?} of {}", self.out_features());
+            let what = format!(
+                "linear layer: outputs {outputs:?} are empty or out of range; the layer has {}",
+                self.out_features()
+            );
             return Err(candle_core::Error::Msg(what));
         }
         if let Matrix::Dense(weight) = &self.weight
@@ -160,20 +172,20 @@ impl Linear {
             return training::linear(x, weight, self.bias.as_ref(), outputs);
         }
         if let Matrix::Packed(_) = &self.weight {
-            // Expanding the weight would take longer than computing the outputs that are not wanted.
+            // Unpacking the weight would take longer than computing the extra outputs.
             return self.forward(x)?.narrow(D::Minus1, outputs.start, outputs.len())?.contiguous();
         }
         let rows = |tensor: &Tensor| tensor.narrow(0, outputs.start, outputs.len());
         Self::new(rows(&self.weight.to_tensor()?)?, self.bias().map(rows).transpose()?)?.forward(x)
     }
 
-    /// Whether the kernel with a way back computes the product with a dense weight.
+    /// Whether the CPU kernel with a backward pass supports this product with a dense weight.
     fn has_kernel(&self, x: &Tensor, weight: &Tensor) -> bool {
         let is_alike = |tensor: &Tensor| has_cpu_kernels(tensor) && tensor.dtype() == x.dtype();
         is_alike(x) && is_alike(weight) && self.bias.as_ref().is_none_or(is_alike)
     }
 
-    /// `x (W + scale · b a)ᵀ + bias`, if `x` is as wide as it must be.
+    /// Computes `x (W + scale · b a)ᵀ + bias`; callers must check the width of `x`.
     fn forward_adapted(&self, weight: &AdaptedMatrix, x: &Tensor) -> Result<Tensor> {
         let AdaptedMatrix { base, a, b, scale } = weight;
         let bias = self.bias.as_ref();
@@ -200,7 +212,7 @@ impl Linear {
         y + added
     }
 
-    /// The layer with what follows it on an NVIDIA GPU, if its kernels apply.
+    /// Computes the layer with a fused epilogue on an NVIDIA GPU, or returns `None` if no kernel applies.
     fn on_gpu(&self, x: &Tensor, finish: Finish<&Tensor>) -> Result<Option<Tensor>> {
         match &self.weight {
             Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), finish),
@@ -208,13 +220,13 @@ impl Linear {
         }
     }
 
-    /// `activation(x Wᵀ + b)`.
+    /// Computes `activation(x Wᵀ + b)`.
     ///
     /// # Shapes
-    /// As [`Linear::forward`].
+    /// Same as [`Linear::forward`].
     ///
     /// # Errors
-    /// As [`Linear::forward`].
+    /// Same as [`Linear::forward`].
     pub fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
         self.output_shape(x)?;
         if activation == Activation::GeluTanh && !x.track_op() {
@@ -228,13 +240,13 @@ impl Linear {
         activation.forward(&self.forward(x)?)
     }
 
-    /// `x Wᵀ + b + residual`: the product at the end of a residual branch.
+    /// Computes `x Wᵀ + b + residual`, the product at the end of a residual branch.
     ///
     /// # Shapes
     /// `x` `(…, in)`, `residual` `(…, out)` with the same leading axes; returns the shape of `residual`.
     ///
     /// # Errors
-    /// As [`Linear::forward`], and when the residual has another shape.
+    /// Same as [`Linear::forward`], and if the residual has the wrong shape.
     pub fn forward_added(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
         let expected = self.output_shape(x)?;
         if residual.dims() != expected {
@@ -253,40 +265,43 @@ impl Linear {
         training::add(&self.forward(x)?, residual)
     }
 
-    /// The rows `ids` of the weight: an embedding lookup, if the same matrix serves as output head.
+    /// Looks up the rows `ids` of the weight: an embedding that shares its matrix with the output head.
     ///
     /// # Shapes
     /// `ids` `(…)` of u32; returns `(…, in)`.
     ///
     /// # Errors
-    /// When an id is not below `out`. On a GPU the ids are read back for this: an id that its kernel does not find would end the
-    /// program's use of the device.
+    /// If an ID is not below `out`. On a GPU, the IDs are read back to check this, because an invalid ID in
+    /// the GPU kernel would make the device unusable for the rest of the program.
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         if let Matrix::Dense(weight) = &self.weight
             && runs_as_in_training(weight)
         {
             return training::embedding(weight, ids);
         }
-        // Everywhere: candle has rows of zeros for the largest number of a type.
-        let places = training::places(ids, self.out_features())?;
+        // Checked on every device: candle returns zeros for the largest value of the index dtype.
+        let row_indices = training::row_indices(ids, self.out_features())?;
         let weight = match &self.weight {
             Matrix::Packed(weight) => weight,
             Matrix::Dense(weight) if !ids.device().is_cpu() => {
-                return training::embedding_on_gpu(weight, ids, places);
+                return training::embedding_on_gpu(weight, ids, row_indices);
             }
             Matrix::Dense(_) | Matrix::Adapted(_) => return self.embedding_on_device(ids),
         };
-        Tensor::from_vec(weight.rows(&places), self.embedding_shape(ids), &Device::Cpu)
+        Tensor::from_vec(weight.rows(&row_indices), self.embedding_shape(ids), &Device::Cpu)
     }
 
-    /// The same for ids that [`expect_ids`](crate::expect_ids) accepts: nothing is read back from a GPU, so a
-    /// [`Recording`](crate::Recording) can have it.
+    /// Looks up rows like [`Linear::embedding`], without reading the IDs back from a GPU.
+    ///
+    /// A [`Recording`](crate::Recording) can therefore contain it. The IDs must be valid;
+    /// [`expect_ids`](crate::expect_ids) checks them.
     ///
     /// # Shapes
-    /// As [`Linear::embedding`].
+    /// Same as [`Linear::embedding`].
     ///
     /// # Errors
-    /// When the weight cannot be a table there. Elsewhere than on a GPU also when an id is not below `out`.
+    /// If the weight cannot serve as an embedding table on this device. On devices other than GPUs, also if
+    /// an ID is not below `out`.
     pub fn embedding_on_device(&self, ids: &Tensor) -> Result<Tensor> {
         let rows_of =
             |weight: &Tensor| weight.embedding(&ids.flatten_all()?)?.reshape(self.embedding_shape(ids));
@@ -311,24 +326,30 @@ impl Linear {
         self.weight.shape().0
     }
 
-    /// The weight, `(out, in)`.
+    /// Weight, `(out, in)`.
     pub fn weight(&self) -> &Matrix {
         &self.weight
     }
 
-    /// The bias, `(out)`, if the layer has one.
+    /// Bias, `(out)`, if the layer has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// The size of weight and bias.
-    pub fn size(&self) -> ParameterSize {
-        let (outputs, inputs) = self.weight.shape();
-        let weight = ParameterSize { count: outputs * inputs, bytes: self.weight.bytes() };
-        weight + self.bias.iter().map(ParameterSize::from).sum()
+    /// Device of the weight.
+    pub fn device(&self) -> &Device {
+        match self.weight.fixed() {
+            Matrix::Dense(weight) => weight.device(),
+            Matrix::Packed(_) | Matrix::Adapted(_) => &Device::Cpu,
+        }
     }
 
-    /// The shape of the output for `x`.
+    /// Size of weight and bias.
+    pub fn size(&self) -> ParameterSize {
+        self.weight.size() + self.bias.iter().map(ParameterSize::from).sum()
+    }
+
+    /// Shape of the output for `x`; an error if the input width does not match.
     fn output_shape(&self, x: &Tensor) -> Result<Vec<usize>> {
         let mut shape = x.dims().to_vec();
         let Some(width) = shape.last_mut().filter(|width| **width == self.in_features()) else {
@@ -346,5 +367,24 @@ impl Linear {
 
     fn product_op(&self, weight: &Arc<PackedMatrix>, gelu: bool) -> PackedProduct {
         PackedProduct { weight: Arc::clone(weight), bias: self.panel_bias.clone(), gelu }
+    }
+}
+
+/// Shares the tensors of candle's layer, also as variables; fails if its bias has the wrong shape.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_gpt2_kernels::Linear;
+///
+/// let weight = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
+/// let layer = Linear::try_from(candle_nn::Linear::new(weight, None))?;
+/// assert_eq!((layer.in_features(), layer.out_features()), (2, 3));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+impl TryFrom<candle_nn::Linear> for Linear {
+    type Error = candle_core::Error;
+
+    fn try_from(layer: candle_nn::Linear) -> Result<Self> {
+        Self::new(layer.weight().clone(), layer.bias().cloned())
     }
 }

@@ -1,46 +1,48 @@
-//! The weight of a linear layer: dense, packed, or either with an adapter beside it, `W + scale · b a`, which is never added up
-//! if it is trained.
+//! Weights of linear layers: dense, packed, or either one with an adapter.
+//!
+//! An adapted weight is `W + scale · b a`. The sum is never materialized while the adapter is trained.
 
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, D, DType, Result, Storage, Tensor};
-use candle_gpt2_arithmetic::{PackedMatrix, Strided, WeightFormat};
+use candle_gpt2_arithmetic::{NumberType, PackedMatrix, Strided};
 
+use super::size::ParameterSize;
 use crate::cpu;
 use crate::error::KernelError;
 
-/// The weight of a linear layer, `(out, in)`.
+/// Weight of a linear layer, `(out, in)`.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_gpt2_arithmetic::WeightFormat;
+/// use candle_gpt2_arithmetic::NumberType;
 /// use candle_gpt2_kernels::{Linear, Matrix};
 ///
 /// let weight = Tensor::ones((5, 64), DType::F32, &Device::Cpu)?;
-/// let layer = Linear::from_matrix(Matrix::pack(&weight, WeightFormat::Q8)?, None)?;
+/// let layer = Linear::from_matrix(Matrix::pack(&weight, NumberType::Q8)?, None)?;
 /// let x = Tensor::ones((3, 64), DType::F32, &Device::Cpu)?;
 /// assert_eq!(layer.forward(&x)?.dims(), [3, 5]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub enum Matrix {
-    /// A tensor: contiguous, or the transposed view of an `(in, out)` tensor.
+    /// A tensor that is contiguous or the transposed view of an `(in, out)` tensor.
     Dense(Tensor),
-    /// Weights in the layout of the fast products. Clones share them.
+    /// Weights in the layout of the packed products, shared by clones.
     Packed(Arc<PackedMatrix>),
-    /// A fixed matrix with an adapter that is trained.
+    /// A frozen matrix with a trainable adapter.
     Adapted(Arc<AdaptedMatrix>),
 }
 
 impl Matrix {
-    /// Packs an f32 tensor on the CPU, whatever its strides.
+    /// Packs an f32 tensor on the CPU, with any strides.
     ///
     /// # Shapes
     /// `weight` `(out, in)`.
     ///
     /// # Errors
-    /// When the tensor is another.
-    pub fn pack(weight: &Tensor, format: WeightFormat) -> Result<Self> {
+    /// If the tensor is not a matrix, not f32 or not on the CPU, or cannot be packed in this type.
+    pub fn pack(weight: &Tensor, dtype: NumberType) -> Result<Self> {
         let shape = weight.dims2()?;
         let (storage, layout) = weight.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(values)) = &*storage else {
@@ -50,13 +52,13 @@ impl Matrix {
             [output, input] => (*output, *input),
             _ => (0, 0),
         };
-        // An empty part of a tensor may begin behind its end.
+        // The offset of an empty view may be past the end of the storage.
         let values = values.get(layout.start_offset()..).unwrap_or_default();
-        let packed = PackedMatrix::from_values(Strided { values, strides, shape }, format);
+        let packed = PackedMatrix::from_values(Strided { values, strides, shape }, dtype);
         packed.map(|packed| Self::Packed(packed.into())).map_err(candle_core::Error::wrap)
     }
 
-    /// Width of the output and of the input.
+    /// Output width and input width.
     pub(super) fn shape(&self) -> (usize, usize) {
         match self {
             Self::Dense(weight) => {
@@ -67,7 +69,7 @@ impl Matrix {
         }
     }
 
-    /// The matrix without adapters.
+    /// The innermost base matrix, without adapters.
     pub(super) fn fixed(&self) -> &Self {
         match self {
             Self::Dense(_) | Self::Packed(_) => self,
@@ -75,31 +77,41 @@ impl Matrix {
         }
     }
 
-    /// Bytes that the weights take, an adapter's included.
-    pub fn bytes(&self) -> usize {
+    /// Size of the weights; adapters are in its trainable values and its bytes.
+    pub fn size(&self) -> ParameterSize {
         match self {
-            Self::Dense(weight) => tensor_bytes(weight),
-            Self::Packed(weight) => weight.bytes(),
-            Self::Adapted(weight) => weight.base.bytes() + tensor_bytes(&weight.a) + tensor_bytes(&weight.b),
+            Self::Dense(weight) => weight.into(),
+            Self::Packed(weight) => {
+                let count = weight.out_features() * weight.in_features();
+                ParameterSize { count, trainable: 0, bytes: weight.bytes() }
+            }
+            Self::Adapted(weight) => {
+                let adapter: ParameterSize =
+                    [&weight.a, &weight.b].map(ParameterSize::from).into_iter().sum();
+                ParameterSize { count: 0, ..adapter } + weight.base.size()
+            }
         }
     }
 
-    /// The type in which what is computed with these weights may be kept between steps without losing more than they did: f32
-    /// beside f32 weights, f16 beside all others.
+    /// Dtype for caching values computed from these weights, with at least the weights' precision.
+    ///
+    /// A dense weight's own dtype, f32 for packed f32 weights, and f16 for all other packed weights.
     pub fn kept_dtype(&self) -> DType {
         match self {
             Self::Dense(weight) => weight.dtype(),
-            Self::Packed(weight) if weight.format() == WeightFormat::F32 => DType::F32,
+            Self::Packed(weight) if weight.dtype() == NumberType::F32 => DType::F32,
             Self::Packed(_) => DType::F16,
             Self::Adapted(weight) => weight.base().kept_dtype(),
         }
     }
 
-    /// The weights as a tensor `(out, in)`: the dense weight itself, packed weights expanded to f32, or weights with what an
-    /// adapter adds.
+    /// Returns the weights as a tensor `(out, in)`.
+    ///
+    /// Dense weights are returned unchanged, packed weights are unpacked to f32, and adapters are merged into
+    /// the base.
     ///
     /// # Errors
-    /// When there is no memory for them.
+    /// If allocation fails.
     pub fn to_tensor(&self) -> Result<Tensor> {
         match self {
             Self::Dense(weight) => Ok(weight.clone()),
@@ -109,12 +121,7 @@ impl Matrix {
     }
 }
 
-/// Bytes of a tensor's values.
-pub(super) fn tensor_bytes(tensor: &Tensor) -> usize {
-    tensor.elem_count() * tensor.dtype().size_in_bytes()
-}
-
-/// A matrix that stays as it is, with a trained product of low rank beside it.
+/// A frozen matrix plus a trainable low-rank product.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -137,13 +144,13 @@ pub struct AdaptedMatrix {
 }
 
 impl AdaptedMatrix {
-    /// `base + scale · b a`. No gradient leads to the base.
+    /// Combines `base + scale · b a`; no gradient reaches the base.
     ///
     /// # Shapes
     /// `base` `(out, in)`, `a` `(rank, in)`, `b` `(out, rank)`.
     ///
     /// # Errors
-    /// When the shapes do not fit, or the types of a dense base and the adapter differ.
+    /// If the shapes do not match, or the adapter and a dense base have different dtypes.
     pub fn new(base: Matrix, a: Tensor, b: Tensor, scale: f64) -> Result<Self> {
         let base = match base {
             Matrix::Dense(weight) => Matrix::Dense(weight.detach()),
@@ -164,12 +171,12 @@ impl AdaptedMatrix {
         Ok(Self { base, a, b, scale })
     }
 
-    /// The matrix without what the adapter adds.
+    /// The matrix without the adapter.
     pub(super) fn base(&self) -> &Matrix {
         &self.base
     }
 
-    /// The matrix with what the adapter adds, through which gradients lead to the adapter.
+    /// The matrix with the adapter merged; gradients reach the adapter.
     pub(super) fn merged(&self) -> Result<Tensor> {
         self.base.to_tensor()? + (self.b.matmul(&self.a)? * self.scale)?
     }

@@ -1,5 +1,7 @@
-//! The layers and operations of a transformer: each checks shapes and chooses who computes: `training` if a kernel
-//! has a way back, `cpu` and `cuda` if not, else a composition of candle's operations.
+//! Layers and operations of a transformer.
+//!
+//! Each one checks shapes and picks an implementation. It uses `training` if gradients need a backward pass
+//! and `cpu` or `cuda` otherwise. If no kernel applies, it falls back to a composition of candle operations.
 
 mod attention;
 mod dropout;
@@ -14,10 +16,10 @@ mod step;
 
 pub use attention::prefix_attention_on_gpu;
 pub use dropout::dropout;
-pub use kv_memory::{KvMemory, TakenSlot};
+pub use kv_memory::{KvMemory, SlotGuard};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{AdaptedMatrix, Matrix};
-pub use parameters::{ByOutput, DEVIATION, ParameterSource};
+pub use parameters::{ByOutput, Packed, ParameterSource};
 pub use size::ParameterSize;
 pub use step::step_attention;

@@ -1,4 +1,4 @@
-//! The layers as candle's modules.
+//! Implementations of candle's `Module` for the layers.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;

@@ -1,11 +1,11 @@
-//! How much there is of a layer's or a model's parameters.
+//! Parameter counts and memory sizes of layers and models.
 
 use std::iter::Sum;
 use std::ops::Add;
 
 use candle_core::Tensor;
 
-/// The size of parameters: each layer gives its own, a model the sum of its layers'.
+/// Size of the parameters of a layer, or of a model as the sum of its layers.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -13,21 +13,24 @@ use candle_core::Tensor;
 ///
 /// let ones = Tensor::ones(4, DType::F32, &Device::Cpu)?;
 /// let size = LayerNorm::new(ones.clone(), Some(ones), 1e-5).size();
-/// assert_eq!(size, ParameterSize { count: 8, bytes: 32 });
+/// assert_eq!(size, ParameterSize { count: 8, trainable: 0, bytes: 32 });
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ParameterSize {
-    /// Number of distinct values, without an adapter's.
+    /// Number of distinct values, without adapters.
     pub count: usize,
-    /// Bytes that they take in memory, in the type and the layout in which they are held, with an adapter's.
+    /// Number of values that gradients reach, including adapters.
+    pub trainable: usize,
+    /// Bytes in memory, in the dtype and layout of each parameter, including adapters.
     pub bytes: usize,
 }
 
 impl From<&Tensor> for ParameterSize {
     fn from(tensor: &Tensor) -> Self {
         let count = tensor.elem_count();
-        Self { count, bytes: count * tensor.dtype().size_in_bytes() }
+        let trainable = if tensor.track_op() { count } else { 0 };
+        Self { count, trainable, bytes: count * tensor.dtype().size_in_bytes() }
     }
 }
 
@@ -35,7 +38,11 @@ impl Add for ParameterSize {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { count: self.count + other.count, bytes: self.bytes + other.bytes }
+        Self {
+            count: self.count + other.count,
+            trainable: self.trainable + other.trainable,
+            bytes: self.bytes + other.bytes,
+        }
     }
 }
 

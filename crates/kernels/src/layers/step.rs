@@ -1,5 +1,7 @@
-//! Self-attention of a few new tokens of each row whose positions are read from the device's memory, where other functions take
-//! numbers: so a [`Recording`](crate::Recording) of a step serves all steps.
+//! Self-attention of new tokens whose positions are read from device memory.
+//!
+//! Other functions take positions as host values. Reading them from device memory lets one
+//! [`Recording`](crate::Recording) of a step serve all steps.
 
 use candle_core::{DType, Result, Tensor};
 use candle_gpt2_arithmetic::KvSlot;
@@ -10,11 +12,13 @@ use super::matrix::Matrix;
 use crate::cuda;
 use crate::error::KernelError;
 
-/// Causal self-attention of `T` new tokens of each row at its `positions`, which follow each other: `projection` gives their
-/// queries, keys and values, side by side; keys and values are written into memory, and a query sees all keys up to its own.
+/// Causal self-attention of `T` new tokens for each row, at consecutive `positions`.
 ///
-/// On an NVIDIA GPU the first position of each row is read, and a row without room overwrites its last tokens. What follows from
-/// positions that do not follow each other is not defined.
+/// `projection` computes the queries, keys and values, concatenated. Keys and values are written to `memory`,
+/// and a query sees all keys up to its own position.
+///
+/// An NVIDIA GPU reads only the first position of each row, so positions that are not consecutive give an
+/// unspecified result. A row without capacity for its tokens overwrites its last tokens there.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -32,13 +36,19 @@ use crate::error::KernelError;
 /// ```
 ///
 /// # Shapes
-/// `x` `(B, T, C)`; `projection` `C` to `3 · H · D`; a slot for each row, on a GPU side by side; `positions` `(B, T)` of u32. Returns
-/// the heads' contexts side by side, `(B, T, H · D)`.
+/// `x` `(B, T, C)`; `projection` maps `C` to `3 · H · D`; one slot for each row, adjacent on a GPU;
+/// `positions` `(B, T)` of u32. Returns the concatenated contexts of the heads, `(B, T, H · D)`.
 ///
 /// # Errors
-/// When the shapes are not these, or, elsewhere than on an NVIDIA GPU, a row has no room; on an NVIDIA GPU also for a
-/// projection without bias, if a gradient is wanted, for heads wider than 256, for more new tokens of a row than it has room for or than
-/// 65,535 of all rows, and for types that differ or are other than f32, f16 and bf16.
+/// If the shapes do not match. On devices other than NVIDIA GPUs, also if a row has no capacity for its
+/// tokens.
+///
+/// On an NVIDIA GPU, also in these cases:
+///
+/// - The projection has no bias, or a gradient is needed.
+/// - A head is wider than 256.
+/// - A row has more new tokens than its slot holds, or all rows together have more than 65,535.
+/// - The dtypes differ or are not f32, f16 or bf16.
 pub fn step_attention(
     projection: &Linear,
     x: &Tensor,

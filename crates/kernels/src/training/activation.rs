@@ -1,10 +1,10 @@
-//! The activation functions that `activation_function` of a GPT-2 `config.json` may name.
+//! Activation functions that `activation_function` in a GPT-2 `config.json` may name.
 //!
-//! Source: `ACT2FN` of transformers (`src/transformers/activations.py`). GPT-2's own is the tanh form of GELU,
-//! which transformers calls `gelu_new`; `gelu` there is the exact form with the error function.
+//! Source: `ACT2FN` of transformers (`src/transformers/activations.py`). GPT-2 uses the tanh form of GELU,
+//! which transformers calls `gelu_new`. The name `gelu` is the exact form with the error function.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::ElementFunction;
+use candle_gpt2_arithmetic::{ElementFunction, QUICK_GELU_FACTOR};
 
 use super::composed::{in_wide_type, on_its_gpu};
 use super::float::{self, CpuFloat, FloatOperation, for_float, with_elements};
@@ -13,7 +13,7 @@ use crate::cuda;
 use crate::error::KernelError;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
-/// An elementwise activation function.
+/// Elementwise activation function.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -39,12 +39,12 @@ pub enum Activation {
     Silu,
     /// `tanh(x)`.
     Tanh,
-    /// `x sigmoid(1.702 x)`.
+    /// `x sigmoid(f x)` with the [factor `f`](QUICK_GELU_FACTOR).
     QuickGelu,
 }
 
 impl Activation {
-    /// Every accepted name with its function, in the spelling of transformers.
+    /// Every accepted name with its function, as spelled in transformers.
     pub const NAMES: [(&'static str, Self); 9] = [
         ("gelu_new", Self::GeluTanh),
         ("gelu_pytorch_tanh", Self::GeluTanh),
@@ -57,7 +57,7 @@ impl Activation {
         ("quick_gelu", Self::QuickGelu),
     ];
 
-    /// The function that transformers knows under `name`, if it is one of [`Activation::NAMES`].
+    /// Returns the function for a name in transformers, if it is one of [`Activation::NAMES`].
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, activation)| *activation)
     }
@@ -65,7 +65,7 @@ impl Activation {
     /// Applies the function to every element.
     ///
     /// # Errors
-    /// When candle cannot compute it for the dtype or device of `x`.
+    /// If candle does not support the function for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         fn on_cpu<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
             let y =
@@ -103,7 +103,7 @@ impl Activation {
             Self::Relu2 => x.relu()?.sqr(),
             Self::Silu => x.silu(),
             Self::Tanh => x.tanh(),
-            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * 1.702)?)?,
+            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * QUICK_GELU_FACTOR)?)?,
         }
     }
 }
@@ -120,7 +120,7 @@ impl FloatOperation for Activation {
     }
 }
 
-/// The tanh form of GELU on an NVIDIA GPU.
+/// Tanh form of GELU on an NVIDIA GPU.
 struct GeluOnGpu;
 
 impl Operation for GeluOnGpu {
@@ -134,7 +134,7 @@ impl Operation for GeluOnGpu {
     }
 }
 
-/// That of candle, if `activation_function` of a GPT-2 can name it.
+/// Converts candle's activation, if GPT-2's `activation_function` can name it.
 ///
 /// ```
 /// use candle_gpt2_kernels::{Activation, KernelError};

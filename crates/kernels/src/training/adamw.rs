@@ -1,7 +1,8 @@
-//! One step of AdamW for one parameter, and the norm that clipping needs.
+//! One AdamW step for one parameter, and the gradient norm for clipping.
 //!
-//! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2) in the form of PyTorch's
-//! `torch.optim.AdamW`: the decay is `lr · weight_decay · parameter`, and epsilon is added after the bias correction.
+//! Source: "Decoupled Weight Decay Regularization" (arXiv:1711.05101, algorithm 2), in the form of PyTorch's
+//! `torch.optim.AdamW`. The decay is `lr · weight_decay · parameter`, and epsilon is added after the bias
+//! correction.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_arithmetic::AdamWStep;
@@ -12,7 +13,7 @@ use crate::cuda;
 use crate::error::KernelError;
 use crate::per_thread::has_cpu_kernels;
 
-/// Changes a parameter and its two running means in place.
+/// Updates a parameter and its two running means in place.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
@@ -25,17 +26,17 @@ use crate::per_thread::has_cpu_kernels;
 ///     learning_rate: 0.25, beta_1: 0.9, beta_2: 0.999, epsilon: 0.0, weight_decay: 0.0, step: 1, gradient_factor: 1.0,
 /// };
 /// adamw_step(&parameter, &Tensor::new(&[2f32, -3., 5.], &Device::Cpu)?, &mean, &square, &step)?;
-/// // The first step goes by the learning rate against the sign of each gradient.
+/// // The first step moves each value by the learning rate, against the sign of its gradient.
 /// let moved = parameter.to_vec1::<f32>()?;
 /// assert!(moved.iter().zip([-0.25, 0.25, -0.25]).all(|(moved, expected)| (moved - expected).abs() < 1e-5));
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Shapes
-/// All four alike.
+/// All four tensors have the same shape.
 ///
 /// # Errors
-/// When the shapes or types differ, or two of the four share memory.
+/// If the shapes or dtypes differ, or two of the tensors share memory.
 pub fn adamw_step(
     parameter: &Var,
     gradient: &Tensor,
@@ -66,7 +67,7 @@ pub fn adamw_step(
     square
         .set(&((square.as_tensor() * step.beta_2)? + (gradient.sqr()? * (1.0 - step.beta_2))?)?.detach())?;
     let root = ((square.sqrt()? * (1.0 / correction_2.sqrt()))? + step.epsilon)?;
-    let kept = (parameter.as_tensor() * step.kept_share())?;
+    let kept = (parameter.as_tensor() * step.decay_factor())?;
     parameter.set(&(kept - ((mean.as_tensor() / root)? * rate)?)?.detach())
 }
 
@@ -84,7 +85,7 @@ fn fused<T: CpuFloat>(
     })??
 }
 
-/// The norm of all gradients side by side.
+/// Euclidean norm of all gradients, concatenated.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -95,13 +96,13 @@ fn fused<T: CpuFloat>(
 /// ```
 ///
 /// # Errors
-/// When candle cannot read one.
+/// If candle cannot read a gradient.
 pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
     if let Some(square) = cuda::sum_of_squares(gradients)? {
         return Ok(square.sqrt());
     }
     if !gradients.iter().all(|gradient| gradient.device().is_cpu()) {
-        // One number is waited for, and not one for each.
+        // Waits for one number instead of one for each gradient.
         let squares =
             gradients.iter().map(|gradient| gradient.detach().sqr()?.sum_all()?.to_dtype(DType::F32));
         let squares = squares.collect::<Result<Vec<_>>>()?;
@@ -117,10 +118,10 @@ pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
     Ok(square.sqrt())
 }
 
-/// The sum of the squares of all elements. [`gradient_norm`] is the root of such sums.
+/// Sum of the squares of all elements; [`gradient_norm`] is the square root over all gradients.
 ///
 /// # Errors
-/// When candle cannot read the tensor.
+/// If candle cannot read the tensor.
 pub fn squared_norm(x: &Tensor) -> Result<f64> {
     fn sum<T: CpuFloat>(x: &Tensor) -> Result<f64> {
         with_elements::<T, 1, _>([x], |[x]| Ok(T::squared_norm(x)))

@@ -1,4 +1,4 @@
-//! Attention of all heads from their projections, with dropout on the weights and its gradients.
+//! Multi-head attention over projections, with dropout on the weights, and its gradients.
 
 use std::ops::Range;
 
@@ -17,32 +17,33 @@ use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
 
-/// How the heads of some texts attend. [`heads_attention`] takes it.
+/// Parameters of [`heads_attention`].
 #[derive(Debug, Clone)]
 pub struct HeadsAttention {
     /// Number of heads, `H`.
     pub heads: usize,
-    /// What a product of a query and a key is multiplied by; greater than 0.
+    /// Factor for the products of queries and keys; greater than 0.
     pub scale: f64,
-    /// For each of the `T` queries of a text the keys that it sees, at least one of the `S`.
+    /// Range of visible keys for each of the `T` queries of a sequence: at least one of the `S` keys.
     pub visible: Vec<Range<usize>>,
-    /// What is added to the scaled products, in a shape that broadcasts to `(B, H, T, S)`.
+    /// Values added to the scaled products, in a shape that broadcasts to `(B, H, T, S)`.
     pub added: Option<Tensor>,
     /// Dropout on the weights.
     pub dropout: Option<Dropout>,
 }
 
-/// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
+/// Computes `softmax(scale · Q Kᵀ + added) V` over the visible keys of each query, for every head.
 ///
-/// In f32 on a CPU, if nothing is added or dropped, the bits are those of
-/// [`KvMemory::attention`](crate::KvMemory::attention) over a memory in f32, whatever texts are computed together.
+/// In f32 on a CPU, without added scores and dropout, the result is bit-identical to
+/// [`KvMemory::attention`](crate::KvMemory::attention) over f32 storage. It does not depend on the other
+/// sequences in the batch.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_kernels::{HeadsAttention, heads_attention};
 ///
 /// let causal = HeadsAttention { heads: 2, scale: 0.5, visible: vec![0..1, 0..2, 0..3], added: None, dropout: None };
-/// let q = Tensor::zeros((1, 3, 4), DType::F32, &Device::Cpu)?; // looks at everything evenly
+/// let q = Tensor::zeros((1, 3, 4), DType::F32, &Device::Cpu)?; // zero scores: uniform weights
 /// let v = Tensor::new(&[[[1f32, 2.], [3., 4.], [5., 6.]]], &Device::Cpu)?;
 /// let context = heads_attention(&[&q, &q, &v], causal)?;
 /// assert_eq!(context.to_vec3::<f32>()?, [[[1., 2.], [2., 3.], [3., 4.]]]);
@@ -50,19 +51,25 @@ pub struct HeadsAttention {
 /// ```
 ///
 /// # Shapes
-/// Queries `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · D)`, the heads side by side: all three side by side in one
-/// tensor `(B, T, 3 · H · D)`, queries and then keys and values in two, or each in its own, where values may have another width
-/// than keys. Returns `(B, T, H · Dv)`.
+/// Queries are `(B, T, H · D)`, keys `(B, S, H · D)` and values `(B, S, H · Dv)`, with the heads
+/// concatenated. `projections` has one of these forms:
+///
+/// - One tensor `(B, T, 3 · H · D)`: queries, keys and values concatenated.
+/// - Two tensors: the queries, then keys and values concatenated.
+/// - Three tensors. Only in this form, `Dv` may differ from `D`.
+///
+/// Returns `(B, T, H · Dv)`.
 ///
 /// # Errors
-/// When the shapes do not fit, a query sees no key, or the scale is not greater than 0.
+/// If the shapes do not match, a query has no visible key, or the scale is not a finite number greater than
+/// 0.
 pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Result<Tensor> {
     fn forward<T: CpuFloat>(projections: &[&Tensor], attention: HeadsAttention) -> Result<Tensor> {
         let sizes = attention.sizes(projections)?;
         let width = attention.heads * sizes.head_dim;
         let no_memory = || KernelError::NoMemory { tokens: sizes.keys, width, dtype: KvDType::F32 };
         let output = attention.with_elements(projections, sizes, |slices, attention| {
-            T::attention_of_texts(slices, attention).ok_or_else(|| no_memory().into())
+            T::attention_of_sequences(slices, attention).ok_or_else(|| no_memory().into())
         })?;
         let shape = (sizes.batch, sizes.queries, attention.heads * sizes.value_dim);
         record(projections, on_cpu(output), shape, attention)
@@ -76,7 +83,7 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
             return record_tensor(projections, context, AttentionOnGpu(attention));
         }
         return match (projections, is_constant) {
-            // The weights of all heads are what training would keep most of.
+            // The attention weights of all heads are the largest tensors that training would save.
             ([side_by_side], true) => {
                 recomputed(side_by_side, move |x| heads_attention_reference(&[x], &attention))
             }
@@ -86,18 +93,21 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
     for_float!(dtype, forward(projections, attention))
 }
 
-/// The same as a composition of candle operations, on any device and in any type: [`attention_reference`] of the heads.
-/// Tests compare [`heads_attention`] with it.
+/// Reference for [`heads_attention`]: a composition of candle operations for any device and dtype.
+///
+/// It applies [`attention_reference`] to the heads. Tests compare the two functions.
 ///
 /// # Errors
-/// As [`heads_attention`].
+/// Same as [`heads_attention`].
 pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAttention) -> Result<Tensor> {
     attention.sizes(projections)?;
     let [q, k, v] = heads_of(projections, attention.heads)?;
     attention_reference([&q, &k, &v], attention, None)?.transpose(1, 2)?.flatten_from(2) // (B, T, H · Dv)
 }
 
-/// Views of queries `(B, H, T, D)`, keys `(B, H, S, D)` and values `(B, H, S, Dv)` in projections as [`heads_attention`] takes them.
+/// Views of queries `(B, H, T, D)`, keys `(B, H, S, D)` and values `(B, H, S, Dv)` in projections.
+///
+/// [`heads_attention`] lists the accepted forms of `projections`.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -110,7 +120,7 @@ pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAtten
 /// ```
 ///
 /// # Errors
-/// When the heads do not divide the widths.
+/// If the number of heads does not divide the widths.
 pub fn heads_of(projections: &[&Tensor], heads: usize) -> Result<[Tensor; 3]> {
     let mut parts = Vec::new();
     for (index, projection) in projections.iter().enumerate() {
@@ -123,20 +133,24 @@ pub fn heads_of(projections: &[&Tensor], heads: usize) -> Result<[Tensor; 3]> {
     parts.try_into().map_err(|_| KernelError::Projections { heads, found: shapes() }.into())
 }
 
-/// An intermediate between the products of an attention. [`attention_reference`] shows it.
+/// Intermediate value of attention that [`attention_reference`] passes to its callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionStage {
-    /// The scaled products of queries and keys with what is added to them, `-inf` for a key that is not seen.
+    /// Scaled products of queries and keys plus the added scores, `-inf` for a hidden key.
     Scores,
-    /// Their softmax, in the type of the queries.
+    /// Softmax of the scores, in the dtype of the queries.
     Weights,
 }
 
-/// `softmax(scale · Q Kᵀ + added) V` as a composition of candle operations, on any device and in any type; scores and their
-/// softmax in f32 at least. In f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
+/// Attention `softmax(scale · Q Kᵀ + added) V` in candle operations, for any device and dtype.
 ///
-/// Queries are computed in blocks with the keys that any of them sees, so a window costs `T · w` and not `T · S`, and packed
-/// sequences cost what they cost alone. `show` is given `(B, H, T, S)` of all queries and keys, and returns the values to continue with.
+/// Scores and their softmax are computed in f32 or f64. In f16 they could overflow, and in bf16 their
+/// relative error would be 2^-9.
+///
+/// Queries are computed in blocks, with the keys that are visible to any query of the block. So a sliding
+/// window of width `w` costs `T · w` instead of `T · S`, and packed sequences cost no more than separate
+/// ones. `show` receives the values of all queries and keys, `(B, H, T, S)`, and returns the values to
+/// continue with.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -156,11 +170,12 @@ pub enum AttentionStage {
 /// ```
 ///
 /// # Shapes
-/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. What is seen may be given for each of the
-/// `B · T` queries, and may be nothing, which gives NaN as in PyTorch.
+/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. `visible` may have
+/// one range for each of the `B · T` queries instead of the `T` queries. A range may be empty, which gives
+/// NaN, as in PyTorch.
 ///
 /// # Errors
-/// When the shapes do not fit, and those of `show`.
+/// If the shapes do not match or `show` fails.
 pub fn attention_reference(
     [q, k, v]: [&Tensor; 3],
     attention: &HeadsAttention,
@@ -213,24 +228,28 @@ pub fn attention_reference(
     Tensor::cat(&contexts, TOKEN_DIM)
 }
 
-/// Fewest queries of a block of a window: smaller products cost more in calls than they save in arithmetic.
+/// Minimum number of queries in a block.
+///
+/// Smaller products cost more in calls than they save in arithmetic.
 const MIN_BLOCK: usize = 32;
 
-/// Queries side by side, and all keys that any of them sees.
+/// Consecutive queries and all keys that any of them sees.
 struct Block {
     queries: Range<usize>,
     keys: Range<usize>,
 }
 
 impl Block {
-    /// Keys that a query sees, counted from the first of the block.
+    /// Visible keys of a query, relative to the first key of the block.
     fn seen(&self, seen: &Range<usize>) -> Range<usize> {
         if seen.is_empty() { 0..0 } else { seen.start - self.keys.start..seen.end - self.keys.start }
     }
 }
 
-/// The queries in blocks: no longer than what the widest sees, else most of a window's products would be for nothing; and no text
-/// with the keys of another.
+/// Splits the queries into blocks.
+///
+/// A block is at most as long as the widest range of visible keys, or `MIN_BLOCK`. A longer block would waste
+/// most products of a sliding window. A block never includes keys of another packed sequence.
 fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
     let longest = visible.iter().map(Range::len).max().unwrap_or(0).max(MIN_BLOCK);
     let mut blocks: Vec<Block> = Vec::new();
@@ -242,7 +261,7 @@ fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
                     *keys = keys.start.min(seen.start)..keys.end.max(seen.end);
                 }
             }
-            // A query that sees nothing keeps one key, which is hidden from it.
+            // A query without visible keys keeps one key, which the mask hides from it.
             _ => {
                 let keys = if seen.is_empty() { 0..1 } else { seen.clone() };
                 blocks.push(Block { queries: query..query + 1, keys });
@@ -253,8 +272,9 @@ fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
 }
 
 impl HeadsAttention {
-    /// What hides the keys of a block from queries that do not see them, `(1, 1, T, S)`, or for each text `(B, 1, T, S)`; `None`
-    /// if all see all.
+    /// Mask that hides keys of a block from queries, `(1, 1, T, S)`, or `(B, 1, T, S)` for each sequence.
+    ///
+    /// Returns `None` if every query sees every key.
     fn hidden(&self, block: &Block, queries: usize, device: &Device) -> Result<Option<Tensor>> {
         let of_texts = self.visible.chunks(queries).map(|of_text| &of_text[block.queries.clone()]);
         let seen: Vec<Range<usize>> = of_texts.flatten().map(|seen| block.seen(seen)).collect();
@@ -266,20 +286,20 @@ impl HeadsAttention {
         for (row, seen) in hidden.chunks_mut(keys).zip(&seen) {
             row[seen.clone()].fill(0.0);
         }
-        let texts = seen.len() / block.queries.len();
-        Tensor::from_vec(hidden, (texts, 1, block.queries.len(), keys), device).map(Some)
+        let sequences = seen.len() / block.queries.len();
+        Tensor::from_vec(hidden, (sequences, 1, block.queries.len(), keys), device).map(Some)
     }
 }
 
 impl HeadsAttention {
-    /// How many of the first keys each query of each text sees, if it sees no others, and nothing is added.
+    /// Number of visible keys for each query of each sequence, if all are prefixes and nothing is added.
     fn prefixes(&self, batch: usize) -> Option<Vec<usize>> {
         let is_prefix = |seen: &Range<usize>| seen.start == 0 && seen.end > 0;
         let is_plain = self.added.is_none() && self.visible.iter().all(is_prefix);
         is_plain.then(|| (0..batch).flat_map(|_| self.visible.iter().map(|seen| seen.end)).collect())
     }
 
-    /// The attention on an NVIDIA GPU, if its kernels apply.
+    /// Attention on an NVIDIA GPU, or `None` if its kernels do not apply.
     fn on_gpu(&self, projections: &[&Tensor]) -> Result<Option<Tensor>> {
         if !projections[0].device().is_cuda() {
             return Ok(None);
@@ -289,14 +309,16 @@ impl HeadsAttention {
         cuda::heads_attention([&q, &k, &v], self.scale, &prefixes, self.dropout)
     }
 
-    /// The heads in constants.
+    /// Heads of the projections as constants.
     fn constant_heads(&self, projections: &[&Tensor]) -> Result<[Tensor; 3]> {
         let constants = projections.iter().map(|x| x.detach().contiguous()).collect::<Result<Vec<_>>>()?;
         heads_of(&constants.iter().collect::<Vec<_>>(), self.heads)
     }
 }
 
-/// Attention on an NVIDIA GPU, whose weights are computed again on the way back: they are what training would keep most of.
+/// Attention on an NVIDIA GPU; the backward pass recomputes the weights.
+///
+/// The weights are the largest tensors that training would save.
 struct AttentionOnGpu(HeadsAttention);
 
 impl Operation for AttentionOnGpu {
@@ -326,7 +348,7 @@ impl Operation for AttentionOnGpu {
     }
 }
 
-/// How many of queries, keys and values lie side by side in one of so many tensors.
+/// Number of parts (queries, keys, values) concatenated in tensor `index` of `tensors` tensors.
 fn parts_of(tensors: usize, index: usize) -> usize {
     match (tensors, index) {
         (1, _) => 3,
@@ -335,7 +357,7 @@ fn parts_of(tensors: usize, index: usize) -> usize {
     }
 }
 
-/// Sizes of an attention.
+/// Axis sizes of attention.
 #[derive(Clone, Copy)]
 struct Sizes {
     batch: usize,
@@ -346,7 +368,7 @@ struct Sizes {
 }
 
 impl HeadsAttention {
-    /// The sizes, if all of them fit.
+    /// Checks the shapes and returns the sizes.
     fn sizes(&self, projections: &[&Tensor]) -> Result<Sizes> {
         let Self { heads, scale, visible, .. } = self;
         if !(*scale > 0.0 && scale.is_finite()) {
@@ -379,7 +401,7 @@ impl HeadsAttention {
         }
     }
 
-    /// Runs `work` on the elements of tensors, with what is computed of them.
+    /// Calls `work` with the elements of the tensors and the parameters of the attention kernel.
     fn with_elements<T: CpuFloat, R>(
         &self,
         tensors: &[&Tensor],
@@ -388,7 +410,7 @@ impl HeadsAttention {
     ) -> Result<R> {
         let Sizes { batch, queries, keys, head_dim, value_dim } = sizes;
         let attention = Attention {
-            texts: batch,
+            batch,
             queries,
             keys,
             heads: self.heads,
@@ -411,7 +433,7 @@ impl HeadsAttention {
     }
 }
 
-/// What is added to scores, broadcast to their shape, with the values of a query side by side.
+/// Broadcasts added scores to `shape`; the values of each query are contiguous.
 fn added_rows(added: &Tensor, shape: [usize; 4], dtype: DType) -> Result<Tensor> {
     let mut dims = added.dims().to_vec();
     while dims.len() < shape.len() {

@@ -1,8 +1,10 @@
-//! What is computed with candle's operations if no kernel is: on Apple GPUs, on a CPU in bf16, and some of it on NVIDIA GPUs.
+//! Compositions of candle operations, for devices and dtypes without a kernel.
 //!
-//! A type of half precision holds what lies between the layers; what is summed over many rows, and functions that would lose
-//! their digits, are computed in f32 all the same. candle keeps whatever a composition makes until the backward pass, so
-//! compositions of many operations are computed again for their gradients.
+//! These are Apple GPUs, bf16 on a CPU, and some operations on NVIDIA GPUs.
+//!
+//! Values between layers may be half precision. Sums over many rows, and functions that would lose precision,
+//! are still computed in f32. candle keeps every intermediate of a composition until the backward pass, so
+//! compositions of many operations are recomputed for their gradients.
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2_arithmetic::{Dropout, Finish};
@@ -12,7 +14,7 @@ use crate::cuda;
 use crate::on_gpu::Draws;
 use crate::per_thread::{Operation, Sums, has_tape};
 
-/// The type in which sums over what is held in `dtype` are computed: f32 at least.
+/// Dtype for sums over values of `dtype`: at least f32.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -20,30 +22,33 @@ pub(crate) fn wide(dtype: DType) -> DType {
     }
 }
 
-/// A function of each element, computed in f32 if `x` is of half precision and rounded once; its slopes too.
+/// Applies an elementwise function, in f32 if `x` is half precision, and rounds once.
+///
+/// The same holds for its gradient.
 pub(crate) fn in_wide_type(
     x: &Tensor,
     function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let (dtype, wide) = (x.dtype(), wide(x.dtype()));
-    // What is computed again for its gradients is no variable's the first time, and must be the same.
+    // Inside a tape, `x` may be untracked at first and tracked when recomputed. Both must round alike.
     if wide == dtype || !(x.track_op() || has_tape()) {
         return function(x);
     }
     recomputed(x, move |x| function(&x.to_dtype(wide)?)?.to_dtype(dtype))
 }
 
-/// Dropout without a kernel of the CPU. Every device drops the same elements as the CPU.
+/// Dropout without a CPU kernel; every device drops the same elements as the CPU.
 pub(crate) fn composed_dropout(x: &Tensor, dropout: Dropout, draws: Draws) -> Result<Tensor> {
     if let Some(y) = cuda::dropout(&x.detach(), dropout, &draws)? {
         return record_tensor(&[x], y, DropOnGpu(dropout, draws));
     }
-    // Drawn on the host for every device: seeding the generator of a GPU would change the random numbers of the whole program.
+    // Sampled on the host for every device: seeding a GPU's generator would change the random numbers of the
+    // whole program.
     let kept = Tensor::from_vec(draws.kept(dropout), x.shape(), x.device())?;
     in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * dropout.factor())
 }
 
-/// The kernel for dropout of NVIDIA GPUs, which draws again on the way back.
+/// Dropout kernel of NVIDIA GPUs, which samples again in the backward pass.
 struct DropOnGpu(Dropout, Draws);
 
 impl Operation for DropOnGpu {
@@ -57,18 +62,22 @@ impl Operation for DropOnGpu {
     }
 }
 
-/// What a kernel of an NVIDIA GPU computed on the way back of an operation whose result came from one.
+/// Unwraps the gradient of an operation whose forward pass ran on an NVIDIA GPU.
+///
+/// It is an error if the backward kernel does not apply.
 pub(super) fn on_its_gpu<T>(found: Option<T>, operation: &impl Operation) -> Result<T> {
     match found {
         Some(found) => Ok(found),
-        None => candle_core::bail!("{}: the gradient is not of the input's GPU and type", operation.name()),
+        None => {
+            candle_core::bail!("{}: expected a gradient with the input's GPU and dtype", operation.name())
+        }
     }
 }
 
-/// `x Wᵀ + b` in the type of `x`, on any device.
+/// Computes `x Wᵀ + b` in the dtype of `x`, on any device.
 ///
 /// # Shapes
-/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, out)`. They fit.
+/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, out)`. Callers must check the shapes.
 pub(crate) fn composed_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let product = Product::new(x, weight)?;
     let bias_values = bias.map(|bias| bias.detach().to_dtype(x.dtype())).transpose()?;
@@ -86,7 +95,7 @@ pub(crate) fn composed_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>
     }
 }
 
-/// The shape of `x` with another last axis.
+/// Shape of `x` with a different last axis.
 pub(super) fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
     let mut shape = x.dims().to_vec();
     if let Some(last) = shape.last_mut() {
@@ -95,11 +104,13 @@ pub(super) fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
     shape
 }
 
-/// The factors of a product without a way back: candle would otherwise run one product for each row of a batch.
+/// Factors of a product, detached and reshaped to matrices.
+///
+/// For tensors with leading axes, candle would run one product for each row of a batch.
 struct Product {
     /// `(rows, in)`.
     x: Tensor,
-    /// `(out, in)`, in the type of `x`.
+    /// `(out, in)`, in the dtype of `x`.
     weight: Tensor,
 }
 
@@ -107,13 +118,15 @@ impl Product {
     fn new(x: &Tensor, weight: &Tensor) -> Result<Self> {
         let rows = x.detach().reshape(((), x.dim(D::Minus1)?))?.contiguous()?;
         let weight = weight.detach().to_dtype(x.dtype())?;
-        // A GPU multiplies matrices in one piece, as they are or transposed.
+        // GPU products accept matrices that are contiguous or transposed without a copy.
         let is_one_piece = weight.is_contiguous() || weight.t()?.is_contiguous();
         Ok(Self { x: rows, weight: if is_one_piece { weight } else { weight.contiguous()? } })
     }
 }
 
-/// The sums of the columns of `(rows, width)`, of any type: a product adds in f32, where a sum over half-precision rows would not.
+/// Column sums of a matrix `(rows, width)` of any dtype.
+///
+/// A product accumulates in f32; a sum over half-precision rows would not.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     Tensor::ones((1, x.dim(0)?), x.dtype(), x.device())?.matmul(x)?.squeeze(0)
 }

@@ -1,4 +1,4 @@
-//! Operations on each element: sums and dropout.
+//! Elementwise operations: addition and dropout.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::Dropout;
@@ -9,7 +9,7 @@ use super::operation::{record, record_tensor};
 use crate::on_gpu::Draws;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
-/// `x + y`, as a residual stream adds what a layer gives.
+/// Adds two tensors of the same shape, such as the residual stream and a layer's output.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -20,7 +20,7 @@ use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 /// ```
 ///
 /// # Errors
-/// When the shapes differ.
+/// If the shapes differ.
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, y: &Tensor) -> Result<Tensor> {
         let sums = with_elements::<T, 2, _>([x, y], |[x, y]| Ok(T::sum(x, y)))?;
@@ -47,7 +47,7 @@ impl Operation for Add {
     }
 }
 
-/// What dropout leaves of `x`.
+/// Applies dropout to `x`.
 pub(crate) fn apply_dropout(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let y = with_elements::<T, 1, _>([x], |[x]| Ok(T::dropout(x, dropout)))?;

@@ -1,4 +1,6 @@
-//! Rows of a table: token embeddings by id, and position embeddings one after the other. Gradients reach those rows alone.
+//! Embedding tables: rows by token ID, and consecutive rows for positions.
+//!
+//! Gradients reach only the rows that were looked up.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -9,8 +11,9 @@ use crate::cuda;
 use crate::error::KernelError;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
-/// Refuses ids that a table with so many rows does not have, as [`Linear::embedding`](crate::Linear::embedding) does. They are read
-/// back from a GPU for it.
+/// Rejects IDs that are out of range for a table with `rows` rows.
+///
+/// [`Linear::embedding`](crate::Linear::embedding) makes the same check. IDs on a GPU are read back.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -23,52 +26,52 @@ use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 /// ```
 ///
 /// # Errors
-/// When there is such an id, or they are not whole numbers.
+/// If an ID is out of range, or `ids` does not hold integers.
 pub fn expect_ids(ids: &Tensor, rows: usize) -> Result<()> {
-    places(ids, rows).map(drop)
+    row_indices(ids, rows).map(drop)
 }
 
-/// Row numbers of `ids`, all below `rows`.
-pub(crate) fn places(ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
+/// Row indices for `ids`, all below `rows`.
+pub(crate) fn row_indices(ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
     let flat = ids.flatten_all()?;
-    let place = |id: i64| match usize::try_from(id) {
-        Ok(place) if place < rows => Ok(place),
+    let index = |id: i64| match usize::try_from(id) {
+        Ok(index) if index < rows => Ok(index),
         _ => Err(KernelError::NoSuchRow { row: id, rows }.into()),
     };
     match flat.dtype() {
-        DType::U8 | DType::I64 => flat.to_dtype(DType::I64)?.to_vec1()?.into_iter().map(place).collect(),
-        _ => flat.to_vec1::<u32>()?.into_iter().map(|id| place(id.into())).collect(),
+        DType::U8 | DType::I64 => flat.to_dtype(DType::I64)?.to_vec1()?.into_iter().map(index).collect(),
+        _ => flat.to_vec1::<u32>()?.into_iter().map(|id| index(id.into())).collect(),
     }
 }
 
-/// The rows `ids` of a table on the CPU.
+/// Looks up the rows `ids` of a table on the CPU.
 ///
 /// # Shapes
-/// `table` `(rows, width)`, `ids` of any shape; returns that shape with `width` after it.
+/// `table` `(rows, width)`, `ids` of any shape; returns that shape followed by `width`.
 pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     fn forward<T: CpuFloat>(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
         let (rows, width) = table.dims2()?;
-        let places = places(ids, rows)?;
-        let values = with_elements::<T, 1, _>([table], |[table]| Ok(T::rows(table, width, &places)))?;
+        let row_indices = row_indices(ids, rows)?;
+        let values = with_elements::<T, 1, _>([table], |[table]| Ok(T::rows(table, width, &row_indices)))?;
         let mut shape = ids.dims().to_vec();
         shape.push(width);
-        record(&[table], on_cpu(values), shape, Rows { places })
+        record(&[table], on_cpu(values), shape, Rows { row_indices })
     }
     for_float!(table.dtype(), forward(table, ids))
 }
 
-/// The rows `ids` of a table on a GPU, of which `places` are the numbers.
+/// Looks up the rows `ids` of a table on a GPU; `row_indices` are the same row indices on the host.
 ///
 /// # Shapes
-/// As [`embedding`].
-pub(crate) fn embedding_on_gpu(table: &Tensor, ids: &Tensor, places: Vec<usize>) -> Result<Tensor> {
+/// Same as [`embedding`].
+pub(crate) fn embedding_on_gpu(table: &Tensor, ids: &Tensor, row_indices: Vec<usize>) -> Result<Tensor> {
     let values = table.detach().embedding(&ids.flatten_all()?)?;
     let values = values.reshape([ids.dims(), &[table.dim(1)?]].concat())?;
-    record_tensor(&[table], values, RowsOnGpu { places })
+    record_tensor(&[table], values, RowsOnGpu { row_indices })
 }
 
 struct RowsOnGpu {
-    places: Vec<usize>,
+    row_indices: Vec<usize>,
 }
 
 impl Operation for RowsOnGpu {
@@ -79,13 +82,15 @@ impl Operation for RowsOnGpu {
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         let (table, gradient) = (&inputs[0], gradient.detach());
         let (rows, width) = table.dims2()?;
-        match cuda::add_rows(&gradient, &self.places, rows)? {
+        match cuda::add_rows(&gradient, &self.row_indices, rows)? {
             Some(found) => sums.add(table, found),
             None => {
-                let ids =
-                    self.places.iter().map(|place| u32::try_from(*place).map_err(candle_core::Error::wrap));
+                let ids = self
+                    .row_indices
+                    .iter()
+                    .map(|index| u32::try_from(*index).map_err(candle_core::Error::wrap));
                 let ids = Tensor::new(ids.collect::<Result<Vec<_>>>()?, table.device())?;
-                let gradient = gradient.reshape((self.places.len(), width))?;
+                let gradient = gradient.reshape((self.row_indices.len(), width))?;
                 sums.add(table, table.detach().zeros_like()?.index_add(&ids, &gradient, 0)?)
             }
         }
@@ -93,7 +98,7 @@ impl Operation for RowsOnGpu {
 }
 
 struct Rows {
-    places: Vec<usize>,
+    row_indices: Vec<usize>,
 }
 
 impl FloatOperation for Rows {
@@ -107,13 +112,13 @@ impl FloatOperation for Rows {
                 if is_fresh {
                     sum.fill(T::ZERO);
                 }
-                T::add_rows(sum, width, &self.places, gradient);
+                T::add_rows(sum, width, &self.row_indices, gradient);
             })
         })
     }
 }
 
-/// `x` with the rows of a table from `first` on added to each text.
+/// Adds consecutive rows of a table, starting at row `first`, to each sequence of `x`.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -129,7 +134,7 @@ impl FloatOperation for Rows {
 /// `x` `(B, T, C)`, `table` `(rows, C)`; returns the shape of `x`.
 ///
 /// # Errors
-/// When the widths differ, or the table ends before the texts do.
+/// If the widths differ, or the table has too few rows.
 pub fn add_positions(x: &Tensor, table: &Tensor, first: usize) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, table: &Tensor, first: usize) -> Result<Tensor> {
         let positions = table.narrow(0, first, x.dim(1)?)?;
@@ -148,7 +153,7 @@ pub fn add_positions(x: &Tensor, table: &Tensor, first: usize) -> Result<Tensor>
     x.broadcast_add(&table.narrow(0, first, tokens)?)
 }
 
-/// Positions from candle's operations.
+/// Position embeddings composed of candle operations.
 struct ComposedPositions {
     first: usize,
 }
@@ -160,10 +165,10 @@ impl Operation for ComposedPositions {
 
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         let (x, table, first) = (&inputs[0], &inputs[1], self.first);
-        let (texts, tokens, width) = x.dims3()?;
+        let (batch, tokens, width) = x.dims3()?;
         if sums.wants(table) {
-            let of_texts = gradient.detach().contiguous()?.reshape((texts, tokens * width))?;
-            let of_rows = column_sums(&of_texts)?.reshape((tokens, width))?;
+            let of_sequences = gradient.detach().contiguous()?.reshape((batch, tokens * width))?;
+            let of_rows = column_sums(&of_sequences)?.reshape((tokens, width))?;
             sums.add(table, of_rows.pad_with_zeros(0, first, table.dim(0)? - first - tokens)?)?;
         }
         sums.share(x, gradient)
@@ -186,7 +191,7 @@ impl FloatOperation for Positions {
                     sum.fill(T::ZERO);
                 }
                 let sum = &mut sum[first * width..(first + tokens) * width];
-                gradient.chunks((tokens * width).max(1)).for_each(|text| T::add_to(sum, text));
+                gradient.chunks((tokens * width).max(1)).for_each(|sequence| T::add_to(sum, sequence));
             })
         })?;
         sums.share(x, gradient)

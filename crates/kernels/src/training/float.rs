@@ -1,36 +1,36 @@
-//! The types of numbers that training computes with, as candle holds them.
+//! Element types of CPU training, and access to their values in candle's storage.
 
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
-use candle_gpt2_arithmetic::{Attention, Epilogue, Float, PackedMatrix, PanelBias, text_attention};
+use candle_gpt2_arithmetic::{Attention, Epilogue, Float, PackedMatrix, PanelBias, sequence_attention};
 
 use crate::per_thread::{Operation, Sums};
 
-/// Runs a generic function for the element type of a tensor: f32 or f64.
+/// Calls a generic function with the element type of a tensor: f32 or f64.
 macro_rules! for_float {
     ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         match $dtype {
             candle_core::DType::F32 => $function::<f32>($($argument),*),
             candle_core::DType::F64 => $function::<f64>($($argument),*),
-            other => Err(candle_core::Error::UnsupportedDTypeForOp(other, "an operation of training").bt()),
+            other => Err(candle_core::Error::UnsupportedDTypeForOp(other, "training operation").bt()),
         }
     };
 }
 pub(super) use for_float;
 
-/// f32 or f64 on a CPU.
+/// Element type of CPU training: f32 or f64.
 pub(crate) trait CpuFloat: Float + WithDType {
-    /// The values of a storage of this type.
+    /// Mutable values of a storage, if it has this dtype.
     fn values_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
 
-    /// The product with a packed weight, and a bias.
+    /// Product with a packed weight, plus the bias if there is one.
     fn packed_product(weight: &PackedMatrix, x: &[Self], bias: Option<&[Self]>) -> Result<Vec<Self>>;
 
-    /// Attention of all heads; `None` if there is no memory for keys and values.
-    fn attention_of_texts(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
+    /// Attention of all heads, or `None` if the keys and values cannot be allocated.
+    fn attention_of_sequences(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
         Some(Self::attention(qkv, attention))
     }
 
-    /// The values of a packed weight, `(out, in)`.
+    /// Unpacked values of a packed weight, `(out, in)`.
     fn expanded(weight: &PackedMatrix) -> Result<Vec<Self>>;
 }
 
@@ -48,10 +48,10 @@ impl CpuFloat for f32 {
         Ok(weight.product(x, rows, Epilogue { bias: bias.as_ref(), ..Epilogue::default() }))
     }
 
-    fn attention_of_texts(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
+    fn attention_of_sequences(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
         match attention {
-            // With the bits of a cache.
-            Attention { added: None, dropout: None, .. } => text_attention(qkv, attention),
+            // Bit-identical to attention over a KV cache.
+            Attention { added: None, dropout: None, .. } => sequence_attention(qkv, attention),
             _ => Some(Self::attention(qkv, attention)),
         }
     }
@@ -78,12 +78,12 @@ impl CpuFloat for f64 {
     }
 }
 
-/// An [`Operation`] whose backward pass is in the type of its gradient, on a CPU.
+/// [`Operation`] on a CPU whose backward pass runs in the dtype of its gradient.
 pub(super) trait FloatOperation: Send + Sync + 'static {
-    /// Name for messages.
+    /// Name for error messages.
     const NAME: &str;
 
-    /// Adds the gradients of the inputs, as far as they are wanted, to the sums.
+    /// Adds the gradients of the inputs that need them to `sums`.
     fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
 }
 
@@ -105,12 +105,12 @@ impl<O: FloatOperation> Operation for O {
     }
 }
 
-/// Values as candle stores them on a CPU.
+/// Wraps values in candle's CPU storage.
 pub(super) fn on_cpu<T: CpuFloat>(values: Vec<T>) -> Storage {
     Storage::Cpu(T::to_cpu_storage_owned(values))
 }
 
-/// The elements of a contiguous storage, which `op` reads.
+/// Elements of a contiguous storage; errors name the operation `op`.
 pub(crate) fn elements<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
@@ -121,17 +121,17 @@ pub(crate) fn elements<'a, T: WithDType>(
     range.ok_or_else(|| candle_core::Error::RequiresContiguous { op }.bt())
 }
 
-/// The elements of a contiguous storage, to be changed.
+/// Mutable elements of a contiguous storage.
 pub(super) fn elements_mut<'a, T: CpuFloat>(
     storage: &'a mut CpuStorage,
     layout: &Layout,
 ) -> Result<&'a mut [T]> {
     let range = layout.contiguous_offsets();
     let elements = T::values_mut(storage).zip(range).and_then(|(all, (start, end))| all.get_mut(start..end));
-    elements.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "an operation of training" }.bt())
+    elements.ok_or_else(|| candle_core::Error::RequiresContiguous { op: "training operation" }.bt())
 }
 
-/// Runs `work` on the elements of tensors on the CPU, which are made contiguous first.
+/// Calls `work` with the elements of CPU tensors, which are made contiguous first.
 pub(super) fn with_elements<T: CpuFloat, const N: usize, R>(
     tensors: [&Tensor; N],
     work: impl FnOnce([&[T]; N]) -> Result<R>,
@@ -143,7 +143,7 @@ pub(super) fn with_elements<T: CpuFloat, const N: usize, R>(
     })
 }
 
-/// The same for a number of tensors that is known at run time only.
+/// Like [`with_elements`], for a number of tensors that is known only at run time.
 pub(super) fn with_slices<T: CpuFloat, R>(
     tensors: &[&Tensor],
     work: impl FnOnce(&[&[T]]) -> Result<R>,
@@ -152,15 +152,15 @@ pub(super) fn with_slices<T: CpuFloat, R>(
     let guards: Vec<_> = kept.iter().map(Tensor::storage_and_layout).collect();
     let mut slices = Vec::with_capacity(kept.len());
     for (storage, layout) in &guards {
-        slices.push(elements(on_the_cpu(storage)?, layout, "an operation of training")?);
+        slices.push(elements(on_the_cpu(storage)?, layout, "training operation")?);
     }
     work(&slices)
 }
 
-/// What a storage on the CPU holds.
+/// CPU storage, or an error if the storage is not on the CPU.
 pub(super) fn on_the_cpu(storage: &Storage) -> Result<&CpuStorage> {
     match storage {
         Storage::Cpu(storage) => Ok(storage),
-        _ => candle_core::bail!("an operation of training runs on the CPU only"),
+        _ => candle_core::bail!("this training operation runs only on the CPU"),
     }
 }

@@ -1,10 +1,11 @@
 //! Cross-entropy fused with the output head, in chunks of rows.
 //!
-//! The logits of all tokens at once are the largest tensor of a training step, and a plain cross-entropy keeps half a dozen
-//! of that size. Here a chunk of logits lives only until its loss and its gradients are taken; the gradients with respect
-//! to hidden states and head are complete when the loss is, and the backward pass only hands them on.
+//! The logits of all tokens are the largest tensor of a training step, and a plain cross-entropy keeps about
+//! six tensors of that size. Here, a chunk of logits lives only until its loss and its gradients are
+//! computed. The gradients of hidden states and head are complete when the loss is, so the backward pass only
+//! passes them on.
 //!
-//! Where there is no kernel, each chunk is computed again on the way back.
+//! Without a kernel, each chunk is recomputed in the backward pass.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,9 +18,9 @@ use super::operation::{in_place, memory_for, recomputed, record, record_tensor};
 use crate::cuda;
 use crate::error::KernelError;
 use crate::on_gpu::{LOSS_ROWS, LossOnGpu};
-use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_paused};
+use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_without_gradients};
 
-/// The mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
+/// Mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -28,18 +29,18 @@ use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_paused};
 /// let hidden = Tensor::zeros((5, 3), DType::F32, &Device::Cpu)?;
 /// let weight = Tensor::ones((11, 3), DType::F32, &Device::Cpu)?;
 /// let loss = head_loss(&hidden, &weight, &[1, 2, 3, 4, 10])?.to_scalar::<f32>()?;
-/// assert!((loss - 11f32.ln()).abs() < 1e-6, "eleven tokens alike");
+/// assert!((loss - 11f32.ln()).abs() < 1e-6, "eleven equally likely tokens");
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Shapes
-/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar, in f32 if `hidden` is of half
-/// precision: products are then computed in its type.
+/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one ID for each row; returns a scalar. If `hidden` is half
+/// precision, products are computed in its dtype and the scalar is f32.
 ///
-/// Gradients can be taken once: a second `backward` over the same loss fails.
+/// Gradients can be computed only once: a second `backward` through the same loss fails.
 ///
 /// # Errors
-/// If the shapes do not fit, there are no rows, or a target is outside the vocabulary.
+/// If the shapes do not match, there are no rows, or a target is outside the vocabulary.
 pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let sizes = check(hidden, weight, targets)?;
     if !has_cpu_kernels(hidden) || hidden.dtype() != weight.dtype() {
@@ -58,7 +59,7 @@ fn fused<T: CpuFloat>(
     (rows, vocabulary): (usize, usize),
 ) -> Result<Tensor> {
     let width = weight.dim(D::Minus1)?;
-    let wants_gradients = !is_paused() && (hidden.track_op() || weight.track_op());
+    let wants_gradients = !is_without_gradients() && (hidden.track_op() || weight.track_op());
     let weight_gradient = (wants_gradients && weight.track_op()).then(|| memory_for(weight)).transpose()?;
     let (loss, hidden_gradient) = with_elements::<T, 2, _>([hidden, weight], |[hidden, weight]| {
         let hidden = MatrixView::new(hidden, rows, width);
@@ -82,16 +83,20 @@ fn fused<T: CpuFloat>(
     record(&[hidden, weight], on_cpu(vec![loss]), (), HeadLoss { gradients })
 }
 
-/// The same as a composition of candle operations, over all rows at once. Tests compare [`head_loss`] with it.
+/// Reference for [`head_loss`]: a composition of candle operations over all rows at once.
+///
+/// Tests compare the two functions.
 ///
 /// # Errors
-/// As [`head_loss`].
+/// Same as [`head_loss`].
 pub fn head_loss_reference(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let (rows, _) = check(hidden, weight, targets)?;
     summed(&hidden.reshape((rows, ()))?, weight, targets)? / rows as f64
 }
 
-/// On an NVIDIA GPU, products in the type of `hidden`; `None` where its kernels do not apply.
+/// Loss on an NVIDIA GPU, or `None` if its kernels do not apply.
+///
+/// Products are computed in the dtype of `hidden`.
 fn on_gpu(
     hidden: &Tensor,
     weight: &Tensor,
@@ -101,7 +106,7 @@ fn on_gpu(
     if !hidden.device().is_cuda() {
         return Ok(None);
     }
-    let wanted = [hidden, weight].map(|x| x.track_op() && !is_paused());
+    let wanted = [hidden, weight].map(|x| x.track_op() && !is_without_gradients());
     let tensors = [&hidden.detach().reshape((rows, ()))?, &weight.detach().to_dtype(hidden.dtype())?];
     let Some(LossOnGpu { mean, of_hidden, of_weight }) = cuda::head_loss(tensors, targets, wanted)? else {
         return Ok(None);
@@ -123,7 +128,7 @@ fn in_chunks(hidden: &Tensor, weight: &Tensor, targets: &[u32], (rows, _): (usiz
     Tensor::stack(&losses, 0)?.sum_all()? / rows as f64
 }
 
-/// The sum of the losses of rows `(rows, C)`.
+/// Sum of the losses of rows `(rows, C)`.
 fn summed(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let logits = composed_linear(hidden, weight, None)?;
     let logits = logits.to_dtype(wide(logits.dtype()))?;
@@ -132,7 +137,7 @@ fn summed(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     log_probabilities.gather(&targets, 1)?.sum_all()?.neg()
 }
 
-/// Rows and vocabulary, if everything fits.
+/// Checks the shapes and targets, and returns the number of rows and the vocabulary size.
 fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, usize)> {
     let (vocabulary, width) = weight.dims2()?;
     if hidden.dim(D::Minus1)? != width {
@@ -149,9 +154,9 @@ fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, us
     }
 }
 
-/// The gradients, which are known when the loss is.
+/// Loss operation whose gradients are computed together with the loss.
 struct HeadLoss {
-    /// Of hidden states and head, unless one of them is fixed; until they have been handed on.
+    /// Gradients of hidden states and head, `None` for a frozen one; taken by the backward pass.
     gradients: Mutex<Option<[Option<Tensor>; 2]>>,
 }
 
@@ -167,7 +172,7 @@ impl Operation for HeadLoss {
         let factor = gradient.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.to_scalar::<f64>()?;
         let gradients = self.gradients.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(gradients) = gradients else {
-            candle_core::bail!("the gradients of a head loss can be taken once; compute the loss again");
+            candle_core::bail!("the gradients of a head loss can be computed only once; recompute the loss");
         };
         for (input, gradient) in inputs.iter().zip(gradients) {
             let Some(gradient) = gradient else { continue };

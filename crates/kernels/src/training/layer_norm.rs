@@ -1,4 +1,4 @@
-//! Layer norm with its three gradients in one pass over the batch.
+//! Layer norm that computes all three gradients in one pass over the batch.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::LayerNormGradients;
@@ -9,10 +9,10 @@ use super::operation::{record, record_tensor};
 use crate::cuda;
 use crate::per_thread::{Operation, Sums};
 
-/// The norm of every row, scaled and shifted, on the CPU in f32 or f64.
+/// Normalizes every row, then scales and shifts it, on the CPU in f32 or f64.
 ///
 /// # Shapes
-/// `x` `(…, width)`, `weight` and `bias` `(width)`, which is not zero; returns the shape of `x`.
+/// `x` `(…, width)`, `weight` and `bias` `(width)` with a width above zero; returns the shape of `x`.
 pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Tensor> {
         let y = with_elements::<T, 3, _>([x, weight, bias], |[x, weight, bias]| {
@@ -23,7 +23,7 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
     for_float!(x.dtype(), forward(x, weight, bias, epsilon))
 }
 
-/// The same on an NVIDIA GPU with parameters in f32; `None` where its kernels do not apply.
+/// Layer norm on an NVIDIA GPU with f32 parameters, or `None` if its kernels do not apply.
 pub(crate) fn layer_norm_on_gpu(
     x: &Tensor,
     weight: &Tensor,
@@ -53,7 +53,7 @@ impl Operation for NormOnGpu {
         let of_parameters = column_sums(&rows)?;
         let width = weight.elem_count();
         for (input, first) in inputs[1..].iter().zip([0, width]) {
-            // Each in memory of its own.
+            // Each gradient gets memory of its own.
             sums.add(input, of_parameters.narrow(0, first, width)?.force_contiguous()?)?;
         }
         Ok(())

@@ -1,5 +1,7 @@
-//! The products of a linear layer: `y = x Wᵀ + b`, and its gradients `dx = dy W`, `dW = dyᵀ x` and the column sums of `dy`;
-//! and those of a layer with an adapter, whose own weight is fixed.
+//! Products of linear layers, with and without an adapter, and their gradients.
+//!
+//! The gradients of `y = x Wᵀ + b` are `dx = dy W`, `dW = dyᵀ x` and, for the bias, the column sums of `dy`.
+//! A layer with an adapter has a frozen base weight.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,10 +14,11 @@ use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
 use crate::per_thread::Sums;
 
-/// The outputs `outputs` of `x Wᵀ + b`.
+/// Computes the outputs `outputs` of `x Wᵀ + b`.
 ///
 /// # Shapes
-/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, outputs.len())`. They fit.
+/// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, outputs.len())`. Callers must check the
+/// shapes.
 pub(crate) fn linear(
     x: &Tensor,
     weight: &Tensor,
@@ -44,7 +47,9 @@ pub(crate) fn linear(
     for_float!(x.dtype(), forward(x, weight, bias, outputs))
 }
 
-/// A weight as memory holds it: `(out, in)`, or `(in, out)` as checkpoints have it, of which the layer has a transposed view.
+/// Weight in its memory layout: `(out, in)`, or `(in, out)` as in checkpoints.
+///
+/// A layer views an `(in, out)` weight transposed.
 struct Stored {
     tensor: Tensor,
     is_transposed: bool,
@@ -57,7 +62,7 @@ impl Stored {
         Ok(Self { tensor: if is_transposed { transposed } else { weight.clone() }, is_transposed })
     }
 
-    /// Some rows of the weight `(out, in)`.
+    /// View of some rows of the weight `(out, in)`.
     fn rows<'a, T>(&self, values: &'a [T], rows: &Range<usize>) -> Result<MatrixView<'a, T>> {
         let (height, width) = self.tensor.dims2()?;
         let view = MatrixView::new(values, height, width);
@@ -66,7 +71,7 @@ impl Stored {
     }
 }
 
-/// Values as rows of a width.
+/// Views values as rows of `width` elements.
 fn rows_of<T>(values: &[T], width: usize) -> MatrixView<'_, T> {
     MatrixView::new(values, values.len() / width.max(1), width)
 }
@@ -105,7 +110,7 @@ impl FloatOperation for Linear {
     }
 }
 
-/// The sums of some rows, `width` wide; the others become zero if the sum is fresh.
+/// Rows `rows` of a gradient sum, `width` wide; the other rows of a fresh sum are set to zero.
 fn part_of<'a, T: CpuFloat>(
     sum: &'a mut [T],
     rows: &Range<usize>,
@@ -120,14 +125,14 @@ fn part_of<'a, T: CpuFloat>(
     &mut sum[part]
 }
 
-/// A weight `(out, in)` that is not trained.
+/// Frozen weight `(out, in)`.
 #[derive(Clone)]
 pub(crate) enum FixedWeight {
     Dense(Tensor),
     Packed(Arc<PackedMatrix>),
 }
 
-/// What is trained beside a fixed weight: it counts as `W + scale · b a`.
+/// Trainable adapter of a frozen weight; the effective weight is `W + scale · b a`.
 pub(crate) struct Adapter<'a> {
     /// `(rank, in)`.
     pub(crate) a: &'a Tensor,
@@ -136,10 +141,11 @@ pub(crate) struct Adapter<'a> {
     pub(crate) scale: f64,
 }
 
-/// `x Wᵀ + bias` with a packed weight, with a gradient for `x` alone.
+/// Computes `x Wᵀ + bias` with a packed weight; only `x` gets a gradient.
 ///
 /// # Shapes
-/// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. They fit, and both are of one type.
+/// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. Callers must check the shapes and that both dtypes are
+/// the same.
 pub(crate) fn packed_linear(x: &Tensor, weight: &Arc<PackedMatrix>, bias: Option<&Tensor>) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, weight: &Arc<PackedMatrix>, bias: Option<&Tensor>) -> Result<Tensor> {
         let y = with_elements::<T, 2, _>([x, bias.unwrap_or(x)], |[x, values]| {
@@ -172,10 +178,11 @@ impl FloatOperation for PackedLinear {
     }
 }
 
-/// `x Wᵀ + scale · (x aᵀ) bᵀ + bias`, with gradients for `x`, `a` and `b` alone.
+/// Computes `x Wᵀ + scale · (x aᵀ) bᵀ + bias`; only `x`, `a` and `b` get gradients.
 ///
 /// # Shapes
-/// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. They fit, and all are of one type.
+/// `x` `(…, in)`, `bias` `(out)`; returns `(…, out)`. Callers must check the shapes and that all dtypes are
+/// the same.
 pub(crate) fn adapted_linear(
     x: &Tensor,
     weight: &FixedWeight,

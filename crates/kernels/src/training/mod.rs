@@ -1,9 +1,12 @@
-//! Operations with a backward pass of their own, for training on a CPU in f32 and f64, and most of them on NVIDIA GPUs too.
+//! Operations with their own backward pass, for training on a CPU in f32 and f64.
 //!
-//! Each has a composition of candle operations beside it, which every other device and type takes, see `composed`, and which
-//! the tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
-//! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm,
-//! GELU, ReLU, dense products and attention without a cache serve inference too. What is computed on slices is in `candle-gpt2-arithmetic`; the tape takes tensors of any device.
+//! Most of them also have kernels for NVIDIA GPUs. Each one has a composition of candle operations, see
+//! `composed`, for all other devices and dtypes. Tests compare it with the kernel.
+//!
+//! The kernels make one pass over memory instead of five to ten and keep no temporaries until the backward
+//! pass. They use the CPU's vector instructions and add gradients in place. Layer norm, GELU, ReLU, dense
+//! products and attention without a cache also serve inference. `candle-gpt2-arithmetic` has the computations
+//! on slices. The tape accepts tensors of any device.
 
 mod activation;
 mod adamw;
@@ -31,16 +34,22 @@ pub(crate) use composed::composed_linear;
 pub use elementwise::add;
 pub(crate) use elementwise::apply_dropout;
 pub use embedding::{add_positions, expect_ids};
-pub(crate) use embedding::{embedding, embedding_on_gpu, places};
+pub(crate) use embedding::{embedding, embedding_on_gpu, row_indices};
 pub(crate) use float::elements;
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::{layer_norm, layer_norm_on_gpu};
 pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};
-pub use operation::{Before, gradients, recomputed};
+pub use operation::{InitialGradients, gradients, recomputed};
 
-/// Whether what is computed from `x` runs as in training: it is where and what the operations here work on, and it leads to
-/// a variable, or it is computed within [`gradients`] (where what follows may lead to one) or [`without_gradients`](crate::without_gradients) (whose
-/// results are those of training, as constants).
+/// Whether computations on `x` run as in training.
+///
+/// `x` must be f32 or f64 on the CPU, outside [`composed`](crate::composed). It must also meet one of these
+/// conditions:
+///
+/// - It depends on a variable.
+/// - The call is inside [`gradients`], where later values may depend on a variable.
+/// - The call is inside [`without_gradients`](crate::without_gradients), which computes the same values as
+///   training, but as constants.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};

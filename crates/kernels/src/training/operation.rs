@@ -1,13 +1,17 @@
-//! Operations with a backward pass of their own, and the way back through them.
+//! Differentiable operations with their own backward pass, and the tape that runs it.
 //!
-//! Every operation is one of candle's custom operations, so candle's `backward` finds its gradients among all others. But for
-//! each gradient that leaves an operation candle makes a tensor of zeros, adds, and keeps what the forward pass made until
-//! the end. [`gradients`] therefore goes its own way through these operations: gradients are added in place, products add theirs
-//! to what is there, those of variables go into memory that is used again in the next step, and what an operation kept is freed
-//! once it has been passed. There each result is a variable to candle, whose own way back leads through its operations
-//! between two of these, or between the last of these and the loss, and no further.
+//! Every operation is a candle custom op, so candle's `backward` finds its gradients too. But for each
+//! gradient that leaves an operation, candle allocates a tensor of zeros and adds to it. It also keeps all
+//! saved tensors until the end.
+//!
+//! [`gradients`] therefore runs its own backward pass through these operations. Gradients are added in place,
+//! and products accumulate into existing sums. Gradients of variables use memory that the next step reuses.
+//! An operation's saved tensors are freed after its backward pass.
+//!
+//! In this mode, candle sees each result as a variable. candle's own backward pass covers only its operations
+//! between two of these operations, or between the last one and the loss.
 
-#![expect(unsafe_code, reason = "gradients are written over memory that holds nothing yet")]
+#![expect(unsafe_code, reason = "gradients are written to uninitialized memory")]
 
 use std::collections::HashSet;
 use std::marker::PhantomData;
@@ -22,12 +26,13 @@ use candle_core::{
 use super::float::{CpuFloat, elements_mut, for_float, with_elements};
 use crate::error::KernelError;
 use crate::per_thread::{
-    Operation, Recording, Step, Sum, Sums, Tape, check_interrupted, has_cpu_kernels, is_paused, is_recording,
-    with_recording, with_tape,
+    Operation, Recording, Step, Sum, Sums, Tape, check_interrupted, has_cpu_kernels, is_recording,
+    is_without_gradients, with_recording, with_tape,
 };
 
-/// The result of an operation, through which gradients lead to its inputs, of which there are one to three. The output lies
-/// contiguously in its storage, which is of the inputs' device.
+/// Records an operation and returns its output as a tensor through which gradients reach the inputs.
+///
+/// There are one to three inputs. The output must be contiguous in its storage, on the inputs' device.
 pub(crate) fn record(
     inputs: &[&Tensor],
     output: Storage,
@@ -36,12 +41,12 @@ pub(crate) fn record(
 ) -> Result<Tensor> {
     check_interrupted()?;
     let shape = shape.into();
-    if is_paused() || !inputs.iter().any(|input| input.track_op()) {
+    if is_without_gradients() || !inputs.iter().any(|input| input.track_op()) {
         return Ok(Tensor::from_storage(output, shape, BackpropOp::none(), false));
     }
-    // What a browser loads has no way back in it, which would be a quarter of the engine's code.
+    // Browser builds have no backward pass, which would be a quarter of the engine's code.
     if cfg!(all(target_arch = "wasm32", target_os = "unknown")) {
-        candle_core::bail!("{}: gradients are not computed in browsers", operation.name());
+        candle_core::bail!("{}: gradients are not supported in browsers", operation.name());
     }
     let operation: Arc<dyn Operation> = Arc::new(operation);
     if is_recording() {
@@ -56,13 +61,15 @@ pub(crate) fn record(
         [x] => x.apply_op1(node),
         [x, y] => x.apply_op2(y, node),
         [x, y, z] => x.apply_op3(y, z, node),
-        _ => candle_core::bail!("{}: one to three inputs, not {}", operation.name(), inputs.len()),
+        _ => candle_core::bail!("{}: expected one to three inputs, found {}", operation.name(), inputs.len()),
     }
 }
 
-/// The same for a result that a composition of candle's operations, or a kernel of a GPU, made without a way back.
+/// Records an operation whose output was computed without gradients.
+///
+/// The output comes from a composition of candle operations or a GPU kernel.
 pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Operation) -> Result<Tensor> {
-    if is_paused() || !inputs.iter().any(|input| input.track_op()) {
+    if is_without_gradients() || !inputs.iter().any(|input| input.track_op()) {
         check_interrupted()?;
         return Ok(y);
     }
@@ -71,25 +78,28 @@ pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Opera
     record(inputs, storage.try_clone(layout)?, y.shape(), operation)
 }
 
-/// Memory for the gradient of a variable that is known before the way back begins, to be overwritten, and to be handed to [`Sums::add`] then.
+/// Memory for a variable's gradient that is computed before the backward pass begins.
+///
+/// Callers overwrite the memory, then pass it to [`Sums::add`].
 pub(crate) fn memory_for(variable: &Tensor) -> Result<Tensor> {
     let memory = with_recording(|recording| recording.sums.take_memory(variable.id())).flatten();
     memory.map_or_else(|| unwritten(variable), Ok)
 }
 
-/// Memory for a tensor's first gradient, all of which is written before it is read.
+/// Uninitialized memory for a tensor's first gradient; callers must write all of it before reading it.
 fn unwritten(tensor: &Tensor) -> Result<Tensor> {
-    // SAFETY: every bit pattern is a number of the type, and what is written first does not depend on them.
+    // SAFETY: every bit pattern is a valid value of the dtype, and the first write does not depend on the
+    // contents.
     unsafe { Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()) }
 }
 
 impl Sums {
-    /// Whether `input` leads to a variable.
+    /// Whether `input` depends on a variable and therefore needs a gradient.
     pub(crate) fn wants(&self, input: &Tensor) -> bool {
         input.track_op()
     }
 
-    /// Adds a gradient without other owners.
+    /// Adds a gradient that has no other owner.
     pub(crate) fn add(&mut self, input: &Tensor, gradient: Tensor) -> Result<()> {
         if !self.wants(input) {
             return Ok(());
@@ -103,7 +113,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Adds a gradient that others may hold too.
+    /// Adds a gradient that may have other owners.
     pub(crate) fn share(&mut self, input: &Tensor, gradient: &Tensor) -> Result<()> {
         if !self.wants(input) {
             return Ok(());
@@ -117,8 +127,10 @@ impl Sums {
         Ok(())
     }
 
-    /// Adds a gradient of a tensor on the CPU by `update`, which is given the memory of the sum and told whether it is to
-    /// overwrite it; else it adds to it.
+    /// Adds a gradient of a CPU tensor by calling `update` with the memory of the sum.
+    ///
+    /// If the flag passed to `update` is true, `update` must overwrite the memory. Otherwise it must add to
+    /// it.
     pub(crate) fn update<T: CpuFloat>(
         &mut self,
         input: &Tensor,
@@ -138,7 +150,7 @@ impl Sums {
         Ok(())
     }
 
-    /// The sum of a tensor's gradients, if it got any.
+    /// Removes and returns the sum of a tensor's gradients, if it has any.
     fn take(&mut self, id: TensorId) -> Option<Tensor> {
         match self.0.remove(&id)? {
             Sum::Memory(_) => None,
@@ -146,7 +158,7 @@ impl Sums {
         }
     }
 
-    /// The same, in memory without other owners.
+    /// Like [`Sums::take`], in memory that has no other owner.
     fn take_owned(&mut self, id: TensorId) -> Result<Option<Tensor>> {
         match self.0.remove(&id) {
             Some(Sum::Owned(sum)) => Ok(Some(sum)),
@@ -155,7 +167,7 @@ impl Sums {
         }
     }
 
-    /// The memory for a tensor's first gradient, if there is some.
+    /// Removes and returns the memory for a tensor's first gradient, if it has any.
     fn take_memory(&mut self, id: TensorId) -> Option<Tensor> {
         match self.0.remove(&id)? {
             Sum::Memory(memory) => Some(memory),
@@ -166,11 +178,11 @@ impl Sums {
         }
     }
 
-    /// Takes the steps that led to `output` backwards, and frees each when it has been taken.
+    /// Runs the backward pass through the steps that led to `output`, freeing each step after use.
     fn pass_back(&mut self, mut steps: Vec<Step>, output: Tensor, gradient: Tensor) -> Result<()> {
         self.share(&output, &gradient)?;
         self.pass_candle(&output)?;
-        // The steps alone hold what the forward pass kept, from here on.
+        // From here on, only the steps own the tensors saved by the forward pass.
         drop((output, gradient));
         while let Some(Step { output, inputs, operation }) = steps.pop() {
             check_interrupted()?;
@@ -182,7 +194,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Passes the gradient of what candle's operations gave back through them.
+    /// Backpropagates the gradient of `output` through the candle operations that computed it.
     fn pass_candle(&mut self, output: &Tensor) -> Result<()> {
         if output.is_variable() || !output.track_op() {
             return Ok(());
@@ -191,7 +203,8 @@ impl Sums {
         let mut store = (output * gradient.to_dtype(output.dtype())?)?.sum_all()?.backward()?;
         for node in output.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
             if let Some(gradient) = store.remove(node) {
-                // candle may give several variables one tensor, and leaves a way back through it.
+                // candle may return one tensor for several variables, and its gradients are still part of a
+                // graph.
                 self.share(node, &gradient.detach())?;
             }
         }
@@ -199,7 +212,7 @@ impl Sums {
     }
 }
 
-/// `sum`, which has no other owner, with a gradient added to it.
+/// Adds a gradient to `sum`, in place if possible; `sum` must have no other owner.
 fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor> {
     fn add<T: CpuFloat>(sum: &Tensor, gradient: &Tensor) -> Result<()> {
         with_elements::<T, 1, _>([gradient], |[gradient]| {
@@ -207,7 +220,7 @@ fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor> {
         })
     }
     let is_alike = sum.shape() == gradient.shape() && sum.dtype() == gradient.dtype();
-    // A storage that is changed must not be read at the same time.
+    // A storage that is being changed must not be read at the same time.
     if has_cpu_kernels(&sum) && sum.is_contiguous() && is_alike && storage_of(&sum) != storage_of(gradient) {
         for_float!(sum.dtype(), add(&sum, gradient))?;
         return Ok(sum);
@@ -215,15 +228,15 @@ fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor> {
     sum + gradient
 }
 
-/// The identity of a tensor's storage, which views of it share.
+/// Address that identifies a tensor's storage; views share it.
 pub(super) fn storage_of(tensor: &Tensor) -> *const Storage {
     let (storage, _) = tensor.storage_and_layout();
     &raw const *storage
 }
 
-/// Gives the elements of a contiguous tensor to `change`; no other thread may be using it.
+/// Calls `change` with the elements of a contiguous tensor, which no other thread may be using.
 pub(super) fn in_place<T: CpuFloat, R>(tensor: &Tensor, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
-    /// The change, and then its result.
+    /// Holds the closure before the call and its result after it.
     struct InPlace<F, R, T>(Mutex<(Option<F>, Option<R>)>, PhantomData<T>);
     impl<T: CpuFloat, R, F: FnOnce(&mut [T]) -> R> InplaceOp1 for InPlace<F, R, T> {
         fn name(&self) -> &'static str {
@@ -241,22 +254,22 @@ pub(super) fn in_place<T: CpuFloat, R>(tensor: &Tensor, change: impl FnOnce(&mut
     let operation = InPlace(Mutex::new((Some(change), None)), PhantomData);
     tensor.inplace_op1(&operation)?;
     let (_, result) = operation.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-    result.ok_or_else(|| candle_core::Error::Msg("a tensor on the CPU was expected".into()))
+    result.ok_or_else(|| candle_core::Error::Msg("expected a tensor on the CPU".into()))
 }
 
-/// A step in candle's graph.
+/// Node in candle's graph.
 struct Node {
     operation: Arc<dyn Operation>,
-    /// What was computed, until candle has made a tensor of it.
+    /// Computed output, until candle turns it into a tensor.
     output: Mutex<Option<(Storage, Shape)>>,
 }
 
 impl Node {
-    /// Hands on what was computed, of which `of_device` takes the storage of the inputs' device.
+    /// Returns the computed output; `of_device` extracts the storage of the inputs' device.
     fn output<S>(&self, of_device: impl FnOnce(Storage) -> Option<S>) -> Result<(S, Shape)> {
         let (name, output) = (self.operation.name(), &self.output);
         let Some((output, shape)) = output.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            candle_core::bail!("{name}: computed twice");
+            candle_core::bail!("{name}: candle computed the operation twice");
         };
         match of_device(output) {
             Some(output) => Ok((output, shape)),
@@ -264,7 +277,7 @@ impl Node {
         }
     }
 
-    /// The gradients of the inputs, for candle's own way back.
+    /// Gradients of the inputs, for candle's own backward pass.
     fn gradients<const N: usize>(
         &self,
         inputs: [&Tensor; N],
@@ -275,7 +288,7 @@ impl Node {
         let gradients = inputs.map(|input| sums.take(input.id()));
         if !sums.0.is_empty() {
             candle_core::bail!(
-                "{}: variables inside would get no gradients, since operations of candle's follow it",
+                "{}: candle's backward pass would skip variables inside this operation; use `gradients` of this crate",
                 self.operation.name()
             );
         }
@@ -283,14 +296,14 @@ impl Node {
     }
 }
 
-/// A type for each input.
+/// Expands to the type, once for each input.
 macro_rules! for_input {
     ($input:ident, $type:ty) => {
         $type
     };
 }
 
-/// The operations of candle that a node is, by the number of inputs: what it hands on was computed before.
+/// Implements candle's custom op for one number of inputs; the output was computed before.
 macro_rules! custom_op {
     ($custom_op:ident: $($input:ident)+ => $gradients:ty, $result:expr) => {
         impl $custom_op for Node {
@@ -327,21 +340,25 @@ custom_op!(CustomOp1: x => Option<Tensor>, x);
 custom_op!(CustomOp2: x y => (Option<Tensor>, Option<Tensor>), (x, y));
 custom_op!(CustomOp3: x y z => (Option<Tensor>, Option<Tensor>, Option<Tensor>), (x, y, z));
 
-/// What gradients start from. [`gradients`] takes it.
+/// Initial contents of the gradient sums, for [`gradients`].
 #[derive(Debug)]
-pub enum Before {
-    /// Nothing.
+pub enum InitialGradients {
+    /// Starts without sums and allocates memory.
     Nothing,
-    /// A contiguous tensor in the shape of each variable, whose memory is taken for the gradients. They must have no other owner;
-    /// one that shares memory with another of them or with a variable is not used.
+    /// Reuses the memory of one contiguous tensor for each variable, in the variable's shape.
+    ///
+    /// The tensors must have no other owner. A tensor that shares memory with another one or with a variable
+    /// is not used.
     Memory(Vec<Tensor>),
-    /// For each variable what the new gradient is added to, contiguous and in its shape. They must have no other owner; one that
-    /// shares memory with another of them or with a variable is copied.
+    /// Adds the new gradients to one contiguous tensor for each variable, in the variable's shape.
+    ///
+    /// The tensors must have no other owner. A tensor that shares memory with another one or with a variable
+    /// is copied.
     Gradients(Vec<Tensor>),
 }
 
-impl Before {
-    /// The sums that the gradients begin with.
+impl InitialGradients {
+    /// Initial sums for the variables.
     fn sums(self, variables: &[&Tensor]) -> Result<Sums> {
         let (tensors, is_memory) = match self {
             Self::Nothing => return Ok(Sums::default()),
@@ -372,14 +389,16 @@ impl Before {
     }
 }
 
-/// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, if it has one.
+/// Computes a loss with `compute`, and the gradient of `factor · loss` for each variable.
+///
+/// The gradient is `None` if the loss does not depend on the variable.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
-/// use candle_gpt2_kernels::{Before, gradients};
+/// use candle_gpt2_kernels::{InitialGradients, gradients};
 ///
 /// let x = Var::new(&[2f32, 3., 5.], &Device::Cpu)?;
-/// let (loss, found) = gradients(&[&x], Before::Nothing, 10.0, || x.sqr()?.sum_all())?;
+/// let (loss, found) = gradients(&[&x], InitialGradients::Nothing, 10.0, || x.sqr()?.sum_all())?;
 /// assert_eq!(loss, 38.);
 /// let gradient = found[0].as_ref().expect("the loss depends on it");
 /// assert_eq!(gradient.to_vec1::<f32>()?, [40., 60., 100.]);
@@ -387,11 +406,11 @@ impl Before {
 /// ```
 ///
 /// # Errors
-/// Those of the computation; when the loss is no scalar; and when what the gradients start from has other shapes, types or
-/// devices than the variables.
+/// If the computation fails or the loss is not a scalar. Also if the tensors in `before` differ from the
+/// variables in number, shape, dtype or device, or are not contiguous.
 pub fn gradients(
     variables: &[&Tensor],
-    before: Before,
+    before: InitialGradients,
     factor: f64,
     compute: impl FnOnce() -> Result<Tensor>,
 ) -> Result<(f64, Vec<Option<Tensor>>)> {
@@ -405,22 +424,25 @@ pub fn gradients(
     Ok((value, gradients))
 }
 
-/// What `compute` makes of `x`, if gradients are asked for: without keeping anything but `x`, and by computing it again
-/// on the way back. It must compute the same each time.
+/// Computes `compute(x)` with gradient checkpointing.
+///
+/// Inside [`gradients`], only `x` is saved, and the backward pass runs `compute` again. `compute` must return
+/// the same result each time.
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use candle_gpt2_kernels::{Before, gradients, recomputed};
+/// use candle_gpt2_kernels::{InitialGradients, gradients, recomputed};
 ///
 /// let x = Var::new(&[2f32, 3., 5.], &Device::Cpu)?;
-/// let (_, found) = gradients(&[&x], Before::Nothing, 1.0, || recomputed(&x, |x| x.sqr()?.sqr())?.sum_all())?;
+/// let fourth_powers = || recomputed(&x, |x| x.sqr()?.sqr())?.sum_all();
+/// let (_, found) = gradients(&[&x], InitialGradients::Nothing, 1.0, fourth_powers)?;
 /// let gradient = found[0].as_ref().expect("the loss depends on it");
 /// assert_eq!(gradient.to_vec1::<f32>()?, [32., 108., 500.], "4 x³");
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Errors
-/// Those of the computation.
+/// If the computation fails.
 pub fn recomputed(
     x: &Tensor,
     compute: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
@@ -429,12 +451,12 @@ pub fn recomputed(
         return compute(x);
     }
     let (y, _) = with_tape(Tape::Paused, || compute(x))?;
-    // A constant input would make a constant of the result, although variables are used on the way to it.
+    // With a constant input, the result would be a constant, even if `compute` uses variables.
     let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
     record_tensor(&[&x], y, Recomputed(Box::new(compute)))
 }
 
-/// A computation that is to be made again.
+/// Computation that the backward pass runs again.
 struct Recomputed(Box<Computation>);
 
 type Computation = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;

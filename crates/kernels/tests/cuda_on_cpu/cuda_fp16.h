@@ -1,4 +1,4 @@
-// Stands in for CUDA's header of this name: what the kernels use of it, on a CPU.
+// CPU replacement for CUDA's header of this name, with the parts that the kernels use.
 #pragma once
 
 using __half = _Float16;

@@ -1,5 +1,5 @@
-// Runs CUDA kernels on a CPU: block after block, each thread a fiber that yields where it waits for others. It shows that the
-// arithmetic and the waiting are right; speed, and what only a GPU reorders, it does not show.
+// Runs CUDA kernels on a CPU: one block after another, with a fiber for each thread that yields at barriers.
+// This verifies arithmetic and synchronization, but neither speed nor the memory reordering of a GPU.
 #pragma once
 
 #include <csetjmp>
@@ -13,7 +13,7 @@
 #define __device__
 #define __global__
 #define __launch_bounds__(threads)
-// One block runs at a time, so what its threads share may be static.
+// Blocks run one at a time, so shared memory may be static.
 #define __shared__ static
 #define threadIdx (running->index)
 
@@ -21,13 +21,13 @@ struct Dim {
   unsigned x = 1, y = 1, z = 1;
 };
 
-/// Lets its threads through when all have come.
+/// Releases its threads once all have arrived.
 struct Barrier {
   unsigned size = 0, waiting = 0, opened = 0;
 };
 
 struct Thread {
-  /// Where it starts, and where it goes on: a jump costs no system call.
+  /// Entry point and resume point; a jump needs no system call.
   ucontext_t context;
   std::jmp_buf place;
   bool is_started = false;
@@ -35,7 +35,7 @@ struct Thread {
   Dim index;
   float exchanged = 0;
   bool is_done = false;
-  /// What it waits for, and how often that had opened when it came.
+  /// The barrier that the thread waits at, and how often it had opened before.
   Barrier *barrier = nullptr;
   unsigned opened = 0;
 
@@ -75,7 +75,7 @@ inline float __shfl_xor_sync(unsigned, float x, unsigned distance) {
   return other;
 }
 
-// Blocks follow each other, so what one has written the next one sees.
+// Blocks run one after another, so each sees the writes of earlier ones.
 inline void __threadfence() {}
 inline unsigned atomicAdd(unsigned *sum, unsigned x) {
   const unsigned before = *sum;
@@ -97,7 +97,7 @@ inline void run_thread() {
 }
 
 /// Runs a thread until it waits or ends.
-inline void go_on(Thread &thread) {
+inline void resume(Thread &thread) {
   running = &thread;
   if (_setjmp(scheduler) != 0) return;
   if (thread.is_started) _longjmp(thread.place, 1);
@@ -105,7 +105,7 @@ inline void go_on(Thread &thread) {
   setcontext(&thread.context);
 }
 
-/// Whether the last block runs first: a GPU has no order.
+/// Whether blocks run in reverse order, because a GPU guarantees none.
 inline bool is_reversed = false;
 
 /// Runs `call` once for each thread of each block.
@@ -137,7 +137,7 @@ inline void launch(Dim grid, unsigned block_size, std::function<void()> call) {
       for (Thread &thread : threads) {
         if (thread.is_done) continue;
         is_running = true;
-        if (!thread.is_waiting()) go_on(thread);
+        if (!thread.is_waiting()) resume(thread);
       }
     }
   }

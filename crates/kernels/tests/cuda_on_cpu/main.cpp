@@ -1,4 +1,5 @@
-// The kernels of src/cuda/kernels.cu, emulated, against plain loops in f64. `scripts/check_cuda_kernels.sh` runs it.
+// Compares the emulated kernels of src/cuda/kernels.cu with plain f64 loops. Run by
+// `scripts/check_cuda_kernels.sh`.
 
 #include "emulation.h"
 
@@ -25,7 +26,7 @@ template <typename T> std::vector<T> random_values(size_t count, float scale, fl
   return values;
 }
 
-/// The largest difference, over the largest expected value where that is above 1.
+/// Compares the largest difference, relative to the largest expected value if that exceeds 1.
 template <typename T>
 void compare(const std::string &what, const std::vector<T> &found, const Doubles &expected, double tolerance) {
   double largest = 1, worst = 0;
@@ -44,7 +45,7 @@ void check(const std::string &what, bool holds) {
   std::printf("%-32s %s\n", what.c_str(), holds ? "holds" : "FAILS");
 }
 
-/// The kernels of one element type.
+/// Kernels for one element type.
 template <typename T> struct Kernels;
 #define KERNELS_OF(NAME, T)                                                                                             \
   template <> struct Kernels<T> {                                                                                       \
@@ -105,7 +106,7 @@ template <typename T> void biases(double tolerance) {
   }
 }
 
-/// As many rows as there is a kernel for times a matrix, with what follows, for one block and many, full and not.
+/// Products of a few rows with each epilogue, for one block and many, full and partial.
 template <typename T> void few_rows(double tolerance) {
   const struct {
     unsigned rows, inner, columns;
@@ -114,7 +115,7 @@ template <typename T> void few_rows(double tolerance) {
     if (rows > 1 && sizeof(T) < sizeof(float)) continue;
     const auto x = random_values<T>(rows * inner, 1), bias = random_values<T>(columns, 1);
     const auto residual = random_values<T>(rows * columns, 1);
-    // From a multiple of 16 bytes on.
+    // Aligned to 16 bytes.
     std::vector<uint4> memory(size_t(inner) * columns * sizeof(T) / sizeof(uint4));
     T *weight = reinterpret_cast<T *>(memory.data());
     const auto values = random_values<T>(size_t(inner) * columns, 1 / std::sqrt(float(inner)));
@@ -171,7 +172,7 @@ template <typename T> Doubles normed(const std::vector<T> &x, const std::vector<
 template <typename T> void layer_norms(double tolerance) {
   for (auto [rows, width] : {std::pair(1u, 1u), std::pair(1u, 20u), std::pair(3u, 256u), std::pair(4u, 768u),
                              std::pair(2u, 1601u), std::pair(2u, 2500u)}) {
-    // Far from zero: a variance by E[x²] - E[x]² would lose its digits.
+    // Values far from zero: a variance computed as E[x²] - E[x]² would lose its precision.
     const auto x = random_values<T>(rows * width, 2, 8);
     const auto weight = random_values<T>(width, 1), bias = random_values<T>(width, 1);
     std::vector<T> y(x.size());
@@ -182,8 +183,9 @@ template <typename T> void layer_norms(double tolerance) {
   }
 }
 
-/// What a query attends to, in f64: softmax(scale · q kᵀ) v over the first `count` keys. `query` `(D)`, `keys` and `values`
-/// `(count, D)`.
+/// Computes attention in f64: softmax(scale · q kᵀ) v over the first `count` keys.
+///
+/// `query` is `(D)`, `keys` and `values` are `(count, D)`.
 template <typename Q, typename T>
 Doubles attended(const Q *query, const T *keys, const T *values, unsigned count, unsigned width, double scale) {
   Doubles context(width);
@@ -207,11 +209,11 @@ template <typename T> Doubles doubles(const std::vector<T> &values) {
 
 void append(Doubles &values, const Doubles &more) { values.insert(values.end(), more.begin(), more.end()); }
 
-/// Queries of two batch rows, and the keys that each sees.
+/// Queries of two batch rows, and the number of keys visible to each.
 struct Rows {
   unsigned queries, keys;
   std::vector<unsigned> visible;
-  /// Whether each query of a row sees one key more than the one before, so that no list is needed.
+  /// Whether each query of a row sees one key more than the previous one, so that no list is needed.
   bool is_regular;
 };
 
@@ -243,7 +245,7 @@ template <typename T> void attention(double tolerance) {
     compare("softmax " + what, weights, expected, tolerance);
     if (queries > 1) continue;
     for (unsigned width : {6u, 64u, 80u, 128u, 200u, 256u}) {
-      // Queries lie in a fused projection, keys and values in a longer cache.
+      // Queries are part of a fused projection, keys and values of a longer cache.
       const size_t capacity = keys + 5;
       const auto q = random_values<T>(BATCH * 3 * HEADS * width, 2);
       const auto k = random_values<T>(BATCH * HEADS * capacity * width, 1);
@@ -267,8 +269,9 @@ template <typename T> void attention(double tolerance) {
   }
 }
 
-/// Keys of a query that several blocks share: as many as they read at once, fewer and more, blocks without keys, and the last
-/// block first. No order of the blocks changes a bit.
+/// Keys of a query split over several blocks; the order of the blocks must not change a bit.
+///
+/// Covers exactly one load per block, fewer and more keys, blocks without keys, and the last block first.
 template <typename T> void split_keys(double tolerance) {
   constexpr unsigned BATCH = 2, HEADS = 2, CAPACITY = 705;
   for (unsigned width : {64u, 200u}) {
@@ -307,7 +310,7 @@ template <typename T> void split_keys(double tolerance) {
   }
 }
 
-/// Scores that are all -inf for some warps or blocks weigh nothing there, and the result is NaN where they are all of them.
+/// Warps or blocks with only -inf scores must not contribute; the result is NaN if all scores are -inf.
 template <typename T> void infinite_scores(double tolerance) {
   constexpr unsigned KEYS = 150, WIDTH = 64, NONE = KEYS;
   const Strides strides{KEYS * WIDTH, KEYS * WIDTH, WIDTH};
@@ -332,12 +335,12 @@ template <typename T> void infinite_scores(double tolerance) {
   }
 }
 
-/// Each new key and value is after those of its row, and nothing else has changed; what has no room is left out.
+/// New keys and values must follow those of their row without other changes; excess tokens are dropped.
 template <typename T> void new_tokens() {
   constexpr unsigned BATCH = 3, HEADS = 2, CAPACITY = 5, TOKENS = 2;
   for (unsigned width : {6u, 64u, 80u}) {
     for (const auto &lengths : {std::vector<unsigned>{3, 0, 4}, std::vector<unsigned>{2, 2, 2}}) {
-      // Keys and values lie in a fused projection.
+      // Keys and values are part of a fused projection.
       const auto projected = random_values<T>(BATCH * TOKENS * 3 * HEADS * width, 2);
       const Strides strides{TOKENS * 3 * HEADS * width, width, 3 * HEADS * width};
       const T *keys = &projected[HEADS * width], *values = &projected[2 * HEADS * width];
@@ -345,7 +348,8 @@ template <typename T> void new_tokens() {
       Doubles expected_keys(key_memory.size()), expected_values(key_memory.size());
       for (size_t i = 0; i < key_memory.size(); i++) {
         const size_t row = i / width / CAPACITY / HEADS, head = i / width / CAPACITY % HEADS;
-        const size_t token = i / width % CAPACITY - lengths[row]; // beyond all tokens in front of them
+        // For positions before the new tokens, `token` wraps around and exceeds `TOKENS`.
+        const size_t token = i / width % CAPACITY - lengths[row];
         const size_t from = row * strides.batch + head * strides.head + token * strides.token + i % width;
         expected_keys[i] = value_of(token < TOKENS ? keys[from] : key_memory[i]);
         expected_values[i] = value_of(token < TOKENS ? values[from] : value_memory[i]);
@@ -364,8 +368,9 @@ template <typename T> void new_tokens() {
   }
 }
 
-/// New tokens of each row, of which one has no room: their keys and values after those of its row and nothing else changed, and
-/// what their queries see, whichever block comes first.
+/// New tokens of each row, one of which exceeds the capacity, in any order of the blocks.
+///
+/// Keys and values must follow those of their row without other changes, and queries see them.
 template <typename T> void steps(double tolerance) {
   constexpr unsigned BATCH = 5, HEADS = 2, CAPACITY = 130;
   for (auto [width, tokens] : {std::pair(6u, 1u), std::pair(64u, 1u), std::pair(64u, 5u), std::pair(80u, 2u),
@@ -419,7 +424,7 @@ template <typename T> void steps(double tolerance) {
   }
 }
 
-/// The vectors that Random123 publishes for philox4x32 with ten rounds.
+/// Random123's published test vectors for philox4x32 with ten rounds.
 void draws() {
   const struct {
     size_t seed, stream, counter;
@@ -434,7 +439,7 @@ void draws() {
   }
 }
 
-/// Rows of heads, from a query and a key on, and a whole tensor as one row; blocks that have nothing left to do.
+/// Attention rows with query and key offsets, and a whole tensor as one row; some blocks are idle.
 template <typename T> void dropouts(double tolerance) {
   constexpr size_t SEED = 0x123456789abcdef0, LIMIT = size_t(3) << 30; // three quarters become zero
   const struct {
@@ -457,7 +462,7 @@ template <typename T> void dropouts(double tolerance) {
   }
 }
 
-/// A step for more elements than a launch has threads.
+/// AdamW step with more elements than threads in the launch.
 template <typename T> void optimizer_steps(double tolerance) {
   constexpr size_t COUNT = 700;
   const double factor = 0.5, mean_rate = 0.9, square_rate = 0.99, keep = 0.995, rate = 0.125, root_factor = 2, epsilon = 1e-3;
@@ -479,7 +484,7 @@ template <typename T> void optimizer_steps(double tolerance) {
   compare("adamw, squares", square, squares, tolerance);
 }
 
-/// Each block's share; the last one has none.
+/// Partial sums of each block; the last block may have none.
 template <typename T> void norms() {
   constexpr unsigned BLOCKS = 3;
   for (size_t count : {1, 300, 5000}) {
@@ -492,7 +497,7 @@ template <typename T> void norms() {
   }
 }
 
-/// GELU and its slope.
+/// GELU and its derivative.
 template <typename T> void activations(double tolerance) {
   constexpr size_t COUNT = 700;
   const auto x = random_values<T>(COUNT, 4), gradient = random_values<T>(COUNT, 1);
@@ -509,8 +514,8 @@ template <typename T> void activations(double tolerance) {
   compare("gelu, gradient", result, slopes, tolerance);
 }
 
-/// A layer norm with parameters in f32, and its gradients by their formula, in more blocks than rows and in fewer.
-template <typename T> void norms_of_training(double tolerance) {
+/// Layer norm with f32 parameters and its gradients by formula, with more and fewer blocks than rows.
+template <typename T> void training_norms(double tolerance) {
   for (auto [rows, width] : {std::pair(1u, 1u), std::pair(5u, 20u), std::pair(7u, 768u), std::pair(3u, 2048u)}) {
     const auto x = random_values<T>(rows * width, 2, 8), gradient = random_values<T>(rows * width, 1);
     const auto weight = random_values<float>(width, 1), bias = random_values<float>(width, 1);
@@ -551,7 +556,7 @@ template <typename T> void norms_of_training(double tolerance) {
   }
 }
 
-/// The gradient of scores, by the derivative of the softmax.
+/// Gradient of scores, from the derivative of the softmax.
 template <typename T> void softmax_gradients(double tolerance) {
   constexpr unsigned BATCH = 2, HEADS = 2, QUERIES = 3, KEYS = 300;
   for (const auto &visible : {std::vector<unsigned>{298, 299, 300, 298, 299, 300}, {1, 7, 300, 64, 2, 65}}) {
@@ -575,7 +580,7 @@ template <typename T> void softmax_gradients(double tolerance) {
   }
 }
 
-/// Losses with and without gradients; logits far from zero, in rows side by side and apart.
+/// Losses with and without gradients; logits far from zero, in contiguous and in padded rows.
 template <typename T> void head_losses(double tolerance) {
   constexpr unsigned ROWS = 3;
   for (auto [width, distance] : {std::pair(1u, 1u), std::pair(5u, 8u), std::pair(700u, 700u), std::pair(701u, 704u)}) {
@@ -597,7 +602,7 @@ template <typename T> void head_losses(double tolerance) {
     std::vector<float> loss(ROWS, NAN);
     launch({ROWS, 1, 1}, ROW_THREADS,
            [&] { Kernels<T>::losses(logits.data(), targets.data(), loss.data(), gradient.data(), width, distance); });
-    // Logits up to 45 in f32 are 2e-6 off.
+    // f32 logits up to 45 have an error of 2e-6.
     compare("losses of " + std::to_string(width), loss, expected, 4e-6);
     compare("losses, gradient", gradient, slopes, std::max(tolerance, 4e-6));
     loss.assign(ROWS, NAN);
@@ -608,8 +613,8 @@ template <typename T> void head_losses(double tolerance) {
   }
 }
 
-/// Rows of a table that several rows go to, one, or none.
-template <typename T> void sums_of_rows(double tolerance) {
+/// Table rows that receive several rows, one, or none.
+template <typename T> void row_gradient_sums(double tolerance) {
   constexpr unsigned WIDTH = 300;
   const std::vector<unsigned> places = {4, 0, 2}, starts = {0, 3, 4, 6}, order = {5, 0, 3, 1, 2, 4};
   const auto rows = random_values<T>(order.size() * WIDTH, 1);
@@ -624,7 +629,7 @@ template <typename T> void sums_of_rows(double tolerance) {
   compare("sums of rows", sums, expected, tolerance);
 }
 
-/// `tolerance`: a few roundings of the type, of values up to 1.
+/// Runs all tests. `tolerance` covers a few roundings of the type for values up to 1.
 template <typename T> void all(const char *name, double tolerance) {
   std::printf("== %s\n", name);
   biases<T>(tolerance);
@@ -639,10 +644,10 @@ template <typename T> void all(const char *name, double tolerance) {
   optimizer_steps<T>(tolerance);
   norms<T>();
   activations<T>(tolerance);
-  norms_of_training<T>(tolerance);
+  training_norms<T>(tolerance);
   softmax_gradients<T>(tolerance);
   head_losses<T>(tolerance);
-  sums_of_rows<T>(tolerance);
+  row_gradient_sums<T>(tolerance);
 }
 
 } // namespace

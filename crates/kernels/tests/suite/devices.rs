@@ -1,5 +1,7 @@
-//! Layers and attention on the device and in the type that `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` name, against the same
-//! in f32 on the CPU from candle's plain operations. On a GPU this reaches every kernel of `cuda`.
+//! Layers and attention on a device and dtype, compared with candle operations in f32 on the CPU.
+//!
+//! The environment variables `GPT2_TEST_DEVICE` and `GPT2_TEST_DTYPE` select the device and the dtype. On a
+//! GPU, these tests reach every kernel of `cuda`.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::KvSlot;
@@ -7,12 +9,12 @@ use candle_gpt2_kernels::{Activation, KvMemory, LayerNorm, Linear, prefix_attent
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
 use candle_nn::ops::softmax;
 
-/// Two f32 computations of sums of 20 products of values below 1.
+/// Two f32 computations of sums of 20 products with values below 1.
 const TIGHT: f64 = 2e-6;
-/// The same, in different orders, of up to 1,100 products, with sums of up to 30.
+/// Sums of up to 1,100 products in different orders, with results up to 30.
 const LONG_SUMS: f64 = 5e-5;
 
-/// Values that are the same on the device and on the CPU: rounded to the type there is to test.
+/// Values that are equal on the device and on the CPU, because they are rounded to the tested dtype.
 fn rounded(shape: &[usize], scale: f64, offset: u64) -> Result<Tensor> {
     pattern(shape, scale, offset).to_dtype(dtype())?.to_dtype(DType::F32)
 }
@@ -22,7 +24,7 @@ fn on_device(x: &Tensor) -> Result<Tensor> {
 }
 
 #[test]
-fn linear_layers_with_what_follows_them() -> Result<()> {
+fn linear_layers_with_epilogues() -> Result<()> {
     for (rows, input, output) in [
         (1, 5, 3),
         (1, 300, 1601),
@@ -42,7 +44,7 @@ fn linear_layers_with_what_follows_them() -> Result<()> {
         let product = x.squeeze(0)?.matmul(&weight.t()?)?.broadcast_add(&bias)?.unsqueeze(0)?;
         let residual = rounded(&[1, rows, output], 2.0, 4)?;
         let weight = on_device(&weight)?;
-        // As PyTorch holds it, and as GPT-2's checkpoints do.
+        // PyTorch stores the first layout, GPT-2 checkpoints the second.
         for (order, weight) in [("(out, in)", weight.clone()), ("(in, out)", weight.t()?.contiguous()?.t()?)]
         {
             let layer = Linear::new(weight, Some(on_device(&bias)?))?;
@@ -62,7 +64,7 @@ fn linear_layers_with_what_follows_them() -> Result<()> {
 #[test]
 fn layer_norms() -> Result<()> {
     for (rows, width) in [(1, 1), (1, 20), (3, 256), (5, 768), (2, 1601)] {
-        // Far from zero: a variance by E[x²] - E[x]² would lose its digits.
+        // Far from zero, computing the variance as E[x²] - E[x]² would lose its significant digits.
         let x = (rounded(&[2, rows, width], 4.0, 1)? + 8.0)?.to_dtype(dtype())?.to_dtype(DType::F32)?;
         let (weight, bias) = (rounded(&[width], 1.0, 3)?, rounded(&[width], 1.0, 4)?);
         let reference = |x: &Tensor| {
@@ -77,15 +79,17 @@ fn layer_norms() -> Result<()> {
     Ok(())
 }
 
-/// A step at positions in memory: keys and values of each row in their places and nowhere else, and queries that see the keys up to
-/// their own, for every width that there is a kernel for, and rows of all lengths.
+/// Tests steps whose positions are in device memory.
+///
+/// Keys and values of each row are written to their positions and nowhere else. Queries see the keys up to
+/// their own position. The head widths cover every kernel, and the rows have different lengths.
 #[test]
-fn steps_at_positions_in_memory() -> Result<()> {
+fn steps_at_positions_in_device_memory() -> Result<()> {
     const CAPACITY: usize = 130;
     const LENGTHS: [usize; 3] = [0, 125, 62];
     const INPUT: usize = 20;
     if device().is_cpu() && dtype() != DType::F32 {
-        skipped("the CPU has steps at positions in memory in f32 only");
+        skipped("on the CPU, steps at positions in memory support only f32");
         return Ok(());
     }
     for (head_dim, tokens) in [(6, 1), (64, 1), (64, 5), (80, 3), (128, 2), (200, 1), (200, 4), (256, 5)] {
@@ -93,19 +97,19 @@ fn steps_at_positions_in_memory() -> Result<()> {
         let x = rounded(&[3, tokens, INPUT], 1.0, 1)?;
         let (weight, bias) = (rounded(&[6 * head_dim, INPUT], 0.5, 2)?, rounded(&[6 * head_dim], 1.0, 3)?);
         let projected = x.broadcast_matmul(&weight.t()?)?.broadcast_add(&bias)?;
-        // As they are kept, and as the queries are that meet them.
+        // Rounded like the stored keys and values, and like the queries in the kernel.
         let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?;
         let projected = projected.reshape((3, tokens, 6, head_dim))?.transpose(1, 2)?;
         let slots = KvSlot::side_by_side(3, CAPACITY);
         let before = [4, 5].map(|offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset));
         let before = [before[0].as_ref().unwrap(), before[1].as_ref().unwrap()];
-        let held = |dtype: DType, device: &Device| -> Result<KvMemory> {
+        let filled_memory = |dtype: DType, device: &Device| -> Result<KvMemory> {
             let memory = KvMemory::new(2, head_dim, 3 * slots[0].room(), dtype, device)?;
             let [keys, values] = before.map(|x| x.to_device(device)?.to_dtype(dtype));
             memory.write(&slots, [&keys?, &values?], &[0; 3])?;
             Ok(memory)
         };
-        let expected = held(DType::F32, &Device::Cpu)?;
+        let expected = filled_memory(DType::F32, &Device::Cpu)?;
         let new = [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?];
         expected.write(&slots, new, &LENGTHS)?;
         let scale = 1.0 / (head_dim as f64).sqrt();
@@ -115,7 +119,7 @@ fn steps_at_positions_in_memory() -> Result<()> {
         let context = context.transpose(1, 2)?.reshape((3, tokens, 2 * head_dim))?;
 
         let layer = Linear::new(on_device(&weight)?, Some(on_device(&bias)?))?;
-        let memory = held(dtype(), &device())?;
+        let memory = filled_memory(dtype(), &device())?;
         let positions: Vec<u32> = places.map(|place| u32::try_from(place).unwrap()).collect();
         let positions = Tensor::from_vec(positions, (3, tokens), &device())?;
         let found = step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &positions)?;
@@ -125,7 +129,7 @@ fn steps_at_positions_in_memory() -> Result<()> {
             let (found, expected) = (memory.read(slots[row], all.clone())?, expected.read(slots[row], all)?);
             for ((found, expected), before) in found.iter().zip(&expected).zip(before) {
                 assert_parity(found, expected, TIGHT, &what);
-                // What was there before is untouched.
+                // The other tokens are unchanged.
                 let others = |x: &Tensor| -> Result<Tensor> {
                     let (first, next) = (x.narrow(2, 0, LENGTHS[row])?, LENGTHS[row] + tokens);
                     Tensor::cat(&[first, x.narrow(2, next, CAPACITY - next)?], 2)
@@ -134,21 +138,21 @@ fn steps_at_positions_in_memory() -> Result<()> {
                 assert!(values(&others(found)?) == values(&others(&before)?), "{what}");
             }
         }
-        let refused = |positions: &Tensor| {
+        let is_rejected = |positions: &Tensor| {
             let found = step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, positions);
             Ok::<_, candle_core::Error>(found.is_err())
         };
-        assert!(refused(&positions.narrow(0, 0, 2)?)?, "two of three rows");
-        assert!(refused(&positions.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?)?, "no axis of tokens");
+        assert!(is_rejected(&positions.narrow(0, 0, 2)?)?, "two of three rows");
+        assert!(is_rejected(&positions.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?)?, "no axis of tokens");
         assert!(
-            tokens == 1 || refused(&positions.narrow(1, 0, tokens - 1)?.contiguous()?)?,
-            "a token without"
+            tokens == 1 || is_rejected(&positions.narrow(1, 0, tokens - 1)?.contiguous()?)?,
+            "fewer positions than tokens"
         );
     }
     Ok(())
 }
 
-/// On a GPU by its kernels, elsewhere by those of the CPU.
+/// Attention with the GPU's kernels on a GPU, else with the CPU's kernels.
 fn attended(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
     if let Some(context) = prefix_attention_on_gpu(q, k, v, scale, visible)? {
         return Ok(context);
@@ -165,10 +169,13 @@ fn attended(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -
     memory.attention(&q?, &slots, scale, &visible)
 }
 
-/// One query and many, regular and ragged rows, head widths of every kernel and beyond them, keys and values that are
-/// views into a longer cache; few keys, and as many as blocks of a GPU share.
+/// Attention over a prefix of the keys, with cases for every kernel.
+///
+/// The cases cover one query and many, regular and ragged rows, few keys, and enough keys that GPU blocks
+/// share them. Head widths cover every kernel and exceed the largest one. Keys and values are views into a
+/// longer cache.
 #[test]
-fn attention_over_the_first_keys() -> Result<()> {
+fn attention_over_a_prefix_of_the_keys() -> Result<()> {
     const CAPACITY: usize = 1030;
     for (query_len, key_len, visible) in [
         (1, 1, vec![1, 1]),
@@ -197,7 +204,7 @@ fn attention_over_the_first_keys() -> Result<()> {
             let narrowed = |x: &Tensor| on_device(x)?.narrow(2, 0, key_len);
             let (mut q, k, v) = (on_device(&q)?, narrowed(&cache(2)?)?, narrowed(&cache(3)?)?);
             if query_len == 1 {
-                q = q.squeeze(2)?.contiguous()?.unsqueeze(2)?; // the stride of the only token says nothing
+                q = q.squeeze(2)?.contiguous()?.unsqueeze(2)?; // an axis of length 1 may have any stride
             }
             let found = attended(&q, &k, &v, scale, &visible)?;
             assert_parity(&found, &expected, 3e-6, &what);
@@ -208,31 +215,34 @@ fn attention_over_the_first_keys() -> Result<()> {
     Ok(())
 }
 
-/// On a GPU, texts of more than 2^20 scores have products of their own, smaller ones share them, and more than 2^26 scores take turns.
+/// Covers three cases of sequence sizes on a GPU.
+///
+/// A sequence with more than 2^20 scores has its own products, and smaller sequences share products. Batches
+/// with more than 2^26 scores are split into chunks.
 #[test]
-fn attention_of_many_and_of_large_texts() -> Result<()> {
-    for (texts, tokens, looked_at) in [(2, 730, vec![0, 1]), (69, 720, vec![0, 63, 64, 68])] {
-        let part = |offset| rounded(&[texts, tokens, 2, 8], 2.0, offset)?.transpose(1, 2);
+fn attention_of_many_and_large_sequences() -> Result<()> {
+    for (sequences, tokens, checked) in [(2, 730, vec![0, 1]), (69, 720, vec![0, 63, 64, 68])] {
+        let part = |offset| rounded(&[sequences, tokens, 2, 8], 2.0, offset)?.transpose(1, 2);
         let (q, k, v) = (part(1)?, part(2)?, part(3)?);
-        let visible: Vec<usize> = (0..texts * tokens).map(|query| query % tokens + 1).collect();
+        let visible: Vec<usize> = (0..sequences * tokens).map(|query| query % tokens + 1).collect();
         let on = |q: &Tensor, k: &Tensor, v: &Tensor| {
             let visible = &visible[..q.dim(0)? * tokens];
             attended(&on_device(q)?, &on_device(k)?, &on_device(v)?, 0.3, visible)
         };
         let found = on(&q, &k, &v)?;
-        for text in looked_at {
-            let of = |x: &Tensor| x.narrow(0, text, 1)?.contiguous();
-            let alone = on(&of(&q)?, &of(&k)?, &of(&v)?)?;
+        for sequence in checked {
+            let select = |x: &Tensor| x.narrow(0, sequence, 1)?.contiguous();
+            let alone = on(&select(&q)?, &select(&k)?, &select(&v)?)?;
             let alone = alone.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
-            assert_parity(&of(&found)?, &alone, 3e-6, &format!("text {text} of {texts}"));
+            assert_parity(&select(&found)?, &alone, 3e-6, &format!("sequence {sequence} of {sequences}"));
         }
     }
     Ok(())
 }
 
-/// Keys whose scores are -inf weigh nothing, also where some of those that share the work see no others.
+/// Keys whose scores are -inf get zero weight, even if a block or warp sees only such keys.
 #[test]
-fn keys_with_infinite_scores_weigh_nothing() -> Result<()> {
+fn keys_with_infinite_scores_have_zero_weight() -> Result<()> {
     const KEYS: usize = 600;
     const WIDTH: usize = 64;
     for finite in [0, 70, KEYS - 1] {

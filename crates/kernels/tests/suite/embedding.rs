@@ -1,15 +1,17 @@
-//! Rows of a table by id.
+//! Embedding lookup by ID.
 
 use std::sync::Arc;
 
 use candle_core::{DType, Device, IndexOp, Tensor, Var};
-use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_arithmetic::NumberType;
 use candle_gpt2_kernels::{AdaptedMatrix, Linear, Matrix, expect_ids};
 use candle_gpt2_testing::{pattern, values};
 
-/// Ids are checked whatever holds the table, and whatever candle would make of them: for the largest number of a type it has zeros.
+/// Every kind of weight checks IDs itself.
+///
+/// candle would return zeros for the largest value of the index dtype.
 #[test]
-fn ids_outside_a_table_are_refused_by_every_kind_of_weight() {
+fn out_of_range_ids_are_rejected_by_every_weight_kind() {
     let table = pattern(&[5, 64], 1.0, 3);
     let (a, b) = (pattern(&[2, 64], 1.0, 1), pattern(&[5, 2], 1.0, 2));
     let adapted = AdaptedMatrix::new(Matrix::Dense(table.clone()), a, b, 0.5).unwrap();
@@ -18,18 +20,24 @@ fn ids_outside_a_table_are_refused_by_every_kind_of_weight() {
         ("dense", Matrix::Dense(table.clone())),
         ("bf16", Matrix::Dense(table.to_dtype(DType::BF16).unwrap())),
         ("tracked", Matrix::Dense(tracked)),
-        ("packed", Matrix::pack(&table, WeightFormat::F32).unwrap()),
+        ("packed", Matrix::pack(&table, NumberType::F32).unwrap()),
         ("adapted", Matrix::Adapted(Arc::new(adapted))),
     ] {
         let layer = Linear::from_matrix(weight, None).unwrap();
         for id in [5, 6, u32::MAX - 1, u32::MAX] {
             let ids = Tensor::new(&[[0, 4], [id, 1]], &Device::Cpu).unwrap();
             let error = layer.embedding(&ids).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("embedding: row {id} of a table of 5")), "{name}: {error}");
+            assert!(
+                error.starts_with(&format!("embedding: row {id} is out of range; the table has 5 rows")),
+                "{name}: {error}"
+            );
         }
         let negative = Tensor::new(&[1i64, -1], &Device::Cpu).unwrap();
         let error = layer.embedding(&negative).unwrap_err().to_string();
-        assert!(error.starts_with("embedding: row -1 of a table of 5"), "{name}: {error}");
+        assert!(
+            error.starts_with("embedding: row -1 is out of range; the table has 5 rows"),
+            "{name}: {error}"
+        );
         let ids = Tensor::new(&[[0u32, 4], [3, 1]], &Device::Cpu).unwrap();
         let rows = layer.embedding(&ids).unwrap();
         assert_eq!(rows.dims(), [2, 2, 64], "{name}");

@@ -1,32 +1,32 @@
-//! Products that end before their end, and those that are computed in parts so that they can.
+//! Interrupted products, and products that are split into parts so that they can be interrupted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Tensor};
-use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use candle_gpt2_arithmetic::{MatrixBytes, NumberType, PackedMatrix, StoredOrder};
 use candle_gpt2_kernels::{Activation, Linear, Matrix, interruptible};
 
-/// One part has 2³³ multiply-adds, which are 128 rows of these widths.
+/// One part has 2³³ multiply-adds, which is 128 rows of this width.
 const ROWS: usize = 150;
 const WIDTHS: (usize, usize) = (8192, 8192);
 
 #[test]
-fn a_large_product_is_the_same_in_parts_and_ends_between_them() {
+fn split_product_is_identical_and_interruptible() {
     let (outputs, inputs) = WIDTHS;
     let bytes: Vec<u8> =
         (0..outputs * inputs).flat_map(|place| ((place % 251) as f32 / 251.0 - 0.5).to_le_bytes()).collect();
-    let (dtype, order) = (StoredFloat::F32, StoredOrder::OutputMajor);
+    let (dtype, order) = (NumberType::F32, StoredOrder::OutputMajor);
     let matrix = MatrixBytes { bytes: &bytes, dtype, order, out_features: outputs, in_features: inputs };
-    let packed = PackedMatrix::from_bytes(matrix, WeightFormat::Q8, &|_| ()).unwrap();
+    let packed = PackedMatrix::from_bytes(matrix, NumberType::Q8, &|_| ()).unwrap();
     let layer = Linear::from_matrix(Matrix::Packed(Arc::new(packed)), None).unwrap();
     let x = Tensor::rand(-1f32, 1f32, (ROWS, inputs), &Device::Cpu).unwrap();
     let residual = Tensor::rand(-1f32, 1f32, (ROWS, outputs), &Device::Cpu).unwrap();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let ended_after = |most: usize| {
-        let asked = Arc::clone(&asked);
-        asked.store(0, Ordering::Relaxed);
-        Arc::new(move || asked.fetch_add(1, Ordering::Relaxed) >= most)
+    let polls = Arc::new(AtomicUsize::new(0));
+    let interrupt_after = |most: usize| {
+        let polls = Arc::clone(&polls);
+        polls.store(0, Ordering::Relaxed);
+        Arc::new(move || polls.fetch_add(1, Ordering::Relaxed) >= most)
     };
     let bits = |y: &Tensor| -> Vec<u32> {
         y.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
@@ -37,11 +37,11 @@ fn a_large_product_is_the_same_in_parts_and_ends_between_them() {
         }]
     {
         let whole = product().unwrap();
-        let in_parts = interruptible(ended_after(usize::MAX), product).unwrap();
+        let in_parts = interruptible(interrupt_after(usize::MAX), product).unwrap();
         assert_eq!(bits(&in_parts), bits(&whole));
-        assert_eq!(asked.load(Ordering::Relaxed), 3, "before the first part and before each of the two");
+        assert_eq!(polls.load(Ordering::Relaxed), 3, "before the first part and before each of the two");
         for most in 0..3 {
-            let error = interruptible(ended_after(most), product).unwrap_err().to_string();
+            let error = interruptible(interrupt_after(most), product).unwrap_err().to_string();
             assert!(error.starts_with("the computation was interrupted"), "{error}");
         }
     }

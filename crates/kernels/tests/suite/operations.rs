@@ -1,13 +1,15 @@
-//! Every operation against PyTorch, values and gradients (`scripts/reference/layers.py`, `export_operations`).
+//! Compares values and gradients of every operation with PyTorch.
+//!
+//! The reference values come from `scripts/reference/layers.py`, `export_operations`.
 
 use candle_core::{Result, Tensor, Var};
-use candle_gpt2_arithmetic::{RandomStream, WeightFormat};
+use candle_gpt2_arithmetic::{NumberType, RandomStream};
 use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, dropout};
 use candle_gpt2_testing::{Fixture, assert_close, pattern, values};
 
-/// f32 with transcendental functions of different libraries: a few units in the last place.
+/// Transcendental functions of different libraries differ by a few units in the last place in f32.
 const FORWARD_TOLERANCE: f64 = 2e-6;
-/// candle's backward of the tanh GELU uses constants of six digits.
+/// candle's backward pass of the tanh GELU uses constants with six digits.
 const BACKWARD_TOLERANCE: f64 = 1e-5;
 
 #[test]
@@ -21,7 +23,7 @@ fn activations_equal_transformers() -> Result<()> {
         let gradient = gradients.get(&x).expect("a gradient");
         let mut expected = fixture.tensor(&format!("activation.{name}.grad"));
         if activation == Activation::Relu {
-            // At the kink any value from 0 to 1 is a subgradient: PyTorch takes 0, candle 1.
+            // At zero, any value from 0 to 1 is a subgradient: PyTorch uses 0, candle uses 1.
             expected = x.eq(0f64)?.where_cond(gradient, &expected)?;
         }
         assert_close(gradient, &expected, BACKWARD_TOLERANCE, &format!("gradient of {name}"));
@@ -30,14 +32,15 @@ fn activations_equal_transformers() -> Result<()> {
 }
 
 #[test]
-fn unknown_activations_have_no_function() {
+fn unknown_activation_names_return_none() {
     assert_eq!(Activation::from_name("gelu_fast"), None);
     assert_eq!(Activation::from_name("GELU"), None);
 }
 
 #[test]
 fn layer_norm_equals_pytorch_far_from_zero() -> Result<()> {
-    // The input lies near 100 with deviation 3: rounding it in f32 alone moves the result by about 3e-6.
+    // The input is near 100 with a standard deviation of 3. Rounding it to f32 alone changes the result by
+    // about 3e-6.
     const TOLERANCE: f64 = 2e-5;
     let fixture = Fixture::open("operations");
     let parameter = |name: &str| Var::from_tensor(&fixture.tensor(&format!("layer_norm.{name}")));
@@ -54,7 +57,23 @@ fn layer_norm_equals_pytorch_far_from_zero() -> Result<()> {
 }
 
 #[test]
-fn linear_multiplies_by_the_transpose_for_either_storage() -> Result<()> {
+fn linear_converts_from_candle_with_its_variables() -> Result<()> {
+    let weight = Var::from_tensor(&pattern(&[4, 3], 1.0, 1))?;
+    let bias = Var::from_tensor(&pattern(&[4], 1.0, 2))?;
+    let x = pattern(&[2, 5, 3], 1.0, 3);
+    let candle = candle_nn::Linear::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()));
+    let layer = Linear::try_from(candle.clone())?;
+    assert_eq!((layer.size().count, layer.size().trainable), (16, 16));
+    let y = layer.forward(&x)?;
+    assert_close(&y, &candle_nn::Module::forward(&candle, &x)?, FORWARD_TOLERANCE, "candle's layer");
+    assert!(y.sum_all()?.backward()?.get(&weight).is_some());
+    let short = candle_nn::Linear::new(weight.as_tensor().clone(), Some(bias.narrow(0, 0, 3)?));
+    assert!(Linear::try_from(short).unwrap_err().to_string().contains("expected a bias of shape (4)"));
+    Ok(())
+}
+
+#[test]
+fn linear_is_correct_for_both_storage_orders() -> Result<()> {
     let (x, weight, bias) = (pattern(&[2, 3, 5], 2.0, 0), pattern(&[7, 5], 2.0, 9), pattern(&[7], 2.0, 99));
     let direct = Linear::new(weight.clone(), Some(bias.clone()))?.forward(&x)?;
     let transposed = weight.t()?.contiguous()?.t()?;
@@ -73,10 +92,10 @@ fn linear_multiplies_by_the_transpose_for_either_storage() -> Result<()> {
 }
 
 #[test]
-fn a_residual_is_added_by_every_form_of_the_weight() -> Result<()> {
+fn residual_is_added_for_dense_and_packed_weights() -> Result<()> {
     let (x, weight, bias) = (pattern(&[2, 3, 5], 2.0, 0), pattern(&[7, 5], 2.0, 9), pattern(&[7], 2.0, 99));
     let residual = pattern(&[2, 7, 3], 2.0, 5).transpose(1, 2)?;
-    let packed = Matrix::pack(&weight, WeightFormat::F32)?;
+    let packed = Matrix::pack(&weight, NumberType::F32)?;
     for matrix in [Matrix::Dense(weight), packed] {
         let layer = Linear::from_matrix(matrix, Some(bias.clone()))?;
         let expected = (layer.forward(&x)? + &residual)?;
@@ -86,14 +105,14 @@ fn a_residual_is_added_by_every_form_of_the_weight() -> Result<()> {
         let gradients = layer.forward_added(&x, &tracked)?.sum_all()?.backward()?;
         let gradient = gradients.get(&tracked).expect("a gradient");
         assert!(values(gradient).iter().all(|value| *value == 1.0), "the gradient of the residual");
-        let refused = layer.forward_added(&x, &residual.narrow(1, 0, 2)?).unwrap_err();
-        assert!(refused.to_string().contains("expected a residual of shape [2, 3, 7]"), "{refused}");
+        let error = layer.forward_added(&x, &residual.narrow(1, 0, 2)?).unwrap_err();
+        assert!(error.to_string().contains("expected a residual of shape [2, 3, 7]"), "{error}");
     }
     Ok(())
 }
 
 #[test]
-fn linear_refuses_shapes_that_do_not_fit() {
+fn linear_rejects_mismatched_shapes() {
     let wrong_bias = Linear::new(pattern(&[7, 5], 1.0, 0), Some(pattern(&[5], 1.0, 0))).unwrap_err();
     assert!(wrong_bias.to_string().contains("expected a bias of shape (7)"), "{wrong_bias}");
     let layer = Linear::new(pattern(&[7, 5], 1.0, 0), None).unwrap();
@@ -101,15 +120,16 @@ fn linear_refuses_shapes_that_do_not_fit() {
     assert!(wrong_input.to_string().contains("expected an input of width 5"), "{wrong_input}");
 }
 
-/// "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2): at a rate of 0.5 about half of the values
-/// become zero and the others double.
+/// At a rate of 0.5, about half of the values become zero and the others double.
+///
+/// Source: "Build a Large Language Model (From Scratch)" (Raschka, 2024, section 3.5.2).
 #[test]
-fn dropout_zeroes_its_share_and_scales_the_rest() -> Result<()> {
+fn dropout_zeroes_its_fraction_and_scales_the_rest() -> Result<()> {
     let ones = Tensor::ones((100, 100), candle_core::DType::F32, &candle_core::Device::Cpu)?;
     let dropped = values(&dropout(&ones, 0.5, &mut RandomStream::new(1))?);
     assert!(dropped.iter().all(|value| *value == 0.0 || *value == 2.0));
     let zeros = dropped.iter().filter(|value| **value == 0.0).count();
-    // 10,000 draws at 0.5: the standard deviation is 50.
+    // The standard deviation of 10,000 samples at 0.5 is 50.
     assert!((4750..=5250).contains(&zeros), "{zeros} zeros");
     assert_eq!(dropped, values(&dropout(&ones, 0.5, &mut RandomStream::new(1))?), "same seed, same mask");
     assert_ne!(

@@ -1,7 +1,7 @@
-//! What has no elements gives what has none, or an error; never a panic.
+//! Empty inputs give empty results or errors, but never panics.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2_arithmetic::{Dropout, KvSlot, RandomStream, WeightFormat};
+use candle_gpt2_arithmetic::{Dropout, KvSlot, NumberType, RandomStream};
 use candle_gpt2_kernels::{
     Activation, HeadsAttention, KvDType, KvMemory, LayerNorm, Linear, Matrix, add, add_positions, composed,
     dropout, head_loss, heads_attention, step_attention,
@@ -12,14 +12,14 @@ fn zeros(shape: &[usize]) -> Tensor {
     Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap()
 }
 
-/// The shape of what an operation gives; `None` for an error.
+/// Shape of an operation's result, or `None` for an error.
 fn dims(result: Result<Tensor>) -> Option<Vec<usize>> {
     result.ok().map(|tensor| tensor.dims().to_vec())
 }
 
 #[test]
 fn linear_layers_and_norms() {
-    for format in [None, Some(WeightFormat::F32), Some(WeightFormat::Q8)] {
+    for format in [None, Some(NumberType::F32), Some(NumberType::Q8)] {
         let weight = match format {
             Some(format) => Matrix::pack(&zeros(&[3, 64]), format).unwrap(),
             None => Matrix::Dense(zeros(&[3, 64])),
@@ -35,11 +35,11 @@ fn linear_layers_and_norms() {
             let found = dims(found);
             assert!(found.is_none() || found == y, "{format:?}: {found:?}");
         }
-        #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+        #[expect(clippy::reversed_empty_ranges, reason = "the test needs reversed ranges")]
         for outputs in [1..1, 2..4, 3..3, 2..1, 5..usize::MAX] {
             let error = layer.forward_outputs(&zeros(&[1, 64]), outputs.clone()).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("linear: no outputs {outputs:?} of 3")),
+                error.starts_with(&format!("linear layer: outputs {outputs:?} are empty or out of range")),
                 "{format:?}: {error}"
             );
         }
@@ -50,11 +50,10 @@ fn linear_layers_and_norms() {
             dims(layer.forward(&zeros(&[2, shape[1]]))),
             dims(layer.embedding(&zeros(&[0]).to_dtype(DType::U32).unwrap())),
         );
-        let _ = Matrix::pack(&zeros(&shape), WeightFormat::Q8);
+        let _ = Matrix::pack(&zeros(&shape), NumberType::Q8);
     }
-    let behind_the_end = zeros(&[3, 64]).narrow(0, 3, 0).unwrap();
-    let _ =
-        (Matrix::pack(&behind_the_end, WeightFormat::Q8), Matrix::pack(&zeros(&[3, 0]), WeightFormat::F16));
+    let past_the_end = zeros(&[3, 64]).narrow(0, 3, 0).unwrap();
+    let _ = (Matrix::pack(&past_the_end, NumberType::Q8), Matrix::pack(&zeros(&[3, 0]), NumberType::F16));
     for (rows, width) in [(0, 4), (3, 0)] {
         let norm = LayerNorm::new(zeros(&[width]), Some(zeros(&[width])), 1e-5);
         let x = zeros(&[rows, width]);
@@ -116,8 +115,8 @@ fn attention() {
 }
 
 #[test]
-fn memories_of_keys_and_values() {
-    for dtype in [KvDType::F32, KvDType::Q8, KvDType::Other(DType::BF16)] {
+fn kv_memories() {
+    for dtype in [KvDType::F32, KvDType::Q8, DType::BF16.into()] {
         for (heads, width, tokens) in [(0, 4, 16), (3, 0, 16), (3, 4, 0)] {
             let Ok(memory) = KvMemory::new(heads, width, tokens, dtype, &Device::Cpu) else { continue };
             let slots = KvSlot::side_by_side(1, tokens);

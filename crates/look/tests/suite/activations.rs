@@ -1,4 +1,4 @@
-//! Activations in memory and in files.
+//! Tests of activations in memory and in files.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn all(n_layer: usize) -> Activations {
 }
 
 #[test]
-fn what_is_given_one_by_one_is_what_is_kept() {
+fn streamed_activations_equal_the_cached_ones() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let subject = LookSubject::new(&loaded, "a model".into(), &reader);
@@ -29,20 +29,20 @@ fn what_is_given_one_by_one_is_what_is_kept() {
     for (numbers, positions) in
         [(Numbers::Raw, None), (Numbers::TransformerLens, None), (Numbers::TransformerLens, positions)]
     {
-        let activations = Activations { numbers, positions, ..all(6) };
+        let activations = Activations { numbers, positions, ..all(7) };
         let checked = activations.check(&reader).unwrap();
         let cached = activations.cached(&checked, &subject).unwrap();
-        let mut given = BTreeMap::new();
+        let mut streamed = BTreeMap::new();
         let mut order = Vec::new();
         let logits = activations.observed(&checked, &subject, &mut Chain(Vec::new()), &mut |site, value| {
             order.push(site);
-            given.insert(site.to_string(), value);
+            streamed.insert(site.to_string(), value);
             Ok(())
         });
         assert_eq!(order, activations.sites);
-        assert_eq!(logits.unwrap().dims(), [1, cached.tokens.len(), 2048], "of every token");
-        assert_eq!(given.len(), 6 + 18 * 6);
-        for (name, value) in &given {
+        assert_eq!(logits.unwrap().dims(), [1, cached.tokens.len(), 4096], "logits of every token");
+        assert_eq!(streamed.len(), 6 + 18 * 7);
+        for (name, value) in &streamed {
             assert_eq!(value.dims(), cached.tensors[name].dims(), "{name}");
             assert_eq!(values(value), values(&cached.tensors[name]), "{name}");
         }
@@ -50,12 +50,12 @@ fn what_is_given_one_by_one_is_what_is_kept() {
 }
 
 #[test]
-fn an_observer_changes_what_comes_after_it() {
+fn observer_changes_only_later_activations() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let subject = LookSubject::new(&loaded, "a model".into(), &reader);
-    let sites = named_sites("1.resid_post,2.resid_pre,2.z", 6).unwrap();
-    let activations = Activations { sites, ..all(6) };
+    let sites = named_sites("1.resid_post,2.resid_pre,2.z", 7).unwrap();
+    let activations = Activations { sites, ..all(7) };
     let checked = activations.check(&reader).unwrap();
     let plain = activations.cached(&checked, &subject).unwrap().tensors;
     let mut zero = Ablate::zero(named_site("2.resid_pre").unwrap()).unwrap();
@@ -70,7 +70,7 @@ fn an_observer_changes_what_comes_after_it() {
 }
 
 #[test]
-fn files_have_what_was_kept() {
+fn written_files_contain_the_cached_tensors() {
     let case = Case::open("untied");
     let reader = reader(&case.loaded);
     let subject = LookSubject::new(&case.loaded, "a model".into(), &reader);
@@ -102,8 +102,8 @@ fn files_have_what_was_kept() {
         }
     }
     let other = CacheFormat::of("a.txt".as_ref()).unwrap_err();
-    assert_eq!(other.to_string(), "`out` a.txt: expected a name that ends in .safetensors or .npz");
-    // A file that cannot be written leaves nothing behind.
+    assert_eq!(other.to_string(), "`out` a.txt: expected a file name ending in .safetensors or .npz");
+    // A failed write leaves no file behind.
     let nowhere = folder.path().join("no-folder").join("a.npz");
     assert!(!cached.write(&nowhere, CacheFormat::Npz).unwrap_err().is_usage());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);

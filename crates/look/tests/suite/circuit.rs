@@ -1,21 +1,21 @@
-//! Circuits of tasks, and the pairs of prompts that they are found on.
+//! Tests of circuit search and of the pairs of prompts for it.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_look::{
-    CircuitMethod, CircuitSearch, DataTask, EdgeAmount, Found, Look, LookError, LookSubject, PairData,
-    Reader, TaskData, Text, TokenChoice, WrittenPair,
+    Analysis, CircuitMethod, CircuitSearch, DataTask, EdgeAmount, Look, LookError, LookSubject, PairData,
+    Reader, TaskData, Text, TextPair, TokenChoice,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{Case, Told, built_in, look, reader};
+use crate::common::{Case, RecordingReporter, built_in, look, reader};
 
 const TASKS: [DataTask; 3] = [DataTask::Ioi, DataTask::GreaterThan, DataTask::Gender];
 
-fn pairs_of(reader: &Reader, task: DataTask, count: usize, seed: u64) -> Vec<WrittenPair> {
+fn pairs_of(reader: &Reader, task: DataTask, count: usize, seed: u64) -> Vec<TextPair> {
     TaskData { task, count, seed }.pairs(reader).unwrap()
 }
 
@@ -25,22 +25,26 @@ fn written(folder: &TempDir, lines: &[String]) -> PathBuf {
     path
 }
 
-/// Pairs of a task in the words of the built-in model.
+/// Pairs of a task in words of the built-in model.
 fn task_data(loaded: &LoadedModel, task: DataTask, count: usize) -> PairData {
     PairData::Pairs(pairs_of(&reader(loaded), task, count, 1))
 }
 
 #[test]
-fn pairs_differ_in_one_token_and_have_answers_of_one() {
+fn pairs_differ_in_one_token_with_single_token_answers() {
     let loaded = built_in();
     for bos in [false, true] {
         let reader = Reader::new(loaded.vocabulary(), bos).unwrap();
         for task in TASKS {
             let pairs = pairs_of(&reader, task, 60, 3);
             assert_eq!(pairs.len(), 60);
-            assert_eq!(pairs, pairs_of(&reader, task, 60, 3), "the same under the same seed");
+            assert_eq!(pairs, pairs_of(&reader, task, 60, 3), "the same seed gives the same pairs");
             assert_ne!(pairs, pairs_of(&reader, task, 60, 4));
-            assert_eq!(pairs[..10], pairs_of(&reader, task, 10, 3), "more pairs begin with the same");
+            assert_eq!(
+                pairs[..10],
+                pairs_of(&reader, task, 10, 3),
+                "a longer list starts with the same pairs"
+            );
             for pair in &pairs {
                 let [clean, corrupt] =
                     [&pair.texts.clean, &pair.texts.corrupt].map(|text| reader.text(text).unwrap());
@@ -60,7 +64,7 @@ fn pairs_differ_in_one_token_and_have_answers_of_one() {
 }
 
 #[test]
-fn spans_name_the_places_of_words() {
+fn spans_point_to_the_named_words() {
     let loaded = built_in();
     let vocabulary = loaded.vocabulary();
     for pair in pairs_of(&reader(&loaded), DataTask::Ioi, 30, 5) {
@@ -79,22 +83,26 @@ fn spans_name_the_places_of_words() {
     }
 }
 
-/// The goal of every built-in model: a twentieth of the edges keeps four fifths of the logit difference. The guide on looking inside shows
-/// what the present one reaches.
+/// Goal for built-in models: a twentieth of the edges keeps four fifths of the logit difference.
+///
+/// The guide on looking inside shows what the current model reaches.
 #[test]
-fn a_twentieth_of_the_edges_does_most_of_indirect_objects() {
+fn ioi_circuit_with_5_percent_of_edges_is_faithful() {
     let loaded = built_in();
     let folder = tempfile::tempdir().unwrap();
     let search = CircuitSearch::new(task_data(&loaded, DataTask::Ioi, 12));
     let found = look(&loaded, &search).unwrap();
-    // The same from a file.
+    // Pairs from a file give the same result.
     let PairData::Pairs(pairs) = &search.data else { panic!("{search:?}") };
     let lines: Vec<String> = pairs.iter().map(|pair| serde_json::to_string(pair).unwrap()).collect();
-    let of_file = look(&loaded, &CircuitSearch::new(written(&folder, &lines))).unwrap();
-    assert_eq!(of_file.details.to_json(), found.details.to_json());
+    let from_file = look(&loaded, &CircuitSearch::new(written(&folder, &lines))).unwrap();
+    assert_eq!(from_file.details.to_json(), found.details.to_json());
     let details = found.details.to_json();
     let (clean, corrupted) = (details["clean"].as_f64().unwrap(), details["corrupted"].as_f64().unwrap());
-    assert!(clean > 2.0 && clean - corrupted > 2.0, "the model knows who gets it: {clean}, {corrupted}");
+    assert!(
+        clean > 2.0 && clean - corrupted > 2.0,
+        "the model predicts the indirect object: {clean}, {corrupted}"
+    );
     let metric = found.report.metric.as_ref().unwrap();
     let kept = metric.after.unwrap();
     assert!(kept >= 0.8 * clean, "{kept} of the logit difference {clean}: {:?}", found.report.notes);
@@ -102,41 +110,46 @@ fn a_twentieth_of_the_edges_does_most_of_indirect_objects() {
     assert!(faithfulness >= 0.8, "{faithfulness}: {:?}", found.report.notes);
     let edges = details["edges"].as_object().unwrap();
     let kept = edges.values().filter(|edge| edge["in_graph"] == true).count();
-    assert_eq!(edges.len(), 703);
-    assert!(kept > 3 && kept <= 35, "{kept} edges");
+    assert_eq!(edges.len(), 1520);
+    assert!(kept > 3 && kept <= 76, "{kept} edges");
     let reader = reader(&loaded);
     for task in [DataTask::GreaterThan, DataTask::Gender] {
         let data = task_data(&loaded, task, 8);
         let few = CircuitSearch { method: CircuitMethod::Eap, pairs: Some(6), ..CircuitSearch::new(data) };
-        let told = Told::default();
+        let reporter = RecordingReporter::default();
         let subject = LookSubject::new(&loaded, "a model".into(), &reader);
-        let found = few.at(&subject, &told).unwrap().details.to_json();
+        let found = few.at(&subject, &reporter).unwrap().details.to_json();
         let (clean, corrupted) = (found["clean"].as_f64().unwrap(), found["corrupted"].as_f64().unwrap());
         assert!(clean > corrupted + 0.1, "{task:?}: {clean}, {corrupted}");
-        let jobs = told.jobs.into_inner().unwrap();
+        let jobs = reporter.jobs.into_inner().unwrap();
         assert_eq!(jobs, [("scoring edges".to_owned(), 6), ("running circuits".to_owned(), 6)]);
     }
 }
 
-/// A line for a checkpoint without a tokenizer.
+/// JSON line of a pair for a checkpoint without a tokenizer.
 fn line_of(case: &Case) -> Value {
     let ids = |name: &str| case.recorded[name].clone();
     json!({ "clean": ids("clean_ids"), "corrupt": ids("corrupted_ids"), "answer": ids("answer"), "against": [ids("wrong")] })
 }
 
-fn search(case: &Case, folder: &TempDir, line: &Value, options: CircuitSearch) -> Result<Found, LookError> {
+fn search(
+    case: &Case,
+    folder: &TempDir,
+    line: &Value,
+    options: CircuitSearch,
+) -> Result<Analysis, LookError> {
     let data = written(folder, &[line.to_string(), String::new()]).into();
     look(&case.loaded, &CircuitSearch { data, ..options })
 }
 
-/// The positions at which the prompts differ.
+/// Positions at which the prompts differ.
 fn differing(case: &Case) -> Vec<usize> {
     let ids = |name: &str| -> Vec<u32> { serde_json::from_value(case.recorded[name].clone()).unwrap() };
     let (clean, corrupted) = (ids("clean_ids"), ids("corrupted_ids"));
-    (0..clean.len()).filter(|place| clean[*place] != corrupted[*place]).collect()
+    (0..clean.len()).filter(|position| clean[*position] != corrupted[*position]).collect()
 }
 
-/// The spans that edges lead from and to.
+/// Spans at either end of the edges.
 fn named_spans(details: &Value) -> BTreeSet<String> {
     let edges = details["edges"].as_object().unwrap().values();
     let spans = edges.filter_map(|edge| edge["spans"].as_array()).flatten();
@@ -145,15 +158,15 @@ fn named_spans(details: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// A span that no token is in, by itself or because another line has it, has no scores.
+/// Checks that a span without tokens has no scores, even if another line names it.
 #[test]
-fn spans_without_a_token_are_left_out() {
+fn spans_without_tokens_have_no_scores() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
     let mut line = line_of(&case);
     line["spans"] = json!({ "a": differing(&case), "none": [] });
     let mut other = line.clone();
-    other["spans"] = json!({ "z": [50] }); // no such token: not read
+    other["spans"] = json!({ "z": [50] }); // position outside the prompt; this line is not read
     let data = written(&folder, &[line.to_string(), other.to_string()]).into();
     let options = CircuitSearch {
         data,
@@ -166,7 +179,7 @@ fn spans_without_a_token_are_left_out() {
 }
 
 #[test]
-fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
+fn every_method_writes_the_benchmark_format() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
     let mut line = line_of(&case);
@@ -244,21 +257,21 @@ fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
 }
 
 #[test]
-fn files_that_are_no_pairs_are_refused_by_line() {
+fn invalid_pairs_are_rejected_with_their_line() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
-    let refused = |lines: &[String], options: CircuitSearch, told: &[&str]| {
+    let assert_rejected = |lines: &[String], options: CircuitSearch, expected: &[&str]| {
         let data = written(&folder, lines).into();
         let error = CircuitSearch { data, ..options }.check(&reader(&case.loaded)).unwrap_err();
         assert!(error.is_usage(), "{error}");
-        let mut said = error.to_string();
+        let mut message = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(error) = source {
-            said += &format!(": {error}");
+            message += &format!(": {error}");
             source = error.source();
         }
-        for told in told {
-            assert!(said.contains(told), "`{told}` is not in: {said}");
+        for part in expected {
+            assert!(message.contains(part), "`{part}` is not in: {message}");
         }
     };
     let with = |name: &str, value: Value| {
@@ -266,79 +279,102 @@ fn files_that_are_no_pairs_are_refused_by_line() {
         line[name] = value;
         line.to_string()
     };
-    let usual = CircuitSearch::default;
+    let defaults = CircuitSearch::default;
     let line = line_of(&case).to_string();
-    refused(&[String::new()], usual(), &["pairs.jsonl", "no pairs"]);
-    refused(&[line.clone(), "[1]".into()], usual(), &["pairs.jsonl, line 2", "expected {\"clean\""]);
-    refused(&[with("corrupt", json!([1, 2]))], usual(), &["line 1", "`clean` has 7 tokens and `corrupt` 2"]);
-    refused(&[with("colour", json!("red"))], usual(), &["unknown field `colour`"]);
-    refused(&[with("answer", json!([]))], usual(), &["`answer`: expected at least one token"]);
-    refused(&[with("answer", json!(73))], usual(), &["`answer`: token 73 is outside the vocabulary of 73"]);
-    refused(
+    assert_rejected(&[String::new()], defaults(), &["pairs.jsonl", "no pairs"]);
+    assert_rejected(
+        &[line.clone(), "[1]".into()],
+        defaults(),
+        &["pairs.jsonl, line 2", "expected {\"clean\""],
+    );
+    assert_rejected(
+        &[with("corrupt", json!([1, 2]))],
+        defaults(),
+        &["line 1", "`clean` has 7 tokens and `corrupt` 2"],
+    );
+    assert_rejected(&[with("colour", json!("red"))], defaults(), &["unknown field `colour`"]);
+    assert_rejected(&[with("answer", json!([]))], defaults(), &["`answer`: expected at least one token"]);
+    assert_rejected(
+        &[with("answer", json!(73))],
+        defaults(),
+        &["`answer`: token 73 is outside the vocabulary of 73"],
+    );
+    assert_rejected(
         &[with("answer", json!(true))],
-        usual(),
+        defaults(),
         &["expected a text of one token, a token id, or a list of them"],
     );
-    let by_position = || CircuitSearch { method: CircuitMethod::PositionAware, ..usual() };
-    refused(
+    let by_position = || CircuitSearch { method: CircuitMethod::PositionAware, ..defaults() };
+    assert_rejected(
         &[with("spans", json!({ "end": [7] }))],
         by_position(),
         &["`spans` end 7: the prompts have 7 tokens"],
     );
     let shorter = json!({ "clean": [1, 2], "corrupt": [1, 3], "answer": 4, "against": 5 }).to_string();
-    refused(
+    assert_rejected(
         &[line.clone(), String::new(), shorter],
         by_position(),
-        &["line 3", "2 tokens and those of the first pair 7"],
+        &["line 3", "2 tokens, but those of the first pair have 7"],
     );
     let lines = [line];
-    refused(&lines, CircuitSearch { steps: 0, ..usual() }, &["`steps`: expected from 1 to 1000"]);
-    refused(&lines, CircuitSearch { pairs: Some(0), ..usual() }, &["`pairs`: expected at least 1"]);
+    assert_rejected(&lines, CircuitSearch { steps: 0, ..defaults() }, &["`steps`: expected from 1 to 1000"]);
+    assert_rejected(
+        &lines,
+        CircuitSearch { pairs: Some(0), ..defaults() },
+        &["`pairs`: expected at least 1"],
+    );
     let metric = serde_json::from_value(json!({ "metric": "kl", "method": "eap" })).unwrap();
-    refused(&lines, metric, &["`metric` kl: its gradient at the clean prompt is zero"]);
-    let acdc = || CircuitSearch { method: CircuitMethod::Acdc, ..usual() };
-    refused(
+    assert_rejected(&lines, metric, &["`metric` kl: its gradient at the clean prompt is zero"]);
+    let acdc = || CircuitSearch { method: CircuitMethod::Acdc, ..defaults() };
+    assert_rejected(
         &lines,
         CircuitSearch { edges: Some(EdgeAmount::Count(3)), ..acdc() },
         &["`edges`", "`threshold`"],
     );
-    refused(&lines, CircuitSearch { threshold: f64::NAN, ..acdc() }, &["`threshold`: expected at least 0"]);
+    assert_rejected(
+        &lines,
+        CircuitSearch { threshold: f64::NAN, ..acdc() },
+        &["`threshold`: expected at least 0"],
+    );
     let nowhere =
         CircuitSearch::new(PathBuf::from("/nowhere/pairs.jsonl")).check(&reader(&case.loaded)).unwrap_err();
     assert!(matches!(nowhere, LookError::Read { .. }) && !nowhere.is_usage(), "{nowhere}");
-    // Pairs at hand are named by their places.
-    let mut outside: WrittenPair = serde_json::from_value(line_of(&case)).unwrap();
+    // Pairs in memory are named by their positions in the list.
+    let mut outside: TextPair = serde_json::from_value(line_of(&case)).unwrap();
     let inside = outside.clone();
     outside.answer = vec![TokenChoice::Id(73)];
     let error =
         CircuitSearch::new(PairData::Pairs(vec![inside, outside])).check(&reader(&case.loaded)).unwrap_err();
     assert!(error.to_string().starts_with("pair 2"), "{error}");
-    let told = serde_json::from_value::<CircuitSearch>(json!({ "data": [line_of(&case), {}] }))
+    let message = serde_json::from_value::<CircuitSearch>(json!({ "data": [line_of(&case), {}] }))
         .unwrap_err()
         .to_string();
-    assert!(told.contains("pair 2: expected {\"clean\"") && told.contains("missing field `clean`"), "{told}");
+    assert!(
+        message.contains("pair 2: expected {\"clean\"") && message.contains("missing field `clean`"),
+        "{message}"
+    );
     let error = CircuitSearch::default().check(&reader(&case.loaded)).unwrap_err();
     assert!(error.to_string().contains("the list of pairs"), "{error}");
-    // A model without a tokenizer has no words to make prompts of.
+    // A model without a tokenizer has no words to build prompts from.
     let data = TaskData { task: DataTask::Ioi, count: 1, seed: 0 };
     assert!(data.pairs(&reader(&case.loaded)).is_err());
     assert!(TaskData { count: 1_000_001, ..data }.pairs(&reader(&built_in())).unwrap_err().is_usage());
-    // And prompts that do not differ explain nothing.
+    // Prompts without a difference have nothing to explain.
     let mut same = line_of(&case);
     same["corrupt"] = same["clean"].clone();
-    let error = search(&case, &folder, &same, usual()).unwrap_err();
-    assert!(error.is_usage() && error.to_string().contains("no difference to explain"), "{error}");
+    let error = search(&case, &folder, &same, defaults()).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("there is nothing to explain"), "{error}");
 }
 
 #[test]
-fn amounts_of_edges_are_numbers_or_shares() {
+fn edge_amounts_are_counts_or_percentages() {
     let read = |text: &str| text.parse::<EdgeAmount>();
     for (text, of_1000) in [("0", 0), ("7", 7), ("5000", 1000), ("0.25%", 2), ("100%", 1000)] {
         let amount = read(text).unwrap();
         assert_eq!((amount.of(1000), amount.to_string().as_str()), (of_1000, text));
     }
     for text in ["", "-1", "101%", "-1%", "nan%", "%", "0.5"] {
-        assert!(read(text).unwrap_err().contains("neither a number of edges nor a share"), "{text}");
+        assert!(read(text).unwrap_err().contains("neither a number of edges nor a percentage"), "{text}");
     }
     let read: CircuitSearch = serde_json::from_value(json!({ "data": "a", "edges": "2%" })).unwrap();
     assert_eq!(read.edges, Some(EdgeAmount::Share(0.02)));

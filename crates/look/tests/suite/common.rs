@@ -1,26 +1,28 @@
-//! Models to look into.
+//! Models for the tests of analyses.
 
 use std::sync::Mutex;
 
 use candle_core::Tensor;
-use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Unit};
-use candle_gpt2_look::{Found, Look, LookError, LookSubject, Reader, Text};
+use candle_gpt2_engine::{
+    DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Unit, WeightDType,
+};
+use candle_gpt2_look::{Analysis, Look, LookError, LookSubject, Reader, Text};
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use serde_json::Value;
 
-/// Grids and stacks are sums and quotients of activations in f32, beside the f64 of the fixtures.
+/// Tolerance for sums and quotients of f32 activations against the f64 fixtures.
 pub(crate) const GRIDS: f64 = 1e-4;
 
-/// A checkpoint without a tokenizer, and what TransformerLens says of it.
+/// A checkpoint without a tokenizer, with TransformerLens' results for it.
 pub(crate) struct Case {
     pub(crate) loaded: LoadedModel,
     pub(crate) analyses: Fixture,
     pub(crate) recorded: Value,
 }
 
-/// The model inside the program, which has a tokenizer.
+/// Loads the built-in model, which has a tokenizer, in f32: products in q8 round their inputs.
 pub(crate) fn built_in() -> LoadedModel {
-    opened(ModelOptions::default())
+    opened(ModelOptions { dtype: Some(WeightDType::F32), ..ModelOptions::default() })
 }
 
 fn opened(options: ModelOptions) -> LoadedModel {
@@ -59,26 +61,26 @@ pub(crate) fn reader(loaded: &LoadedModel) -> Reader {
     Reader::new(loaded.vocabulary(), false).unwrap()
 }
 
-pub(crate) fn look(loaded: &LoadedModel, look: &impl Look) -> Result<Found, LookError> {
+pub(crate) fn look(loaded: &LoadedModel, look: &impl Look) -> Result<Analysis, LookError> {
     let reader = reader(loaded);
     look.at(&LookSubject::new(loaded, "a model".into(), &reader), &Silent)
 }
 
-/// The values of a report as a tensor over its axes.
-pub(crate) fn grid(found: &Found) -> Tensor {
+/// Values of a report as a tensor over its axes.
+pub(crate) fn grid(found: &Analysis) -> Tensor {
     let values: Vec<f32> = found.report.values.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
     let shape: Vec<usize> = found.report.axes.iter().map(|axis| axis.labels.len()).collect();
     Tensor::from_vec(values, shape, &candle_core::Device::Cpu).unwrap()
 }
 
-/// A reporter that remembers what it was told.
+/// A reporter that records its jobs and notes.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct RecordingReporter {
     pub(crate) jobs: Mutex<Vec<(String, u64)>>,
     pub(crate) notes: Mutex<Vec<String>>,
 }
 
-impl Reporter for Told {
+impl Reporter for RecordingReporter {
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
         self.jobs.lock().unwrap().push((what.to_owned(), total));
         Silent.start(what, total, unit)

@@ -1,4 +1,4 @@
-//! Examples of features from a file of texts: those of plain loops over what the dictionary says of each text alone.
+//! Tests of feature examples from a file of texts, against loops over each text's own latents.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,12 +12,12 @@ use candle_gpt2_pictures::{FeatureCard, FeatureText};
 use candle_gpt2_testing::pattern;
 use serde_json::{Value, json};
 
-use crate::common::{Case, Told, look, reader};
+use crate::common::{Case, RecordingReporter, look, reader};
 
 const LATENTS: usize = 30;
 const SITE: &str = "1.resid_pre";
 
-/// A dictionary of a model of width 18.
+/// Writes a dictionary for a model of hidden size 18.
 fn dictionary(folder: &Path) -> PathBuf {
     let tensors = HashMap::from([
         ("encoder.weight", pattern(&[LATENTS, 18], 1.0, 1)),
@@ -30,7 +30,7 @@ fn dictionary(folder: &Path) -> PathBuf {
     file
 }
 
-/// Texts of different lengths, one of them longer than the context, and one empty.
+/// Texts of different lengths, one longer than the context and one empty.
 fn texts(model: &Gpt2LMHeadModel) -> Vec<Vec<u32>> {
     let config = model.config();
     let length = |text: usize| match text {
@@ -39,8 +39,8 @@ fn texts(model: &Gpt2LMHeadModel) -> Vec<Vec<u32>> {
         _ => 1 + text * 5 % config.n_positions,
     };
     let token =
-        |text: usize, place: usize| u32::try_from((text * 31 + place * 17) % config.vocab_size).unwrap();
-    (0..25).map(|text| (0..length(text)).map(|place| token(text, place)).collect()).collect()
+        |text: usize, index: usize| u32::try_from((text * 31 + index * 17) % config.vocab_size).unwrap();
+    (0..25).map(|text| (0..length(text)).map(|index| token(text, index)).collect()).collect()
 }
 
 fn written(folder: &Path, texts: &[Vec<u32>]) -> PathBuf {
@@ -50,7 +50,7 @@ fn written(folder: &Path, texts: &[Vec<u32>]) -> PathBuf {
     file
 }
 
-/// The latents of a text that is read alone, by token.
+/// Latents of a text in a run of its own, by token.
 fn latents(case: &Case, sae: &Path, ids: &[u32]) -> Vec<Vec<f32>> {
     let model = case.loaded.model();
     let dictionary = read_dictionary(sae, Some(SITE), model.config()).unwrap();
@@ -66,7 +66,7 @@ fn shown(ids: &[u32]) -> Vec<String> {
 }
 
 #[test]
-fn cards_are_what_each_text_says_alone() {
+fn cards_match_each_text_computed_alone() {
     let case = Case::open("untied");
     let model = case.loaded.model();
     let folder = tempfile::tempdir().unwrap();
@@ -77,10 +77,10 @@ fn cards_are_what_each_text_says_alone() {
         let reader = Reader::new(case.loaded.vocabulary(), has_bos).unwrap();
         let bos = reader.bos();
         assert_eq!(bos.is_some(), has_bos);
-        let room = model.config().n_positions - usize::from(bos.is_some());
+        let window = model.config().n_positions - usize::from(bos.is_some());
         let pieces: Vec<Vec<u32>> = texts
             .iter()
-            .flat_map(|text| text.chunks(room))
+            .flat_map(|text| text.chunks(window))
             .map(|piece| bos.iter().chain(piece).copied().collect())
             .collect();
         let alone: Vec<Vec<Vec<f32>>> = pieces.iter().map(|ids| latents(&case, &sae, ids)).collect();
@@ -91,10 +91,10 @@ fn cards_are_what_each_text_says_alone() {
             examples: 3,
             ..Features::new(sae.clone())
         };
-        let told = Told::default();
+        let reporter = RecordingReporter::default();
         let subject = LookSubject::new(&case.loaded, "a model".into(), &reader);
-        let found = options.at(&subject, &told).unwrap();
-        assert_eq!(*told.jobs.lock().unwrap(), [("collecting examples".to_owned(), 25)]);
+        let found = options.at(&subject, &reporter).unwrap();
+        assert_eq!(*reporter.jobs.lock().unwrap(), [("collecting examples".to_owned(), 25)]);
         assert_eq!(found.features.len(), LATENTS);
         let dictionary = read_dictionary(&sae, Some(SITE), model.config()).unwrap();
         let features: Vec<usize> = (0..LATENTS).collect();
@@ -113,7 +113,7 @@ fn cards_are_what_each_text_says_alone() {
             let of = |logits: &[(u32, f32)]| shown(&logits.iter().map(|(id, _)| *id).collect::<Vec<_>>());
             assert_eq!(card.top_logits, of(&logits[feature].top));
             assert_eq!(card.bottom_logits, of(&logits[feature].bottom));
-            // The strongest token of each piece, strongest first.
+            // Strongest token of each piece, strongest piece first.
             let mut best: Vec<(usize, usize, f32)> = Vec::new();
             for (piece, rows) in alone.iter().enumerate() {
                 let tokens = rows.iter().map(|row| row[feature]).enumerate().skip(1);
@@ -149,9 +149,11 @@ fn cards_are_what_each_text_says_alone() {
     }
 }
 
-/// One JSON file of each feature, by the number that nodes of an attribution graph have for it: Cantor's of layer and feature.
+/// Checks the JSON files of features, numbered by Cantor's pairing of layer and feature.
+///
+/// Nodes of an attribution graph have the same numbers.
 #[test]
-fn each_feature_is_a_file_of_the_public_frontend() {
+fn each_feature_is_written_as_a_frontend_file() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
     let sae = dictionary(folder.path());
@@ -168,7 +170,7 @@ fn each_feature_is_a_file_of_the_public_frontend() {
     let mut names: Vec<String> =
         fs::read_dir(&out).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    // Of layer 1: (1 + f) (2 + f) / 2 + f.
+    // In layer 1, feature f has the number (1 + f) (2 + f) / 2 + f.
     assert_eq!(names, ["1.json", "251.json", "43.json"]);
     for (card, name) in found.features.iter().zip(["1.json", "43.json", "251.json"]) {
         let read: Value = serde_json::from_slice(&fs::read(out.join(name)).unwrap()).unwrap();
@@ -186,19 +188,22 @@ fn each_feature_is_a_file_of_the_public_frontend() {
             assert!(is(&read[key]), "{key}: {}", read[key]);
         }
     }
-    let note = format!("written: 3 features to {}", out.display());
+    let note = format!("wrote 3 features to {}", out.display());
     assert!(found.report.notes.contains(&note), "{:?}", found.report.notes);
-    // Nothing is overwritten, which is said before the model is run.
+    // Existing files are not overwritten, and the error comes before the model runs.
     let error = options.check(&reader(&case.loaded)).unwrap_err();
-    assert!(error.to_string().contains("it exists already"), "{error}");
+    assert!(error.to_string().contains("already exists"), "{error}");
     let error = Features { prompts_file: None, text: Some(Text::Ids(vec![1])), ..options }
         .check(&reader(&case.loaded))
         .unwrap_err();
-    assert!(error.is_usage() && error.to_string().contains("`features_dir`: give `prompts_file`"), "{error}");
+    assert!(
+        error.is_usage() && error.to_string().contains("`features_dir` requires `prompts_file`"),
+        "{error}"
+    );
 }
 
 #[test]
-fn with_a_text_the_cards_are_of_its_features() {
+fn cards_follow_the_features_of_the_text() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
     let sae = dictionary(folder.path());
@@ -219,7 +224,7 @@ fn with_a_text_the_cards_are_of_its_features() {
         (labels(&chosen.features), &chosen.report.axes[0].labels[..]),
         (vec!["2".into(), "7".into()], &["2".to_owned(), "7".to_owned()][..])
     );
-    // As JSON, they are beside the report.
+    // In JSON, the features are next to the report.
     let json = serde_json::to_value(&found).unwrap();
     assert_eq!(json["features"][0]["index"].to_string(), labels(&found.features)[0]);
     assert_eq!(json["schema"], "gpt2.look.features/1");
@@ -230,7 +235,7 @@ fn with_a_text_the_cards_are_of_its_features() {
 }
 
 #[test]
-fn files_and_numbers_that_cannot_be_are_refused() {
+fn invalid_files_and_options_are_rejected() {
     let case = Case::open("untied");
     let reader = reader(&case.loaded);
     let folder = tempfile::tempdir().unwrap();
@@ -241,36 +246,35 @@ fn files_and_numbers_that_cannot_be_are_refused() {
         fs::write(&file, contents).unwrap();
         Features { prompts_file: Some(file), ..plain.clone() }
     };
-    let asked = |features: &Features| {
+    let usage_message = |features: &Features| {
         let error = features.check(&reader).map(drop).unwrap_err();
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
-    assert!(asked(&plain).contains("give a text, or `prompts_file`"));
+    assert!(usage_message(&plain).contains("give a text, or `prompts_file`"));
     let texts = with("{\"ids\": [1, 2, 3]}\n");
-    assert!(asked(&Features { examples: 0, ..texts.clone() }).contains("`examples`: expected at least 1"));
-    let outside = Features { features: Some(vec![30].into()), ..texts.clone() };
-    assert!(asked(&outside).contains("`features`: 30 is not among 0 to 29"));
-    let many = 1 + (1 << 30) / usize::try_from(FeatureExamples::most_bytes(LATENTS, 1)).unwrap();
-    let message = asked(&Features { examples: many * 2, ..texts.clone() });
     assert!(
-        message.contains("of each of 30 features may take") && message.contains("choose some"),
-        "{message}"
+        usage_message(&Features { examples: 0, ..texts.clone() }).contains("`examples`: expected at least 1")
     );
+    let outside = Features { features: Some(vec![30].into()), ..texts.clone() };
+    assert!(usage_message(&outside).contains("`features`: 30 is out of range; expected 0 to 29"));
+    let many = 1 + (1 << 30) / usize::try_from(FeatureExamples::max_bytes(LATENTS, 1)).unwrap();
+    let message = usage_message(&Features { examples: many * 2, ..texts.clone() });
+    assert!(message.contains("30 features may need") && message.contains("select fewer"), "{message}");
     let few = Features { features: Some(vec![3].into()), examples: many, ..texts };
-    assert!(few.check(&reader).is_ok(), "of one feature there is room for more");
+    assert!(few.check(&reader).is_ok(), "a single feature may have more examples");
 
-    let refused = |contents: &str| {
+    let file_message = |contents: &str| {
         let error = look(&case.loaded, &with(contents)).unwrap_err();
         let LookError::In { origin, error } = error else { panic!("{error}") };
         assert!(origin.contains("lines.jsonl"), "{origin}");
         format!("{origin}: {error}")
     };
-    assert!(refused("{\"ids\": [1]}\n").contains("expected texts of at least two tokens"));
-    assert!(refused("").contains("expected texts of at least two tokens"));
-    let message = refused("{\"ids\": [1, 2]}\n\n{\"ids\": [1, 100000]}\n");
+    assert!(file_message("{\"ids\": [1]}\n").contains("expected texts of at least two tokens"));
+    assert!(file_message("").contains("expected texts of at least two tokens"));
+    let message = file_message("{\"ids\": [1, 2]}\n\n{\"ids\": [1, 100000]}\n");
     assert!(message.contains("line 3: token 100000 is outside the vocabulary"), "{message}");
-    assert!(refused("{\"ids\": 5}\n").contains("line 1: `ids`"));
+    assert!(file_message("{\"ids\": 5}\n").contains("line 1: `ids`"));
     let nowhere = Features { prompts_file: Some("/nowhere/texts.txt".into()), ..plain };
     let error = nowhere.check(&reader).map(drop).unwrap_err();
     assert!(!error.is_usage() && error.to_string().contains("/nowhere/texts.txt"), "{error}");

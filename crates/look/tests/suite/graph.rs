@@ -1,22 +1,22 @@
-//! Attribution graphs as they are shown: files of transcoders, the JSON of circuit-tracer's frontend, interventions.
+//! Tests of attribution graphs: transcoder files, circuit-tracer's JSON and interventions.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor, safetensors};
-use candle_gpt2_look::{FeatureSetting, Found, Graph, Look, LookSubject, Reader, read_transcoders};
+use candle_gpt2_look::{Analysis, FeatureSetting, Graph, Look, LookSubject, Reader, read_transcoders};
 use candle_gpt2_pictures::{PointKind, Width};
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture, pattern, values};
 use serde_json::{Value, json};
 
-use crate::common::{Case, Told, built_in, look, reader, words};
+use crate::common::{Case, RecordingReporter, built_in, look, reader, words};
 
 fn folder(name: &str) -> PathBuf {
     let config = fixture_path(&format!("graphs/{name}/expected.json"));
     config.parent().unwrap().join("transcoders")
 }
 
-/// The graph of a fixture, whole.
+/// Opens a fixture: its model, the options of its graph, and its recorded results.
 fn graph_of(name: &str) -> (Case, Graph, Value) {
     let recorded = json_fixture(&format!("graphs/{name}/expected"));
     let case = Case::open(recorded["checkpoint"].as_str().unwrap());
@@ -24,11 +24,11 @@ fn graph_of(name: &str) -> (Case, Graph, Value) {
     (case, graph, recorded)
 }
 
-/// Those whose first token has features; without a BOS token it has.
+/// Fixtures whose first token has features, because it is not a BOS token.
 const GRAPHS: [&str; 4] = ["set-relu", "cross-layer-skip", "set-skip", "set-topk"];
 
 #[test]
-fn transcoders_of_every_format_give_the_graph_of_their_fixture() {
+fn every_transcoder_format_reproduces_its_fixture() {
     for name in GRAPHS {
         let (case, graph, recorded) = graph_of(name);
         let found = look(&case.loaded, &graph).unwrap();
@@ -50,22 +50,22 @@ fn transcoders_of_every_format_give_the_graph_of_their_fixture() {
     assert!(read_transcoders(&folder("cross-layer"), &config).unwrap().is_cross_layer());
 }
 
-/// Those that are in the program, and only of its model.
+/// Checks that the program has transcoders that fit only its built-in model.
 #[test]
-fn the_built_in_model_has_transcoders() {
+fn built_in_model_has_transcoders() {
     let loaded = built_in();
     let read = read_transcoders("built-in".as_ref(), loaded.config()).unwrap();
-    assert_eq!((read.layers().len(), read.width(), read.is_cross_layer()), (6, 192, false));
+    assert_eq!((read.layers().len(), read.width(), read.is_cross_layer()), (7, 256, false));
     let other = Case::open("untied").loaded.config().clone();
     let error = read_transcoders("built-in".as_ref(), &other).unwrap_err();
     assert!(error.is_usage(), "{error}");
     for name in ["builtin", "built_in"] {
         let error = read_transcoders(name.as_ref(), loaded.config()).unwrap_err();
-        assert_eq!(error.to_string(), format!("{name}: no such folder; did you mean built-in?"));
+        assert_eq!(error.to_string(), format!("{name}: folder not found; did you mean built-in?"));
     }
     let graph = Graph { transcoders: Some("built-in".into()), ..Graph::new(words("One day, Mia was")) };
     let found = look(&loaded, &graph).unwrap();
-    // A table says at which token each node is; the id beside it has layer and feature.
+    // The table states each node's token; the identifier next to it has layer and feature.
     let [axis] = &found.report.axes[..] else { panic!("one axis") };
     let drawn = &found.graph.as_ref().unwrap().points;
     for (id, text) in axis.labels.iter().zip(&found.report.texts) {
@@ -86,11 +86,11 @@ fn the_built_in_model_has_transcoders() {
 }
 
 fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value} is no text"))
+    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value} is not a string"))
 }
 
-/// What the public schema asks for, and what its page stumbles over.
-fn assert_frontend(found: &Found, layers: usize, tokens: usize) {
+/// Checks what the public schema requires and what its page depends on.
+fn assert_frontend(found: &Analysis, layers: usize, tokens: usize) {
     let json = serde_json::to_value(found).unwrap();
     for key in ["slug", "scan", "prompt"] {
         text_of(&json["metadata"], key);
@@ -98,12 +98,12 @@ fn assert_frontend(found: &Found, layers: usize, tokens: usize) {
     assert_eq!(json["metadata"]["prompt_tokens"].as_array().unwrap().len(), tokens);
     assert_eq!(json["qParams"]["linkType"], "both");
     let nodes = json["nodes"].as_array().unwrap();
-    let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
+    let (mut ids, mut js_ids) = (BTreeSet::new(), BTreeSet::new());
     for node in nodes {
-        assert!(ids.insert(text_of(node, "node_id")), "{node} has the id of another node");
+        assert!(ids.insert(text_of(node, "node_id")), "duplicate node_id: {node}");
         let kind = text_of(node, "feature_type");
         if kind != "cross layer transcoder" {
-            assert!(places.insert(text_of(node, "jsNodeId")), "{node} has the place of another node");
+            assert!(js_ids.insert(text_of(node, "jsNodeId")), "duplicate jsNodeId: {node}");
         }
         assert!(node["feature"].is_i64() && node["ctx_idx"].as_u64().unwrap() < tokens as u64);
         match kind {
@@ -120,16 +120,19 @@ fn assert_frontend(found: &Found, layers: usize, tokens: usize) {
             "embedding" => assert_eq!(node["layer"], "E"),
             "logit" => {
                 assert_eq!(text_of(node, "layer"), (layers + 1).to_string());
-                assert!(text_of(node, "clerp").contains("(p="), "the page reads the probability there");
+                assert!(
+                    text_of(node, "clerp").contains("(p="),
+                    "the page reads the probability from `clerp`"
+                );
             }
-            other => panic!("the page knows no {other}"),
+            other => panic!("unknown feature type {other}"),
         }
         if kind != "logit" {
             assert!((0.0..=1.0).contains(&node["influence"].as_f64().unwrap()));
         }
     }
     let targets = nodes.iter().filter(|node| node["is_target_logit"] == true).count();
-    assert_eq!(targets, 1, "one logit is the one that is looked at");
+    assert_eq!(targets, 1, "exactly one logit is the target");
     for link in json["links"].as_array().unwrap() {
         assert!(ids.contains(text_of(link, "source")) && ids.contains(text_of(link, "target")));
         assert!(link["weight"].is_f64());
@@ -138,25 +141,25 @@ fn assert_frontend(found: &Found, layers: usize, tokens: usize) {
     let mut ranked: Vec<(f64, f64)> =
         graph.points.iter().map(|point| (point.influence, point.share)).collect();
     ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.total_cmp(&b.1)));
-    assert!(ranked.windows(2).all(|pair| pair[0].1 <= pair[1].1), "shares rise with the rank");
+    assert!(ranked.windows(2).all(|pair| pair[0].1 <= pair[1].1), "shares increase with the rank");
 }
 
 #[test]
-fn the_public_frontend_can_read_every_graph() {
+fn every_graph_matches_the_frontend_schema() {
     for name in GRAPHS {
         let (case, graph, recorded) = graph_of(name);
         let found = look(&case.loaded, &graph).unwrap();
         assert_frontend(&found, case.loaded.config().n_layer, recorded["ids"].as_array().unwrap().len());
     }
-    // Neurons, with a tokenizer and a BOS token: the first token has no features.
+    // Features are neurons of a model with a tokenizer; the first token is a BOS token without features.
     let loaded = built_in();
     let with_bos = Reader::new(loaded.vocabulary(), true).unwrap();
     let subject = LookSubject::new(&loaded, "built-in".into(), &with_bos);
     let graph = Graph { max_feature_nodes: 300, ..Graph::new(words("A red ball and a blue cup, a red")) };
-    let told = Told::default();
-    let found = graph.at(&subject, &told).unwrap();
-    assert_frontend(&found, 6, 11);
-    let jobs = told.jobs.lock().unwrap();
+    let reporter = RecordingReporter::default();
+    let found = graph.at(&subject, &reporter).unwrap();
+    assert_frontend(&found, 7, 11);
+    let jobs = reporter.jobs.lock().unwrap();
     assert!(jobs[0].0 == "tracing" && (301..=310).contains(&jobs[0].1), "{jobs:?}");
     let notes = found.report.notes.join("\n");
     assert!(notes.contains("(300 traced)") && notes.contains("features are neurons"), "{notes}");
@@ -165,12 +168,12 @@ fn the_public_frontend_can_read_every_graph() {
     assert!(found.page().contains("attribution graph of the prediction"));
     let picture = found.svg(Width::TwoColumns).unwrap();
     assert_eq!(picture.matches("<circle").count(), drawn.points.len());
-    assert!(picture.contains("·ball"), "tokens stand below");
+    assert!(picture.contains("·ball"), "tokens are labels at the bottom");
 }
 
-/// The sum that the notes spell out is the logit, whether all features have edges or only some.
+/// Checks that the sum in the notes is the logit, with edges for all features or for some.
 #[test]
-fn the_sum_in_the_notes_is_the_logit() {
+fn sum_in_the_notes_equals_the_logit() {
     for max_feature_nodes in [10, 4096] {
         let (case, graph, _) = graph_of("cross-layer-skip");
         let graph = Graph { max_feature_nodes, ..graph };
@@ -186,10 +189,10 @@ fn the_sum_in_the_notes_is_the_logit() {
 }
 
 #[test]
-fn a_feature_that_is_set_moves_what_is_predicted_and_what_happens() {
+fn setting_a_feature_moves_predicted_and_actual_logits() {
     let (case, graph, _) = graph_of("set-skip");
     let whole = look(&case.loaded, &graph).unwrap();
-    let strongest = |found: &Found| {
+    let strongest = |found: &Analysis| {
         let drawn = found.graph.as_ref().unwrap();
         let features = drawn.points.iter().filter(|point| point.kind == PointKind::Feature);
         features.max_by(|a, b| a.influence.total_cmp(&b.influence)).unwrap().clone()
@@ -207,7 +210,10 @@ fn a_feature_that_is_set_moves_what_is_predicted_and_what_happens() {
     };
     let near = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
     let (before, predicted, after, _) = set(feature.activation.unwrap());
-    assert!(near(&before, &predicted) && near(&before, &after), "what is set to what it is changes nothing");
+    assert!(
+        near(&before, &predicted) && near(&before, &after),
+        "setting a feature to its own value changes nothing"
+    );
     let (before, predicted, after, found) = set(0.0);
     assert!(!near(&before, &predicted) && !near(&before, &after), "{before:?} {predicted:?} {after:?}");
     let metric = found.report.metric.unwrap();
@@ -216,36 +222,39 @@ fn a_feature_that_is_set_moves_what_is_predicted_and_what_happens() {
 }
 
 #[test]
-fn wrong_questions_about_graphs_are_refused() {
+fn invalid_graph_options_are_rejected() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let graph = Graph::new(words("The big dog"));
     let setting = |text: &str| vec![text.parse::<FeatureSetting>().unwrap()];
-    let told = |graph: Graph| {
+    let check = |graph: Graph| {
         let error = graph.check(&reader).unwrap_err();
         (error.is_usage(), error.to_string())
     };
     for (graph, expected) in [
         (
             Graph { node_threshold: 1.5, ..graph.clone() },
-            "`node_threshold` 1.5: expected a share from 0 to 1",
+            "`node_threshold` 1.5: expected a fraction from 0 to 1",
         ),
-        (Graph { edge_threshold: f64::NAN, ..graph.clone() }, "`edge_threshold` NaN: expected a share"),
+        (Graph { edge_threshold: f64::NAN, ..graph.clone() }, "`edge_threshold` NaN: expected a fraction"),
         (
-            Graph { set: setting("6_0_0=1"), ..graph.clone() },
-            "`set` 6_0_0: there is no layer 6; the model has 6 (all counted from 0)",
+            Graph { set: setting("7_0_0=1"), ..graph.clone() },
+            "`set` 7_0_0: layer 7 is out of range; the model has 7 (all counted from 0)",
         ),
         (
-            Graph { set: setting("5_768_0=1"), ..graph.clone() },
-            "there is no feature 768 in layer 5, which has 768",
+            Graph { set: setting("5_1024_0=1"), ..graph.clone() },
+            "feature 1024 is out of range; layer 5 has 1024",
         ),
-        (Graph { set: setting("5_0_3=1"), ..graph.clone() }, "there is no position 3; the text has 3 tokens"),
+        (
+            Graph { set: setting("5_0_3=1"), ..graph.clone() },
+            "position 3 is out of range; the text has 3 tokens",
+        ),
         (
             Graph { set: [setting("5_0_1=1"), setting("5_0_1=2")].concat(), ..graph.clone() },
-            "`set` 5_0_1: it is set twice",
+            "`set` 5_0_1: set more than once",
         ),
     ] {
-        let (is_usage, message) = told(graph);
+        let (is_usage, message) = check(graph);
         assert!(is_usage && message.contains(expected), "`{expected}` is not in: {message}");
     }
     let with_bos = Reader::new(loaded.vocabulary(), true).unwrap();
@@ -258,18 +267,18 @@ fn wrong_questions_about_graphs_are_refused() {
     assert!(serde_json::from_value::<Graph>(json!({"text": "a", "set": ["1_2_3=0"]})).is_ok());
     assert!(serde_json::from_value::<Graph>(json!({"text": "a", "set": ["1=0"]})).is_err());
 
-    let asked = |graph: Graph| {
+    let usage_message = |graph: Graph| {
         let error = look(&loaded, &graph).unwrap_err();
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
-    let message = asked(Graph { max_memory: 0, ..graph.clone() });
+    let message = usage_message(Graph { max_memory: 0, ..graph.clone() });
     assert!(message.contains("more than the limit of 0 MiB; lower the number of feature nodes"), "{message}");
     let error = look(&loaded, &Graph { prompts_file: Some("no/such".into()), ..graph }).unwrap_err();
     assert!(error.to_string().contains("no/such"), "{error}");
 }
 
-/// Features that the graph has no edges from: inactive ones, and those with too little influence.
+/// Checks features without edges in the graph: inactive ones, and those with little influence.
 #[test]
 fn any_feature_can_be_set() {
     let loaded = built_in();
@@ -280,7 +289,7 @@ fn any_feature_can_be_set() {
         let details = look(&loaded, &graph).unwrap().details.to_json()["interventions"].clone();
         let logits = details["logits"].as_array().unwrap().clone();
         let number = |value: &Value| value.as_f64().unwrap();
-        // Of each logit its value, and how far it moves as predicted and actually.
+        // For each logit: its value, and its predicted and actual changes.
         let moves: Vec<[f64; 3]> = logits
             .iter()
             .map(|logit| {
@@ -294,15 +303,16 @@ fn any_feature_can_be_set() {
     let points = look(&loaded, &graph).unwrap().graph.unwrap().points;
     let mut features: Vec<_> = points.iter().filter(|point| point.kind == PointKind::Feature).collect();
     features.sort_by(|a, b| a.influence.total_cmp(&b.influence));
-    // The same effect, with edges and without.
+    // The effect is the same with and without edges.
     let id = &features[0].id;
     let ((from, without), (same, with)) = (of(1, id.clone(), 0.0), of(4096, id.clone(), 0.0));
     assert!((from - features[0].activation.unwrap()).abs() < 1e-6 && from == same);
     for (without, with) in without.iter().zip(&with) {
         assert!(without[1] != 0.0 && (without[2] - with[2]).abs() < 1e-6, "{without:?} {with:?}");
     }
-    // One that is inactive at the last token, in the last layer: only the last norm is between it and the logits. Its scale, which the
-    // prediction holds fixed, makes all logits larger or smaller by one factor.
+    // For a feature of the last layer that is inactive at the last token, only the final norm is between it
+    // and the logits. The prediction holds the norm's scale fixed, and the actual scale multiplies all logits
+    // by one factor.
     let last = points.iter().map(|point| point.column).max().unwrap();
     let silent = (0..256).map(|feature| format!("5_{feature}_{last}"));
     let silent = silent.filter(|id| points.iter().all(|point| &point.id != id));
@@ -315,9 +325,9 @@ fn any_feature_can_be_set() {
     }
 }
 
-/// A node has its feature's tokens, examples, command, and effect.
+/// Checks that a node has its feature's tokens, examples, command and effect.
 #[test]
-fn nodes_say_what_their_features_mean() {
+fn nodes_describe_their_features() {
     let loaded = built_in();
     let file = candle_gpt2_testing::temporary_folder();
     let path = file.path().join("stories.txt");
@@ -345,7 +355,7 @@ fn nodes_say_what_their_features_mean() {
         assert!(!zeroed.is_empty());
         let texts = found.report.texts.iter().filter(|text| text.contains(", zeroed: predicted "));
         assert_eq!(texts.count(), zeroed.len());
-        // The same as setting it.
+        // Setting the feature to 0 has the same effect.
         let id = zeroed[0]["node_id"].as_str().unwrap();
         let set = vec![format!("{id}=0").parse().unwrap()];
         let set = look(&loaded, &Graph { set, ..graph.clone() }).unwrap().details.to_json();
@@ -358,27 +368,27 @@ fn nodes_say_what_their_features_mean() {
     }
 }
 
-/// Folders that hold no transcoders of this model: each message names the file and says what is wrong.
+/// Checks folders without transcoders for this model: each message names the file and the problem.
 #[test]
-fn folders_without_transcoders_of_this_model_are_refused() {
-    let model = Case::open("plain").loaded.config().clone(); // 2 layers, width 21
-    let given = candle_gpt2_testing::temporary_folder();
-    let path = |name: &str| given.path().join(name);
-    let refused = || format!("{:#}", Chained(read_transcoders(given.path(), &model).unwrap_err()));
-    assert!(refused().contains("there are no transcoders here; expected config.yaml"));
+fn folders_without_matching_transcoders_are_rejected() {
+    let model = Case::open("plain").loaded.config().clone(); // two layers, hidden size 21
+    let directory = candle_gpt2_testing::temporary_folder();
+    let path = |name: &str| directory.path().join(name);
+    let error_message = || format!("{:#}", Chained(read_transcoders(directory.path(), &model).unwrap_err()));
+    assert!(error_message().contains("no transcoders found; expected config.yaml"));
 
     let config =
         "model_kind: transcoder_set\nfeature_input_hook: hook_resid_mid\nfeature_output_hook: hook_mlp_out\n";
     std::fs::write(path("config.yaml"), "model_kind: [").unwrap();
-    assert!(refused().contains("config.yaml") && refused().contains("expected YAML"));
+    assert!(error_message().contains("config.yaml") && error_message().contains("expected YAML"));
     std::fs::write(path("config.yaml"), "model_kind: sae\n").unwrap();
-    assert!(refused().contains("`model_kind`: expected \"transcoder_set\""));
+    assert!(error_message().contains("`model_kind`: expected \"transcoder_set\""));
     std::fs::write(path("config.yaml"), config).unwrap();
-    assert!(refused().contains("layer_0.safetensors"));
+    assert!(error_message().contains("layer_0.safetensors"));
     std::fs::write(path("layer_0.safetensors"), b"damaged").unwrap();
-    assert!(refused().contains("there are transcoders for 1 layers, and the model has 2"));
+    assert!(error_message().contains("found transcoders for 1 layers, but the model has 2"));
     std::fs::write(path("layer_1.safetensors"), b"damaged").unwrap();
-    assert!(refused().contains("layer_0.safetensors"), "{}", refused());
+    assert!(error_message().contains("layer_0.safetensors"), "{}", error_message());
     let write = |layer: usize, width: usize, value: f64| {
         let tensors = HashMap::from([
             ("W_enc", pattern(&[4, width], 1.0, 1)),
@@ -389,19 +399,23 @@ fn folders_without_transcoders_of_this_model_are_refused() {
         safetensors::save(&tensors, path(&format!("layer_{layer}.safetensors"))).unwrap();
     };
     (0..2).for_each(|layer| write(layer, 20, 0.0));
-    assert!(refused().contains("for values of width 20, and the model has 21"), "{}", refused());
+    assert!(error_message().contains("width 20, but the model has 21"), "{}", error_message());
     write(0, 21, 0.0);
-    assert!(refused().contains("layer 1: expected values of width 21"), "{}", refused());
+    assert!(error_message().contains("layer 1: expected width 21"), "{}", error_message());
     write(1, 21, f64::NAN);
-    assert!(refused().contains("layer_1.safetensors: tensor `b_dec`: element 0 is NaN"), "{}", refused());
+    assert!(
+        error_message().contains("layer_1.safetensors: tensor `b_dec`: element 0 is NaN"),
+        "{}",
+        error_message()
+    );
     write(1, 21, 0.0);
-    assert_eq!(read_transcoders(given.path(), &model).unwrap().layers().len(), 2);
+    assert_eq!(read_transcoders(directory.path(), &model).unwrap().layers().len(), 2);
     std::fs::remove_file(path("config.yaml")).unwrap();
     std::fs::write(path("config.json"), r#"{"model_kind": "cross_layer_transcoder"}"#).unwrap();
-    assert!(refused().contains("W_enc_0.safetensors"), "{}", refused());
+    assert!(error_message().contains("W_enc_0.safetensors"), "{}", error_message());
 }
 
-/// An error with its causes.
+/// An error followed by its causes.
 struct Chained(candle_gpt2_look::LookError);
 
 impl std::fmt::Display for Chained {

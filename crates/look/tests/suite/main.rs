@@ -1,13 +1,13 @@
-//! The tests of looks: what they read, what they find, what they refuse, and how the names of options are written.
+//! Tests of analyses: parsing, results, errors and option names.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 mod activations;
 mod circuit;
 mod common;
 mod features;
-mod found;
 mod graph;
+mod invalid_input;
 mod names;
-mod refused;
+mod results;
 mod steering;
 mod steps;

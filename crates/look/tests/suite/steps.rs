@@ -1,16 +1,18 @@
-//! The steps of a head are what activations have, and what may follow is what the sampler draws from.
+//! Tests of head steps against recorded activations, and of next tokens against the sampler.
 
 use candle_core::IndexOp;
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
 use candle_gpt2_interpret::Head;
-use candle_gpt2_look::{Activations, HeadSteps, LookSubject, NextTokens, Numbers, OneHead, Reading, Text};
+use candle_gpt2_look::{
+    Activations, HeadSteps, LookSubject, NextTokens, Numbers, OneHead, PrefixCache, Text,
+};
 use candle_gpt2_testing::values;
 
 use crate::common::{Case, built_in, reader, words};
 
-/// Sums of products in another order.
+/// Tolerance for sums of products in another order.
 const SUMS: f64 = 1e-4;
 
 fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> HeadSteps {
@@ -20,7 +22,7 @@ fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> 
 }
 
 #[test]
-fn steps_are_the_activations_of_their_tokens() {
+fn steps_equal_the_recorded_activations() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let subject = LookSubject::new(&loaded, "a model".into(), &reader);
@@ -47,7 +49,7 @@ fn steps_are_the_activations_of_their_tokens() {
     close("scores", &found.scores, of_keys(SiteKind::AttnScores));
     close("weights", &found.weights, of_keys(SiteKind::Pattern));
 
-    assert_eq!(found.tokens.len(), cached.tokens.len(), "those behind the query too");
+    assert_eq!(found.tokens.len(), cached.tokens.len(), "including tokens after the query");
     assert_eq!(
         (found.layer, found.head, found.query, found.key, found.head_dim),
         (layer, head, query, key, 64)
@@ -55,9 +57,9 @@ fn steps_are_the_activations_of_their_tokens() {
     assert!((found.scale - 1.0 / 64_f64.sqrt()).abs() < 1e-12);
 }
 
-/// By hand, from one step to the next.
+/// Recomputes each step from the previous one.
 #[test]
-fn each_step_follows_from_the_one_before() {
+fn each_step_follows_from_the_previous_one() {
     let loaded = built_in();
     let text = || words("The dog sat on the mat");
     let head = Head { layer: 1, head: 0 };
@@ -77,13 +79,13 @@ fn each_step_follows_from_the_one_before() {
         context.iter_mut().zip(v).for_each(|(sum, v)| *sum += weight * v);
     }
     assert!(context.iter().zip(&last.context).all(|(sum, found)| (sum - found).abs() < 1e-4));
-    // The first token sees nothing but itself.
+    // The first token sees only itself.
     let first = steps(&loaded, text(), head, 0, 0);
     assert_eq!((first.weights.as_slice(), &first.context), (&[1.0][..], &first.v));
 }
 
 #[test]
-fn steps_that_are_not_there_are_refused() {
+fn out_of_range_steps_are_rejected() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let check = |layer, head, query, key| {
@@ -92,11 +94,11 @@ fn steps_that_are_not_there_are_refused() {
     };
     assert!(check(0, 0, 2, 2).is_ok() && check(5, 2, -3, -3).is_ok());
     for (layer, head, query, key, expected) in [
-        (6, 0, 0, 0, "there is no head 6.0"),
-        (0, 3, 0, 0, "there is no head 0.3"),
+        (7, 0, 0, 0, "head 7.0 is out of range"),
+        (0, 4, 0, 0, "head 0.4 is out of range"),
         (0, 0, 3, 0, "`query` 3: the text has 3 tokens"),
         (0, 0, 1, -4, "`key` -4: the text has 3 tokens"),
-        (0, 0, 1, 2, "`key` 2: token 1 sees itself and the tokens before it"),
+        (0, 0, 1, 2, "`key` 2: token 1 attends only to itself and earlier tokens"),
     ] {
         let error = check(layer, head, query, key).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
@@ -109,8 +111,8 @@ fn next(logits: &[f32], ids: &[u32], config: &GenerationConfig, others: &[Logits
 }
 
 #[test]
-fn probabilities_are_those_that_are_left_by_the_settings() {
-    // About half of the probability is the first token's.
+fn probabilities_follow_the_sampling_settings() {
+    // The first token has about half of the probability.
     let logits = [3.0, 1.0, 2.0, 2.0, -1.0, f32::NEG_INFINITY];
     let exps: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
     let sum: f64 = exps.iter().sum();
@@ -120,7 +122,7 @@ fn probabilities_are_those_that_are_left_by_the_settings() {
     assert_eq!(
         (ids.as_slice(), found.kept),
         (&[0, 2, 3, 1][..], 5),
-        "of equals the lower id; what is impossible is not kept"
+        "ties list the lower id first; impossible tokens are dropped"
     );
     for token in &found.tokens {
         let expected = exps[token.id as usize] / sum;
@@ -143,7 +145,7 @@ fn probabilities_are_those_that_are_left_by_the_settings() {
             "{found:?}"
         );
     };
-    // Of equal logits at the edge both stay.
+    // Ties at the cutoff are all kept.
     close(
         shares(&GenerationConfig { top_k: 2, ..plain.clone() }),
         [e / (e + 2.0), 1.0 / (e + 2.0), 1.0 / (e + 2.0), 0.0],
@@ -157,15 +159,15 @@ fn probabilities_are_those_that_are_left_by_the_settings() {
     close(shares(&greedy), [1.0, 0.0, 0.0, 0.0], 1);
     close(shares(&GenerationConfig { repetition_penalty: 1e3, ..greedy.clone() }), [1.0, 0.0, 0.0, 0.0], 1);
 
-    // What the model expects stays what it is, whatever the settings make of it.
+    // Settings do not change the model's own logits.
     let penalized =
         next(&logits, &[7, 8, 0], &GenerationConfig { presence_penalty: 2.0, ..greedy.clone() }, &[]);
     assert_eq!(
         (penalized.tokens[0].logit, penalized.tokens[0].probability, penalized.tokens[1].probability),
         (3.0, 0.0, 1.0)
     );
-    let of_prompt = next(&logits, &[0, 8], &GenerationConfig { presence_penalty: 2.0, ..greedy }, &[]);
-    assert_eq!(of_prompt.tokens[0].probability, 1.0, "the prompt is not penalized");
+    let prompt_only = next(&logits, &[0, 8], &GenerationConfig { presence_penalty: 2.0, ..greedy }, &[]);
+    assert_eq!(prompt_only.tokens[0].probability, 1.0, "the prompt is not penalized");
     let allowed = [LogitsProcessor::AllowedTokens(AllowedTokens::new(|_| vec![1, 4]))];
     let only = next(&logits, &[7, 8], &plain, &allowed);
     let shares: Vec<f64> = only.tokens.iter().map(|token| token.probability).collect();
@@ -176,7 +178,7 @@ fn probabilities_are_those_that_are_left_by_the_settings() {
 }
 
 #[test]
-fn logits_that_are_no_numbers_are_refused() {
+fn non_finite_logits_are_rejected() {
     let config = GenerationConfig::default();
     let history = History { ids: &[1], prompt_len: 1 };
     for logits in [[1.0, f32::NAN], [1.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
@@ -187,16 +189,16 @@ fn logits_that_are_no_numbers_are_refused() {
     }
 }
 
-/// Whatever was read before: the same text, a longer one, one that goes on, another one.
+/// Covers earlier reads of the same text, a longer one, a shorter one and a different one.
 #[test]
-fn a_reading_gives_the_logits_of_the_text() {
+fn prefix_cache_returns_the_logits_of_the_text() {
     for loaded in [built_in(), Case::open("untied").loaded] {
         let config = loaded.config();
         let (vocab_size, longest) = (u32::try_from(config.vocab_size).unwrap(), config.n_positions.min(200));
         let ids: Vec<u32> = (0..).take(longest).map(|n: u32| (n * n + 3) % vocab_size).collect();
         let mut other = ids[..12].to_vec();
         other[5] = (other[5] + 1) % vocab_size;
-        let mut reading = Reading::default();
+        let mut cache = PrefixCache::default();
         for (text, at) in [
             (&ids[..5], 4),
             (&ids[..5], 0),
@@ -207,8 +209,8 @@ fn a_reading_gives_the_logits_of_the_text() {
             (&ids[..], longest - 1),
             (&ids[1..4], 1),
         ] {
-            let found = reading.logits(loaded.model(), text, at).unwrap();
-            let expected = Reading::default().logits(loaded.model(), text, at).unwrap();
+            let found = cache.logits(loaded.model(), text, at).unwrap();
+            let expected = PrefixCache::default().logits(loaded.model(), text, at).unwrap();
             assert_eq!(found, expected, "{} tokens at {at}", text.len());
             let run = candle_gpt2_interpret::Run::new(loaded.model(), text).unwrap();
             let logits = run
@@ -218,12 +220,12 @@ fn a_reading_gives_the_logits_of_the_text() {
             let largest = found.iter().zip(&row).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
             assert!(found.len() == row.len() && largest < SUMS, "{largest}");
         }
-        assert!(reading.logits(loaded.model(), &ids[..3], 3).is_err());
-        let again = reading.logits(loaded.model(), &ids[..3], 2).unwrap();
+        assert!(cache.logits(loaded.model(), &ids[..3], 3).is_err());
+        let again = cache.logits(loaded.model(), &ids[..3], 2).unwrap();
         assert_eq!(
             again,
-            Reading::default().logits(loaded.model(), &ids[..3], 2).unwrap(),
-            "an error leaves nothing half read"
+            PrefixCache::default().logits(loaded.model(), &ids[..3], 2).unwrap(),
+            "an error leaves the cache consistent"
         );
     }
 }

@@ -1,24 +1,24 @@
-//! Pages in a browser: what they draw, read from the page itself, and that they report no error and ask for nothing.
+//! Tests of pages in a browser: their contents, and that they report no errors and make no requests.
 //!
-//! Needs Chromium; where there is none, each test says what was skipped.
+//! They need Chromium. Without it, each test reports that it was skipped.
 
 use candle_gpt2_pictures::{Axis, Report, feature_page, graph_page, page};
 use candle_gpt2_testing::page_in_browser;
 
 use crate::samples;
 
-/// A report's page after its script ran, see [`page_in_browser`].
+/// DOM of a report's page after its script ran, see [`page_in_browser`].
 fn opened(report: &Report, fragment: &str, after: &str) -> Option<String> {
     page_in_browser(&page(report), fragment, after)
 }
 
-/// The text of the element with this `id`; entities are as in the file.
+/// Text of the element with this `id`, with entities as in the file.
 fn text<'a>(dom: &'a str, id: &str) -> &'a str {
     let (_, after) = dom.split_once(&format!("id=\"{id}\"")).unwrap();
     after.split_once('>').unwrap().1.split_once('<').unwrap().0.trim_end()
 }
 
-/// The cells of the table of values, a row a line, without the labels.
+/// Cells of the value table by row, without labels.
 fn cells(dom: &str) -> Vec<Vec<String>> {
     let (_, table) = dom.split_once("<table>").unwrap();
     let (table, _) = table.split_once("</table>").unwrap();
@@ -28,17 +28,17 @@ fn cells(dom: &str) -> Vec<Vec<String>> {
     table.split("<tr>").skip(2).map(row).collect()
 }
 
-/// A percentage of at most three digits, as a share.
-fn share(cell: &str) -> f32 {
-    if cell == "&lt; 0.01 %" {
+/// Parses a percentage with at most three digits as a fraction.
+fn fraction(cell: &str) -> f32 {
+    if cell == "&lt; 0.01%" {
         return 0.0;
     }
-    cell.strip_suffix(" %").unwrap_or_else(|| panic!("{cell} is not a percentage")).parse::<f32>().unwrap()
+    cell.strip_suffix('%').unwrap_or_else(|| panic!("{cell} is not a percentage")).parse::<f32>().unwrap()
         / 100.0
 }
 
 #[test]
-fn the_attention_page_shows_the_head_in_its_address() {
+fn attention_page_shows_the_head_from_the_url() {
     let report = samples::attention(3, 4, samples::sentence());
     let Some(dom) = opened(&report, "layer=2&head=1&row=5&column=3", "") else { return };
     let len = report.tokens.len();
@@ -49,7 +49,7 @@ fn the_attention_page_shows_the_head_in_its_address() {
             match head[query * len + key] {
                 None => assert_eq!(cell, "masked"),
                 Some(expected) => assert!(
-                    (share(cell) - expected).abs() < 1e-4 + 0.005 * expected,
+                    (fraction(cell) - expected).abs() < 1e-4 + 0.005 * expected,
                     "{query}, {key}: {cell}, expected {expected}"
                 ),
             }
@@ -59,19 +59,19 @@ fn the_attention_page_shows_the_head_in_its_address() {
     assert_eq!(text(&dom, "report-name"), "layer 2, head 1");
     let readout = text(&dom, "report-readout");
     let value = readout.strip_prefix("query ·went\u{200e} 5 → key ·and\u{200e} 3: ").unwrap();
-    assert!((share(value) - head[5 * len + 3].unwrap()).abs() < 1e-3, "{readout}");
+    assert!((fraction(value) - head[5 * len + 3].unwrap()).abs() < 1e-3, "{readout}");
 
     assert_eq!(dom.matches("aria-pressed=\"true\"").count(), 1);
     assert_eq!(dom.matches("aria-pressed=\"false\"").count(), 11);
 }
 
 #[test]
-fn arrow_keys_choose_heads_and_cells_and_the_address_follows() {
+fn arrow_keys_select_heads_and_cells_and_update_the_url() {
     let mut report = samples::attention(2, 3, samples::sentence());
     let len = report.tokens.len();
     report.values[len * len..2 * len * len].fill(None);
     let script = "
-        const press = (place, key) => place.dispatchEvent(new KeyboardEvent('keydown', { key, cancelable: true }));
+        const press = (target, key) => target.dispatchEvent(new KeyboardEvent('keydown', { key, cancelable: true }));
         press(document.querySelector('.heads [aria-pressed=true]'), 'ArrowRight');
         press(document.querySelector('.heads [aria-pressed=true]'), 'ArrowDown');
         for (const key of ['ArrowDown', 'ArrowDown', 'ArrowRight']) press(document.querySelector('.cells'), key);
@@ -80,14 +80,14 @@ fn arrow_keys_choose_heads_and_cells_and_the_address_follows() {
         press(document.querySelector('.line [aria-current]'), 'ArrowRight');
         document.body.dataset.address = location.hash";
     let Some(dom) = opened(&report, "layer=0&head=0", script) else { return };
-    // Head 1 of layer 0 is not there. The token line goes to the next query, and the key stays within it.
+    // Head 1 of layer 0 is missing. The token line moves to the next query, and the key stays within it.
     assert_eq!(text(&dom, "report-name"), "layer 1, head 2");
     assert!(dom.contains("data-address=\"#layer=1&amp;head=2&amp;row=3&amp;column=3\""));
     assert!(text(&dom, "report-readout").starts_with("query ·and\u{200e} 3 → key ·and\u{200e} 3: "));
 }
 
 #[test]
-fn without_column_0_the_rest_is_shown() {
+fn first_column_can_be_hidden() {
     let report = samples::attention(1, 2, samples::sentence());
     let Some(dom) = opened(&report, "row=4&first=hidden", "") else { return };
     assert!(cells(&dom).iter().all(|row| row[0] == "masked"));
@@ -95,12 +95,14 @@ fn without_column_0_the_rest_is_shown() {
     assert!(dom.contains("type=\"checkbox\""));
 }
 
-/// Opens on the head with the clearest role, at its strongest cell, and says what it does.
+/// Checks that without an address, the page selects the head with the clearest role.
+///
+/// It selects that head's strongest cell and describes the role.
 #[test]
-fn the_attention_page_opens_on_a_head_worth_seeing() {
+fn attention_page_opens_on_the_head_with_the_clearest_role() {
     let mut report = samples::attention(2, 2, samples::sentence());
     let len = report.tokens.len();
-    // Head 1 of layer 1 attends to the token before; the others spread their attention.
+    // Head 1 of layer 1 attends to the previous token; the others spread their attention.
     for query in 0..len {
         for key in 0..=query {
             for head in 0..4 {
@@ -114,32 +116,32 @@ fn the_attention_page_opens_on_a_head_worth_seeing() {
     assert_eq!(text(&dom, "report-name"), "layer 1, head 1");
     let role = text(&dom, "report-role");
     assert!(
-        role.starts_with("90 % of this head's attention goes to the token just before, for example “"),
+        role.starts_with("90% of this head's attention goes to the token just before, for example “"),
         "{role}"
     );
-    assert!(text(&dom, "report-readout").ends_with(": 90 %"));
+    assert!(text(&dom, "report-readout").ends_with(": 90%"));
     let Some(dom) = opened(&report, "layer=0&head=1", "") else { return };
     assert!(text(&dom, "report-role").starts_with("This head divides its attention"));
 }
 
 #[test]
-fn a_text_of_300_tokens_shows_the_strongest_sources_of_a_row() {
-    let report = samples::attention(8, 6, samples::many(300));
+fn long_text_shows_the_strongest_sources_of_one_row() {
+    let report = samples::attention(8, 6, samples::repeated(300));
     let Some(dom) = opened(&report, "layer=7&head=5&row=200", "") else { return };
     assert!(text(&dom, "report-about").contains("the 8 strongest sources of each token"));
     let rows = cells(&dom);
-    assert_eq!(rows.len(), 1, "the chosen row only");
+    assert_eq!(rows.len(), 1, "only the selected row");
     let head = &report.values[(47 * 300 + 200) * 300..][..300];
-    let there: Vec<usize> = (0..300).filter(|key| rows[0][*key] != "masked").collect();
-    assert_eq!(there.len(), 8);
-    for key in there {
-        let shown = share(&rows[0][key]);
+    let visible: Vec<usize> = (0..300).filter(|key| rows[0][*key] != "masked").collect();
+    assert_eq!(visible.len(), 8);
+    for key in visible {
+        let shown = fraction(&rows[0][key]);
         assert!((shown - head[key].unwrap()).abs() < 0.003, "{key}: {shown}");
     }
 }
 
 #[test]
-fn the_lens_page_shows_values_and_texts_with_the_last_layer_first() {
+fn lens_page_lists_the_last_layer_first() {
     let report = samples::lens(4, samples::sentence());
     let Some(dom) = opened(&report, "row=3&column=1", "") else { return };
     let columns = report.tokens.len();
@@ -147,19 +149,19 @@ fn the_lens_page_shows_values_and_texts_with_the_last_layer_first() {
         .rev()
         .map(|row| {
             let cell = |column: usize| {
-                let place = row * columns + column;
-                let text = report.texts[place].replace('<', "&lt;").replace('>', "&gt;");
-                format!("{} % {text}", (report.values[place].unwrap() * 100.0).round())
+                let index = row * columns + column;
+                let text = report.texts[index].replace('<', "&lt;").replace('>', "&gt;");
+                format!("{}% {text}", (report.values[index].unwrap() * 100.0).round())
             };
             (0..columns).map(cell).collect()
         })
         .collect();
     assert_eq!(cells(&dom), expected);
-    assert_eq!(text(&dom, "report-readout"), "layer 3, token When\u{200e} 1: 69 %  ·the");
+    assert_eq!(text(&dom, "report-readout"), "layer 3, token When\u{200e} 1: 69%  ·the");
 }
 
 #[test]
-fn the_bars_page_shows_each_label_with_its_value() {
+fn bars_page_shows_each_label_with_its_value() {
     let tokens = samples::sentence();
     let report = samples::bars(Axis::tokens("token", &tokens), tokens);
     let Some(dom) = opened(&report, "row=3", "") else { return };
@@ -171,7 +173,7 @@ fn the_bars_page_shows_each_label_with_its_value() {
 }
 
 #[test]
-fn three_axes_have_a_list_to_choose_from() {
+fn third_axis_is_selected_from_a_list() {
     let report = samples::three_axes();
     let script = "
         const list = document.querySelector('select');
@@ -179,12 +181,12 @@ fn three_axes_have_a_list_to_choose_from() {
         list.dispatchEvent(new Event('change'))";
     let Some(dom) = opened(&report, "site=attention", script) else { return };
     assert_eq!(text(&dom, "report-name"), "site mlp");
-    // Layers over tokens: the first one is the lowest row.
+    // The first layer over tokens is the lowest row.
     assert_eq!(cells(&dom).last().unwrap()[0], report.values[36].unwrap().to_string());
 }
 
 #[test]
-fn hostile_texts_are_only_shown() {
+fn hostile_texts_are_displayed_as_text() {
     for mut report in [
         samples::attention(1, 1, samples::hostile()),
         samples::lens(3, samples::hostile()),
@@ -194,7 +196,7 @@ fn hostile_texts_are_only_shown() {
         report.notes = vec!["</li><script>alert(1)</script>".into()];
         let Some(dom) = opened(&report, "row=1", "") else { return };
         assert_eq!(text(&dom, "title"), "&lt;img onerror=alert(1)&gt;");
-        // Ours are three: the data, the script, and that of the test.
+        // Three scripts are expected: the data, the page's script and the test's.
         assert_eq!(dom.matches("<script").count(), 3);
         assert!(dom.contains("<li>&lt;/li&gt;&lt;script&gt;alert(1)&lt;/script&gt;</li>"));
         assert!(dom.contains("<th>&amp;lt;b&amp;gt;\u{200e} 1</th>"));
@@ -204,14 +206,14 @@ fn hostile_texts_are_only_shown() {
 }
 
 #[test]
-fn a_report_that_does_not_multiply_up_is_said_on_the_page() {
+fn size_mismatch_is_displayed_on_the_page() {
     let mut report = samples::layers_by_heads(2, 3);
     report.values.pop();
     let Some(dom) = opened(&report, "", "") else { return };
-    assert!(dom.contains("<li>a report with the axes (layer 2, head 3) cannot have 5 values"));
+    assert!(dom.contains("<li>a report with axes (layer 2, head 3) cannot have 5 values"));
 }
 
-/// The labels of the buttons in the element with this `id`.
+/// Labels of the buttons in the element with this `id`.
 fn buttons(dom: &str, id: &str) -> Vec<String> {
     let (_, after) = dom.split_once(&format!("id=\"{id}\"")).unwrap();
     let (inside, _) = after.split_once("</div>").unwrap();
@@ -220,20 +222,20 @@ fn buttons(dom: &str, id: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_graph_shows_the_edges_of_the_chosen_node() {
+fn graph_page_shows_the_edges_of_the_selected_node() {
     let (report, graph) = samples::attribution_graph();
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=0_7_2", "") else { return };
     assert_eq!(text(&dom, "graph-name"), "node 0_7_2");
     assert_eq!(buttons(&dom, "graph-in"), ["+2  node E_1_2", "−0.5  node P_2_2"]);
     assert_eq!(buttons(&dom, "graph-out"), ["+1.5  node 3_5_11"]);
     assert_eq!(dom.matches("<circle").count(), 5);
-    // Without an address the first logit is chosen.
+    // Without an address, the first logit is selected.
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "", "") else { return };
     assert_eq!(text(&dom, "graph-name"), "node 3_5_11");
 }
 
 #[test]
-fn nodes_are_chosen_pinned_and_grouped_by_keyboard_and_the_address_follows() {
+fn keyboard_selects_pins_and_groups_nodes_and_updates_the_url() {
     let (report, graph) = samples::attribution_graph();
     let script = "
         const press = key => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
@@ -259,7 +261,7 @@ fn nodes_are_chosen_pinned_and_grouped_by_keyboard_and_the_address_follows() {
     );
     let address = "#node=E_1_2&amp;pinned=3_5_11%2C0_7_2%2CE_1_2&amp;group.one=0_7_2";
     assert!(dom.contains(&format!("data-address=\"{address}\"")), "{dom}");
-    // The address brings all of it back.
+    // The address restores the whole selection.
     let fragment = address[1..].replace("&amp;", "&");
     let Some(again) = page_in_browser(&graph_page(&report, &graph), &fragment, "") else { return };
     assert_eq!(buttons(&again, "graph-pinned"), ["3_5_11", "0_7_2", "E_1_2"]);
@@ -267,14 +269,14 @@ fn nodes_are_chosen_pinned_and_grouped_by_keyboard_and_the_address_follows() {
 }
 
 #[test]
-fn tokens_of_a_graph_cannot_break_its_page() {
+fn graph_tokens_cannot_break_the_page() {
     let (mut report, graph) = samples::attribution_graph();
     report.tokens = samples::hostile();
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=err_0_4", "") else { return };
     assert_eq!(buttons(&dom, "graph-out"), ["−0.25  node 3_5_11"]);
 }
 
-/// The parts of the chosen feature, each with what it says.
+/// Name, description and texts of the selected feature.
 fn feature(dom: &str) -> (String, String, &str) {
     let (_, texts) = dom.split_once("id=\"feature-texts\"").unwrap();
     (
@@ -285,19 +287,19 @@ fn feature(dom: &str) -> (String, String, &str) {
 }
 
 #[test]
-fn a_feature_page_shows_the_texts_of_the_chosen_feature() {
+fn feature_page_shows_the_texts_of_the_selected_feature() {
     let (report, cards) = samples::features(&samples::sentence());
     let page = feature_page(&report, &cards);
     let Some(dom) = page_in_browser(&page, "", "") else { return };
     let (name, about, texts) = feature(&dom);
     assert_eq!(
         (&name[..], &about[..]),
-        ("feature 17", "active at 12.5 % of the tokens, with activations from 0.5 to 3")
+        ("feature 17", "active at 12.5% of the tokens, with activations from 0.5 to 3")
     );
     let headings: Vec<&str> =
         texts.split("<h3>").skip(1).map(|part| part.split_once("</h3>").unwrap().0).collect();
     assert_eq!(headings, ["Top activations", "Weakest quarter"]);
-    // Each text: its strength, all of its tokens, of which one is coloured and marked.
+    // Each text has its strength and all its tokens, one of them colored and marked.
     let lines: Vec<&str> = texts.split("<p ").skip(1).collect();
     assert_eq!(lines.len(), 3);
     for (line, (value, token)) in lines.iter().zip([("3", "·Mary"), ("2.25", "·John"), ("0.5", "When")]) {
@@ -321,7 +323,7 @@ fn a_feature_page_shows_the_texts_of_the_chosen_feature() {
 }
 
 #[test]
-fn the_address_and_the_bars_choose_a_feature() {
+fn url_and_bars_select_a_feature() {
     let (report, cards) = samples::features(&samples::hostile());
     let page = feature_page(&report, &cards);
     let Some(dom) = page_in_browser(&page, "row=1", "") else { return };
@@ -334,7 +336,7 @@ fn the_address_and_the_bars_choose_a_feature() {
     let Some(dom) = page_in_browser(&page, "row=1", script) else { return };
     assert_eq!(feature(&dom).0, "feature 17");
     assert!(dom.contains("data-address=\"#row=0\""));
-    // Texts are only shown.
+    // Texts are shown as text.
     assert!(feature(&dom).2.contains("&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"));
     assert_eq!(dom.matches("<script").count(), 3);
 }

@@ -1,4 +1,4 @@
-//! What is in a page's file: the packed values, no request, no text that ends the script, and how large it is.
+//! Tests of page files: packed values, no requests, escaped text and size.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use candle_gpt2_pictures::{Axis, PARTS_CSS, Report, feature_page, page};
@@ -6,35 +6,35 @@ use serde_json::Value;
 
 use crate::samples;
 
-/// The data of a page, as its script reads it.
+/// Data of a page, as its script reads it.
 fn data(page: &str) -> Value {
     let (_, after) = page.split_once("id=\"report\">").unwrap();
     serde_json::from_str(after.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// The values of one head, read from the packed form; `None` where the form holds none.
+/// Unpacked values of one head; `None` for values that the form drops.
 fn unpacked(pattern: &Value, head: usize, len: usize) -> Vec<Option<f32>> {
     let bytes = STANDARD.decode(pattern["heads"][head].as_str().unwrap()).unwrap();
     let mut bytes = bytes.into_iter();
     let mut values = vec![None; len * len];
     for query in 0..len {
-        for place in 0..=query {
-            let (key, share) = match pattern["form"].as_str().unwrap() {
+        for entry in 0..=query {
+            let (key, weight) = match pattern["form"].as_str().unwrap() {
                 "u16" => {
                     let pair = [bytes.next().unwrap(), bytes.next().unwrap()];
-                    (place, f32::from(u16::from_le_bytes(pair)) / 65535.0)
+                    (entry, f32::from(u16::from_le_bytes(pair)) / 65535.0)
                 }
-                "u8" => (place, f32::from(bytes.next().unwrap()) / 255.0),
-                _ if place >= 8 => break,
+                "u8" => (entry, f32::from(bytes.next().unwrap()) / 255.0),
+                _ if entry >= 8 => break,
                 _ => {
                     let key = u16::from_le_bytes([bytes.next().unwrap(), bytes.next().unwrap()]);
                     (usize::from(key), f32::from(bytes.next().unwrap()) / 255.0)
                 }
             };
-            values[query * len + key] = Some(share);
+            values[query * len + key] = Some(weight);
         }
     }
-    assert_eq!(bytes.next(), None, "nothing is left over");
+    assert_eq!(bytes.next(), None, "unread bytes");
     values
 }
 
@@ -43,19 +43,19 @@ fn assert_near(report: &Report, pattern: &Value, step: f32) {
     for head in 0..report.axes[0].labels.len() * report.axes[1].labels.len() {
         let values = unpacked(pattern, head, len);
         let expected = &report.values[head * len * len..(head + 1) * len * len];
-        for (place, (value, expected)) in values.iter().zip(expected).enumerate() {
-            assert_eq!(value.is_some(), expected.is_some(), "head {head}, place {place}");
+        for (index, (value, expected)) in values.iter().zip(expected).enumerate() {
+            assert_eq!(value.is_some(), expected.is_some(), "head {head}, index {index}");
             let difference = (value.unwrap_or(0.0) - expected.unwrap_or(0.0)).abs();
             assert!(
                 difference <= 0.51 * step,
-                "head {head}, place {place}: {value:?}, expected {expected:?}"
+                "head {head}, index {index}: {value:?}, expected {expected:?}"
             );
         }
     }
 }
 
 #[test]
-fn short_patterns_are_packed_to_a_65535th() {
+fn short_patterns_are_packed_as_u16() {
     let report = samples::attention(2, 3, samples::sentence());
     let data = data(&page(&report));
     assert_eq!(data["pattern"]["about"], "rounded to 0.002 %");
@@ -64,24 +64,24 @@ fn short_patterns_are_packed_to_a_65535th() {
 }
 
 #[test]
-fn middling_patterns_are_packed_to_a_255th() {
-    let report = samples::attention(5, 12, samples::many(200));
+fn medium_patterns_are_packed_as_u8() {
+    let report = samples::attention(5, 12, samples::repeated(200));
     let data = data(&page(&report));
     assert_eq!(data["pattern"]["about"], "rounded to 0.4 %");
     assert_near(&report, &data["pattern"], 1.0 / 255.0);
 }
 
 #[test]
-fn a_few_chosen_heads_of_a_long_text_stay_whole() {
-    let report = samples::attention(1, 2, samples::many(300));
+fn few_heads_of_a_long_text_keep_all_values() {
+    let report = samples::attention(1, 2, samples::repeated(300));
     assert_eq!(data(&page(&report))["pattern"]["form"], "u16");
-    let report = samples::attention(1, 1, samples::many(1500));
+    let report = samples::attention(1, 1, samples::repeated(1500));
     assert_eq!(data(&page(&report))["pattern"]["form"], "u8");
 }
 
 #[test]
 fn long_patterns_keep_the_strongest_sources() {
-    let report = samples::attention(8, 6, samples::many(300));
+    let report = samples::attention(8, 6, samples::repeated(300));
     let data = data(&page(&report));
     assert_eq!(data["pattern"]["about"], "the 8 strongest sources of each token, rounded to 0.4 %");
     for head in [0, 47] {
@@ -102,7 +102,7 @@ fn long_patterns_keep_the_strongest_sources() {
 }
 
 #[test]
-fn heads_that_were_not_asked_for_are_left_out() {
+fn missing_heads_are_null() {
     let mut report = samples::attention(2, 2, samples::sentence());
     let len = report.tokens.len();
     report.values[len * len..2 * len * len].fill(None);
@@ -112,7 +112,7 @@ fn heads_that_were_not_asked_for_are_left_out() {
 }
 
 #[test]
-fn values_that_are_no_pattern_are_kept_as_they_are() {
+fn values_other_than_patterns_are_not_packed() {
     let mut differences = samples::attention(1, 2, samples::sentence());
     differences.values[0] = Some(-0.25);
     let mut incomplete = samples::attention(1, 2, samples::sentence());
@@ -130,7 +130,7 @@ fn values_that_are_no_pattern_are_kept_as_they_are() {
 }
 
 #[test]
-fn a_page_asks_for_nothing() {
+fn pages_make_no_requests() {
     let (report, cards) = samples::features(&samples::sentence());
     let reports = [
         samples::attention(2, 2, samples::sentence()),
@@ -140,9 +140,9 @@ fn a_page_asks_for_nothing() {
         samples::graph(),
     ];
     for page in reports.iter().map(page).chain([feature_page(&report, &cards)]) {
-        let asked = page.replace("http-equiv", "");
+        let html = page.replace("http-equiv", "");
         for request in ["http", "src=", "import", "url(", "fetch", "XMLHttpRequest", "@font-face", "://"] {
-            assert!(!asked.contains(request), "{request}");
+            assert!(!html.contains(request), "{request}");
         }
         assert!(page.contains(
             "content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\""
@@ -153,7 +153,7 @@ fn a_page_asks_for_nothing() {
 }
 
 #[test]
-fn no_token_ends_the_script_or_opens_an_element() {
+fn tokens_cannot_inject_markup() {
     for mut report in [samples::attention(1, 1, samples::hostile()), samples::lens(2, samples::hostile())] {
         report.title = "</title><script>alert(1)</script>".into();
         report.notes = vec!["<!--<script>".into()];
@@ -171,7 +171,7 @@ fn no_token_ends_the_script_or_opens_an_element() {
 }
 
 #[test]
-fn a_page_of_features_has_them_as_they_are() {
+fn feature_page_contains_the_cards_unchanged() {
     let (report, cards) = samples::features(&samples::hostile());
     let page = feature_page(&report, &cards);
     assert_eq!((page.matches("<script").count(), page.matches("<!--").count()), (2, 0));
@@ -197,16 +197,17 @@ fn style_and_script_are_below_40_kilobytes() {
 
 #[test]
 fn pages_of_144_heads_stay_small() {
-    let size = page(&samples::attention(12, 12, samples::many(64))).len();
+    let size = page(&samples::attention(12, 12, samples::repeated(64))).len();
     assert!(size < 1_000_000, "64 tokens: {size} bytes");
-    // All 144 heads of 1,024 tokens would take more than a gigabyte here; each more takes the same.
-    let [four, eight] = [4, 8].map(|heads| page(&samples::attention(1, heads, samples::many(1024))).len());
+    // All 144 heads of 1,024 tokens would take over a gigabyte here, so their size is extrapolated.
+    let [four, eight] =
+        [4, 8].map(|heads| page(&samples::attention(1, heads, samples::repeated(1024))).len());
     let size = eight + (eight - four) / 4 * (144 - 8);
     assert!(size < 6_000_000, "1,024 tokens: {size} bytes, {eight} for 8 heads");
 }
 
 #[test]
-fn a_report_that_does_not_multiply_up_gives_a_page_that_says_so() {
+fn page_reports_a_size_mismatch() {
     let mut report = samples::attention(1, 1, samples::sentence());
     report.values.pop();
     let data = data(&page(&report));

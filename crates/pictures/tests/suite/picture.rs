@@ -1,11 +1,12 @@
-//! What is in an SVG picture: well-formed, one rectangle a cell, texts as texts, clear errors.
+//! Tests of SVG pictures: well-formed XML, one rectangle per cell, real text and clear errors.
 
 use candle_gpt2_pictures::{Axis, PictureError, Report, Scale, Width, graph_svg, svg};
 
 use crate::samples;
 
-/// Checks that a text is well-formed XML of the kind written here: elements, attributes in double quotes, no comments.
-/// Returns the tags, with their attributes, and the texts between them.
+/// Checks that a picture is well-formed XML, and returns its tags and texts.
+///
+/// Expects elements, attributes in double quotes and no comments. Tags include their attributes.
 fn parsed(xml: &str) -> (Vec<String>, Vec<String>) {
     let (mut open, mut tags, mut texts) = (Vec::new(), Vec::new(), Vec::new());
     let mut rest = xml;
@@ -38,13 +39,13 @@ fn parsed(xml: &str) -> (Vec<String>, Vec<String>) {
     (tags, texts)
 }
 
-/// A text with its entities replaced.
+/// Text with its entities replaced.
 fn plain(text: &str) -> String {
     assert!(text.chars().all(|letter| letter == '\n' || !letter.is_control()), "{text:?}");
     let mut plain = String::new();
-    for (place, piece) in text.split('&').enumerate() {
+    for (index, piece) in text.split('&').enumerate() {
         let (entity, after) =
-            if place == 0 { ("", piece) } else { piece.split_once(';').expect("an entity ends") };
+            if index == 0 { ("", piece) } else { piece.split_once(';').expect("an entity ends") };
         plain.push_str(match entity {
             "" => "",
             "amp" => "&",
@@ -63,17 +64,17 @@ fn fills(tags: &[String], fill: &str) -> usize {
     tags.iter().filter(|tag| tag.starts_with("rect") && tag.contains(&format!("fill=\"{fill}\""))).count()
 }
 
-/// Rectangles that are neither the ground, nor behind a panel, nor in the colour bar.
+/// Number of rectangles except the background, the panels' backgrounds and the color bar.
 fn cells(tags: &[String], panels: usize) -> usize {
-    const COLOUR_BAR: usize = 40;
+    const COLOR_BAR: usize = 40;
     let rectangles = tags.iter().filter(|tag| tag.starts_with("rect")).count();
-    let key_of_none = fills(tags, "#dcdee3") - panels;
-    rectangles - 1 - panels - COLOUR_BAR - key_of_none
+    let missing_value_key = fills(tags, "#dcdee3") - panels;
+    rectangles - 1 - panels - COLOR_BAR - missing_value_key
 }
 
 #[test]
-fn every_picture_is_well_formed_and_asks_for_nothing() {
-    let wide = samples::bars(Axis::tokens("token", &samples::many(300)), samples::many(300));
+fn pictures_are_well_formed_and_make_no_requests() {
+    let wide = samples::bars(Axis::tokens("token", &samples::repeated(300)), samples::repeated(300));
     for report in [
         samples::attention(3, 4, samples::sentence()),
         samples::attention(1, 1, samples::hostile()),
@@ -99,12 +100,12 @@ fn every_picture_is_well_formed_and_asks_for_nothing() {
 }
 
 #[test]
-fn a_heatmap_has_a_rectangle_for_each_value_in_its_colour() {
+fn heatmap_has_one_colored_rectangle_per_value() {
     let mut report = samples::layers_by_heads(2, 3);
     report.values = vec![Some(2.0), Some(-2.0), Some(0.0), None, Some(1.0), Some(-1.0)];
     let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
     assert_eq!(cells(&tags, 1), 5);
-    // Strongest blue and red, white in the middle, half way; the ground is white too.
+    // Strongest blue and red, white in the middle, and halfway. The background is white too.
     for (fill, count) in [("#921226", 1), ("#0c306e", 1), ("#ffffff", 1), ("#e8846c", 1), ("#62a3d6", 1)] {
         assert_eq!(fills(&tags, fill), count, "{fill}");
     }
@@ -114,7 +115,7 @@ fn a_heatmap_has_a_rectangle_for_each_value_in_its_colour() {
 }
 
 #[test]
-fn attention_has_a_panel_for_each_head_that_is_there() {
+fn attention_has_one_panel_per_present_head() {
     let mut report = samples::attention(2, 3, samples::sentence());
     let len = report.tokens.len();
     report.values[..len * len].fill(None);
@@ -123,17 +124,17 @@ fn attention_has_a_panel_for_each_head_that_is_there() {
     let captions: Vec<&String> = texts.iter().filter(|text| text.contains('.')).take(6).collect();
     assert_eq!(
         captions,
-        ["0.1", "0.2", "1.0", "1.1", "1.2", "panels: layer.head; downwards: query; across: key"]
+        ["0.1", "0.2", "1.0", "1.1", "1.2", "panels: layer.head; rows: query; columns: key"]
     );
-    // The panels are too small for labels: the tokens are listed once below them.
+    // The panels are too small for labels, so the tokens are listed once below them.
     assert!(
         texts.iter().any(|text| text.starts_with("query, key:\u{2003}<|endoftext|> 0\u{2003}When 1")),
         "{texts:?}"
     );
 }
 
-/// The place of a text, and the angle that it is turned by.
-fn place(svg: &str, text: &str) -> (f64, f64, bool) {
+/// Position of a text, and whether it is rotated.
+fn position(svg: &str, text: &str) -> (f64, f64, bool) {
     let line = svg.lines().find(|line| line.ends_with(&format!(">{text}</text>"))).unwrap();
     let number = |name: &str| {
         let (_, rest) = line.split_once(&format!(" {name}=\"")).unwrap();
@@ -143,31 +144,31 @@ fn place(svg: &str, text: &str) -> (f64, f64, bool) {
 }
 
 #[test]
-fn the_name_of_the_rows_is_apart_from_the_title_of_a_panel() {
+fn row_axis_name_does_not_overlap_the_panel_title() {
     let svg = svg(&samples::attention(1, 2, samples::sentence()), Width::TwoColumns).unwrap();
-    let (query, caption) = (place(&svg, "query"), place(&svg, "layer 0, head 0"));
+    let (query, caption) = (position(&svg, "query"), position(&svg, "layer 0, head 0"));
     assert!(query.2 && query.0 < caption.0 && query.1 > caption.1 + 20.0, "{query:?} {caption:?}");
-    // A single row has no room beside it.
+    // A single row has no space for the name beside it.
     let mut report = samples::layers_by_heads(1, 5);
     report.axes[0].name = "a long name".into();
     let picture = candle_gpt2_pictures::svg(&report, Width::TwoColumns).unwrap();
-    assert!(!place(&picture, "a long name").2);
+    assert!(!position(&picture, "a long name").2);
 }
 
 #[test]
-fn a_text_with_values_is_drawn_token_by_token_in_their_colours() {
+fn token_values_color_the_text() {
     let report =
         Report::of_tokens("surprise".into(), &["One", " day", "\n"], &[2.0, f32::NAN, -1.0], Scale::Signed);
     let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
     for text in ["One", "·day", "↵", "One 0"] {
         assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
     }
-    // A token without a value is grey, as is its bar.
+    // A token without a value is gray, and so is its bar.
     assert_eq!((fills(&tags, "#0c306e"), fills(&tags, "#e8846c") > 0, fills(&tags, "#dcdee3")), (1, true, 2));
 }
 
 #[test]
-fn a_lens_has_its_texts_in_the_cells_and_the_lowest_layer_at_the_bottom() {
+fn lens_has_cell_texts_and_layer_0_at_the_bottom() {
     let svg = svg(&samples::lens(3, samples::sentence()), Width::TwoColumns).unwrap();
     let (_, texts) = parsed(&svg);
     assert_eq!(texts.iter().filter(|text| *text == "·Mary").count(), 4);
@@ -180,7 +181,7 @@ fn a_lens_has_its_texts_in_the_cells_and_the_lowest_layer_at_the_bottom() {
 }
 
 #[test]
-fn one_axis_is_bars_and_a_long_one_a_line() {
+fn one_axis_is_drawn_as_bars_or_as_a_line_if_long() {
     let report = samples::bars(Axis::numbers("layer", 0..12), samples::sentence());
     let (tags, _) = parsed(&svg(&report, Width::OneColumn).unwrap());
     assert_eq!(tags.iter().filter(|tag| tag.starts_with("rect")).count(), 1 + 12);
@@ -195,7 +196,7 @@ fn one_axis_is_bars_and_a_long_one_a_line() {
 }
 
 #[test]
-fn a_noisy_curve_has_its_running_mean() {
+fn noisy_curve_has_a_running_mean() {
     let mut report = samples::bars(Axis::numbers("step", 0..1000), samples::sentence());
     report.values = (0..1000).map(|step| Some(if step % 2 == 0 { 1.0 } else { 3.0 })).collect();
     let drawn = svg(&report, Width::TwoColumns).unwrap();
@@ -212,7 +213,7 @@ fn a_noisy_curve_has_its_running_mean() {
 }
 
 #[test]
-fn small_grids_have_their_values_and_no_empty_canvas() {
+fn small_grids_show_values_without_empty_space() {
     let mut report = samples::layers_by_heads(2, 3);
     report.values = vec![Some(2.0), Some(-1.234), Some(0.0), None, Some(0.5), Some(100.4)];
     let drawn = svg(&report, Width::TwoColumns).unwrap();
@@ -226,12 +227,12 @@ fn small_grids_have_their_values_and_no_empty_canvas() {
 }
 
 #[test]
-fn what_no_picture_can_hold_is_refused_with_what_to_choose() {
+fn oversized_and_empty_pictures_are_rejected() {
     let too_many = |report: &Report| svg(report, Width::TwoColumns).unwrap_err();
     let error = too_many(&samples::attention(14, 12, samples::tokens([b"a".as_slice(), b"b"])));
     assert_eq!(error, PictureError::TooManyPanels { panels: 168, limit: 160, axes: "layer, head".into() });
     assert!(error.to_string().ends_with("choose fewer of layer, head"));
-    let error = too_many(&samples::attention(1, 1, samples::many(256)));
+    let error = too_many(&samples::attention(1, 1, samples::repeated(256)));
     assert!(matches!(error, PictureError::TooManyCells { cells: 32_896, limit: 20_000, .. }));
     let mut nothing = samples::layers_by_heads(2, 3);
     nothing.values.fill(None);
@@ -241,7 +242,7 @@ fn what_no_picture_can_hold_is_refused_with_what_to_choose() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_drawn_as_none() {
+fn non_finite_values_are_drawn_as_missing() {
     let mut report = samples::layers_by_heads(2, 2);
     report.values = vec![Some(f32::NAN), Some(f32::NEG_INFINITY), Some(1.0), Some(0.5)];
     report.scale = Scale::Amount;
@@ -250,7 +251,7 @@ fn values_that_are_not_finite_are_drawn_as_none() {
     assert_eq!(fills(&tags, "#0c306e"), 1);
 }
 
-/// A link from the lowest node to the highest runs past the box between them.
+/// Checks that a link from the lowest node to the highest avoids the box between them.
 #[test]
 fn links_run_around_boxes() {
     let mut report = samples::graph();
@@ -266,11 +267,11 @@ fn links_run_around_boxes() {
     let numbers: Vec<f64> =
         path.split('"').next().unwrap().split(['C', ' ']).map(|number| number.parse().unwrap()).collect();
     assert!((numbers[2] - numbers[0]).abs() > 15.0, "{numbers:?}");
-    assert_eq!(numbers[0], numbers[6], "it ends where it begins");
+    assert_eq!(numbers[0], numbers[6], "the link ends in the column in which it starts");
 }
 
 #[test]
-fn a_graph_goes_upwards() {
+fn graph_is_drawn_from_bottom_to_top() {
     let report = samples::graph();
     let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
     for label in ["input", "a0.h0", "a0.h2", "m0", "logits"] {
@@ -285,7 +286,7 @@ fn a_graph_goes_upwards() {
         .filter(|tag| tag.starts_with("text") && attribute(tag, "text-anchor") == "middle")
         .map(|tag| attribute(tag, "y").parse().unwrap())
         .collect();
-    // The nodes in their order: rows 0, 1, 1, 2 and 3.
+    // Nodes in order: rows 0, 1, 1, 2 and 3.
     assert!(
         heights[0] > heights[1]
             && heights[1] == heights[2]
@@ -297,12 +298,12 @@ fn a_graph_goes_upwards() {
     let thickness: Vec<f64> =
         paths.iter().map(|tag| attribute(tag, "stroke-width").parse().unwrap()).collect();
     assert!(thickness.is_sorted() && thickness[4] == 2.4, "the strongest is drawn last: {thickness:?}");
-    // Blue above 0, red below, and pale where a link is weak.
-    let colours: Vec<String> = paths.iter().map(|tag| attribute(tag, "stroke")).collect();
-    assert_eq!(colours, ["#62a3d6", "#62a3d6", "#e8846c", "#921226", "#0c306e"]);
-    // Queries at the left, keys in the middle, values at the right.
+    // Blue above 0, red below, and pale for weak links.
+    let colors: Vec<String> = paths.iter().map(|tag| attribute(tag, "stroke")).collect();
+    assert_eq!(colors, ["#62a3d6", "#62a3d6", "#e8846c", "#921226", "#0c306e"]);
+    // Queries are at the left, keys in the middle and values at the right.
     let ends: Vec<f64> =
-        ["q", "k", "v"].iter().map(|port| end_of(&samples::graph_of_ports(port.chars().next()))).collect();
+        ["q", "k", "v"].iter().map(|port| end_of(&samples::graph_with_port(port.chars().next()))).collect();
     assert!(ends[0] < ends[1] && ends[1] < ends[2], "{ends:?}");
     let mut large = report.clone();
     let graph = large.graph.as_mut().unwrap();
@@ -310,13 +311,13 @@ fn a_graph_goes_upwards() {
     assert_eq!(svg(&large, Width::TwoColumns), Err(PictureError::TooManyLinks { links: 4001, limit: 4000 }));
     large.graph = Some(candle_gpt2_pictures::Graph::default());
     assert_eq!(svg(&large, Width::TwoColumns), Err(PictureError::Nothing));
-    // The JSON of the report is that of its values.
+    // The JSON of the report has only its values.
     let json = serde_json::to_value(&report).unwrap();
     assert!(json.get("graph").is_none() && json["values"].is_array());
     assert!(candle_gpt2_pictures::page(&report).contains(">a0.h2</text>"));
 }
 
-/// Where the one link of a report ends, from the left.
+/// Horizontal position at which a report's only link ends.
 fn end_of(report: &Report) -> f64 {
     let picture = svg(report, Width::OneColumn).unwrap();
     let (_, path) = picture.split_once(" d=\"").unwrap();
@@ -325,7 +326,7 @@ fn end_of(report: &Report) -> f64 {
 }
 
 #[test]
-fn a_graph_has_a_circle_a_node_and_a_line_an_edge() {
+fn graph_has_a_circle_per_node_and_a_line_per_edge() {
     let (report, graph) = samples::attribution_graph();
     for width in [Width::OneColumn, Width::TwoColumns] {
         let (tags, texts) = parsed(&graph_svg(&report, &graph, width).unwrap());

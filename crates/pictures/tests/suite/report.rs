@@ -1,31 +1,31 @@
-//! How tokens are shown, what a report is as JSON, and which reports are refused.
+//! Tests of printable tokens, report JSON and validation.
 
-use candle_gpt2_pictures::{Axis, PictureError, Report, Token, shown};
+use candle_gpt2_pictures::{Axis, PictureError, Report, Token, printable_token};
 
 use crate::samples;
 
 #[test]
-fn tokens_are_shown_byte_for_byte_where_they_cannot_be_read() {
-    assert_eq!(shown(b" Mary"), "·Mary");
-    assert_eq!(shown(b"\n\n"), "↵↵");
-    assert_eq!(shown(b"\t\r\x00\x7f"), "\\x09\\x0D\\x00\\x7F");
-    assert_eq!(shown(b"\xe2\x82"), "\\xE2\\x82");
-    assert_eq!(shown(b"a\xff b"), "a\\xFF·b");
-    assert_eq!(shown("€ é東".as_bytes()), "€·é東");
-    // An override of direction would turn what stands after it.
-    assert_eq!(shown("\u{202e}x".as_bytes()), "\\xE2\\x80\\xAEx");
-    assert_eq!(shown("\u{85}".as_bytes()), "\\xC2\\x85");
-    assert_eq!(shown(b"</script>"), "</script>");
+fn unprintable_bytes_are_escaped() {
+    assert_eq!(printable_token(b" Mary"), "·Mary");
+    assert_eq!(printable_token(b"\n\n"), "↵↵");
+    assert_eq!(printable_token(b"\t\r\x00\x7f"), "\\x09\\x0D\\x00\\x7F");
+    assert_eq!(printable_token(b"\xe2\x82"), "\\xE2\\x82");
+    assert_eq!(printable_token(b"a\xff b"), "a\\xFF·b");
+    assert_eq!(printable_token("€ é東".as_bytes()), "€·é東");
+    // A direction override would reverse the text after it.
+    assert_eq!(printable_token("\u{202e}x".as_bytes()), "\\xE2\\x80\\xAEx");
+    assert_eq!(printable_token("\u{85}".as_bytes()), "\\xC2\\x85");
+    assert_eq!(printable_token(b"</script>"), "</script>");
 }
 
 #[test]
-fn labels_keep_equal_tokens_apart() {
+fn labels_distinguish_equal_tokens() {
     let tokens = [Token::new(2, 1757, b" John"), Token::new(10, 1757, b" John")];
     assert_eq!(Axis::tokens("key", &tokens).labels, ["·John 2", "·John 10"]);
 }
 
 #[test]
-fn json_reads_back_to_the_same_report() {
+fn json_round_trip_preserves_the_report() {
     let mut report = samples::layers_by_heads(2, 3);
     report.values =
         vec![Some(0.1), Some(f32::MIN_POSITIVE), None, Some(16_777_217.0 / 3.0), Some(-0.0), Some(f32::MAX)];
@@ -43,7 +43,7 @@ fn json_reads_back_to_the_same_report() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_null() {
+fn non_finite_values_become_null() {
     let mut report = samples::layers_by_heads(1, 3);
     report.values = vec![Some(f32::NEG_INFINITY), Some(f32::NAN), Some(1.0)];
     let json = serde_json::to_string(&report).unwrap();
@@ -52,7 +52,7 @@ fn values_that_are_not_finite_are_null() {
 }
 
 #[test]
-fn lengths_that_do_not_multiply_up_are_refused() {
+fn mismatched_lengths_are_rejected() {
     let mut report = samples::layers_by_heads(2, 3);
     assert_eq!(report.check(), Ok(()));
     report.values.pop();

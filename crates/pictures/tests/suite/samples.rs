@@ -1,11 +1,11 @@
-//! Reports with values that a test can name.
+//! Sample reports with known values.
 
 use candle_gpt2_pictures::{
     AttributionGraph, Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Graph, GraphLine,
     GraphLink, GraphNode, GraphPoint, Metric, PointKind, Report, Scale, Token,
 };
 
-/// The tokens of a short sentence.
+/// Tokens of a short sentence.
 pub(crate) fn sentence() -> Vec<Token> {
     let texts = [
         "<|endoftext|>",
@@ -24,7 +24,7 @@ pub(crate) fn sentence() -> Vec<Token> {
     tokens(texts.map(str::as_bytes))
 }
 
-/// What might break a page, a picture or a terminal.
+/// Tokens that could break a page, a picture or a terminal.
 pub(crate) fn hostile() -> Vec<Token> {
     tokens([
         b"</script><script>alert(1)</script>".as_slice(),
@@ -43,7 +43,7 @@ pub(crate) fn hostile() -> Vec<Token> {
     ])
 }
 
-pub(crate) fn many(len: usize) -> Vec<Token> {
+pub(crate) fn repeated(len: usize) -> Vec<Token> {
     (0..len).map(|index| Token::new(index, 262, b" the")).collect()
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn tokens<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Vec<Token
         .collect()
 }
 
-/// Attention whose shares are known: a query gives weights that fall with the distance, other ones in each head.
+/// Attention with known weights, which decrease with the distance and differ between heads.
 pub(crate) fn attention(layers: usize, heads: usize, tokens: Vec<Token>) -> Report {
     let len = tokens.len();
     let mut values = Vec::with_capacity(layers * heads * len * len);
@@ -88,7 +88,7 @@ pub(crate) fn attention(layers: usize, heads: usize, tokens: Vec<Token>) -> Repo
     }
 }
 
-/// Layer by token, with the likeliest token in each cell.
+/// Layers by tokens, with the most probable token in each cell.
 pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
     let cells = layers * tokens.len();
     let words = [" is", " the", "\n", " Mary", " store", "<|endoftext|>", "ually", "</b>"];
@@ -101,7 +101,7 @@ pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
         tokens,
         values: (0..cells).map(|cell| Some((cell * 37 % 100) as f32 / 100.0)).collect(),
         texts: (0..cells)
-            .map(|cell| candle_gpt2_pictures::shown(words[cell * 5 % words.len()].as_bytes()))
+            .map(|cell| candle_gpt2_pictures::printable_token(words[cell * 5 % words.len()].as_bytes()))
             .collect(),
         metric: None,
         notes: vec!["Each layer's residual stream, read as if it were the last.".into()],
@@ -110,7 +110,7 @@ pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
     }
 }
 
-/// Signed values of layers and heads.
+/// Signed values by layer and head.
 pub(crate) fn layers_by_heads(layers: usize, heads: usize) -> Report {
     let value = |cell: usize| if cell == 7 { None } else { Some((cell * 29 % 101) as f32 / 25.0 - 2.0) };
     Report {
@@ -129,7 +129,7 @@ pub(crate) fn layers_by_heads(layers: usize, heads: usize) -> Report {
     }
 }
 
-/// One signed value for each label.
+/// A signed value for each label.
 pub(crate) fn bars(axis: Axis, tokens: Vec<Token>) -> Report {
     Report {
         schema: "gpt2.look.saliency/1".into(),
@@ -137,7 +137,7 @@ pub(crate) fn bars(axis: Axis, tokens: Vec<Token>) -> Report {
         model: "gpt2".into(),
         tokens,
         bos: false,
-        values: (0..axis.labels.len()).map(|place| Some((place * 7 % 11) as f32 / 4.0 - 1.25)).collect(),
+        values: (0..axis.labels.len()).map(|index| Some((index * 7 % 11) as f32 / 4.0 - 1.25)).collect(),
         axes: vec![axis],
         texts: Vec::new(),
         metric: None,
@@ -147,7 +147,7 @@ pub(crate) fn bars(axis: Axis, tokens: Vec<Token>) -> Report {
     }
 }
 
-/// Three axes: which of two runs, layer, token.
+/// Three axes: site, layer and token.
 pub(crate) fn three_axes() -> Report {
     let tokens = sentence();
     let runs = Axis::new("site", ["attention", "mlp"]);
@@ -165,7 +165,7 @@ fn link(from: usize, to: usize, weight: f32) -> GraphLink {
     GraphLink { from, to, port: None, weight }
 }
 
-/// A graph beside three values.
+/// A graph with three values.
 pub(crate) fn graph() -> Report {
     let nodes = vec![
         node("input", 0, 0.5),
@@ -184,13 +184,13 @@ pub(crate) fn graph() -> Report {
     Report { graph: Some(Graph { nodes, links }), ..bars(Axis::numbers("share", 0..3), sentence()) }
 }
 
-/// One link to this side of a node.
-pub(crate) fn graph_of_ports(port: Option<char>) -> Report {
+/// A graph with one link to this port of a node.
+pub(crate) fn graph_with_port(port: Option<char>) -> Report {
     let nodes = vec![node("input", 0, 0.5), node("a0.h0", 1, 0.5)];
     Report { graph: Some(Graph { nodes, links: vec![GraphLink { port, ..link(0, 1, 1.0) }] }), ..graph() }
 }
 
-/// A graph of a few nodes over the tokens of a sentence: each leads to the next.
+/// A graph of a few nodes over the tokens of a sentence, with edges to later rows.
 pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
     let mut report = attention(1, 1, sentence());
     report.title = "attribution graph".into();
@@ -226,7 +226,7 @@ pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
     )
 }
 
-/// Two features of a sentence, the second one silent, as bars.
+/// Bars of two features of a sentence, the second of which is never active.
 pub(crate) fn features(tokens: &[Token]) -> (Report, Vec<FeatureCard>) {
     let texts: Vec<String> = tokens.iter().map(|token| token.text.clone()).collect();
     let example = |strongest: usize, value: f32| {

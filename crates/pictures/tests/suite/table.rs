@@ -1,10 +1,10 @@
-//! What a terminal shows.
+//! Tests of tables for the terminal.
 
 use candle_gpt2_pictures::{Axis, table};
 
 use crate::samples;
 
-/// The widest line that a terminal is asked for.
+/// Maximum width of a line.
 const WIDTH: usize = 100;
 
 fn line<'a>(text: &'a str, start: &str) -> &'a str {
@@ -17,7 +17,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_table_names_tokens_model_and_what_was_in_front() {
+fn table_starts_with_title_model_and_tokens() {
     let text = table(&samples::attention(1, 2, samples::sentence()));
     assert!(text.starts_with(
         "attention\nmodel: gpt2\ntokens (with a BOS token):\n  0 <|endoftext|>  1 When  2 ·John"
@@ -28,15 +28,15 @@ fn every_table_names_tokens_model_and_what_was_in_front() {
 #[test]
 fn attention_has_a_line_for_each_head() {
     let text = table(&samples::attention(1, 3, samples::tokens([b"a".as_slice(), b" b", b" c"])));
-    // Head 0: weights (2), (2, 1), (2, 1/2, 1) over their sums.
+    // Head 0 has the weights (2), (2, 1), (2, 1/2, 1), divided by their sums.
     let expected = ["0.0", "0.619", "0.310", "0.405", "·b", "1", "->", "·b", "1", "0.333"];
     assert_eq!(words(line(&text, "0.0")), expected);
-    // Head 2: weights (2), (2, 1/3), (2, 1/2, 1/3).
+    // Head 2 has the weights (2), (2, 1/3), (2, 1/2, 1/3).
     assert_eq!(words(line(&text, "0.2"))[..4], ["0.2", "0.782", "0.130", "0.517"]);
 }
 
 #[test]
-fn heads_that_were_not_asked_for_have_no_line() {
+fn missing_heads_have_no_line() {
     let mut report = samples::attention(1, 2, samples::sentence());
     let len = report.tokens.len();
     report.values[..len * len].fill(None);
@@ -45,7 +45,7 @@ fn heads_that_were_not_asked_for_have_no_line() {
 }
 
 #[test]
-fn two_axes_are_a_matrix_where_it_fits() {
+fn two_axes_become_a_matrix_if_it_fits() {
     let text = table(&samples::layers_by_heads(12, 12));
     assert!(text.contains("logit difference: 3.25000 → -0.50000"));
     assert_eq!(words(line(&text, "rows:")), ["rows:", "layer,", "columns:", "head"]);
@@ -54,7 +54,7 @@ fn two_axes_are_a_matrix_where_it_fits() {
 }
 
 #[test]
-fn a_matrix_that_is_too_wide_becomes_its_strongest_cells() {
+fn wide_matrix_is_reduced_to_its_strongest_cells() {
     let text = table(&samples::layers_by_heads(12, 16));
     assert!(text.contains("the 30 strongest of 191 values (layer, head):"));
     let first = text.lines().position(|line| line.starts_with("the 30")).unwrap() + 1;
@@ -64,7 +64,7 @@ fn a_matrix_that_is_too_wide_becomes_its_strongest_cells() {
 }
 
 #[test]
-fn one_axis_is_a_line_for_each_label_up_to_forty() {
+fn one_axis_has_one_line_per_label_up_to_forty() {
     let text = table(&samples::bars(Axis::new("layer", ["0", "0_mid", "1"]), samples::sentence()));
     assert_eq!(words(line(&text, "0_mid")), ["0_mid", "0.500"]);
     let text = table(&samples::bars(Axis::numbers("layer", 0..100), samples::sentence()));
@@ -76,24 +76,24 @@ fn one_axis_is_a_line_for_each_label_up_to_forty() {
 }
 
 #[test]
-fn a_lens_shows_its_texts_from_the_last_layer_down() {
+fn lens_lists_the_last_layer_first() {
     let text = table(&samples::lens(3, samples::sentence()));
     let lines: Vec<&str> =
         text.lines().skip_while(|line| *line != "rows: layer, columns: token").skip(1).collect();
     let layers: Vec<&str> = lines[1..4].iter().map(|line| words(line)[0]).collect();
     assert_eq!(layers, ["2", "1", "0"]);
     assert_eq!(words(lines[3])[..7], ["0", "·is", "0", "<|endoftext…", "0.370", "↵", "0.740"], "{text}");
-    // Cells stand below the headings of their columns.
+    // Cells are below the headings of their columns.
     let second = lines[3].find("<|endoftext…").unwrap();
-    let before = |line: &str, place: usize| {
-        line.char_indices().nth(place).map(|(place, _)| line[..place].ends_with("  "))
+    let is_after_spaces = |line: &str, column: usize| {
+        line.char_indices().nth(column).map(|(start, _)| line[..start].ends_with("  "))
     };
-    let place = lines[3][..second].chars().count();
-    assert!(lines[..4].iter().all(|line| before(line, place) == Some(true)), "{text}");
+    let column = lines[3][..second].chars().count();
+    assert!(lines[..4].iter().all(|line| is_after_spaces(line, column) == Some(true)), "{text}");
 }
 
 #[test]
-fn a_lens_of_numbers_alone_is_the_same_grid_with_integers_in_full() {
+fn lens_without_texts_prints_integers_in_full() {
     let mut report = samples::lens(3, samples::sentence());
     report.texts.clear();
     report.values = (0..report.values.len()).map(|rank| Some(rank as f32 * 337.0)).collect();
@@ -105,7 +105,7 @@ fn a_lens_of_numbers_alone_is_the_same_grid_with_integers_in_full() {
 }
 
 #[test]
-fn the_text_beside_a_bar_has_the_rest_of_the_line() {
+fn bar_texts_are_not_truncated() {
     let mut report = samples::bars(Axis::new("node", ["5_80_9"]), samples::sentence());
     let text = "feature at ·red 9, says ·ball ·cup; zeroed: predicted −2.145, actual −1.261";
     report.texts = vec![text.into()];
@@ -113,7 +113,7 @@ fn the_text_beside_a_bar_has_the_rest_of_the_line() {
 }
 
 #[test]
-fn nothing_reaches_the_terminal_that_it_would_obey() {
+fn control_characters_do_not_reach_the_terminal() {
     let mut report = samples::lens(4, samples::hostile());
     report.title = "a\x1b[31mb\rc".into();
     report.notes = vec!["\u{202e}note\n".into()];
@@ -127,7 +127,7 @@ fn nothing_reaches_the_terminal_that_it_would_obey() {
 #[test]
 fn lines_are_at_most_a_hundred_characters() {
     for report in [
-        samples::attention(12, 12, samples::many(64)),
+        samples::attention(12, 12, samples::repeated(64)),
         samples::lens(13, samples::hostile()),
         samples::lens(13, samples::sentence()),
         samples::layers_by_heads(12, 12),
@@ -141,7 +141,7 @@ fn lines_are_at_most_a_hundred_characters() {
 }
 
 #[test]
-fn a_report_that_does_not_multiply_up_is_named() {
+fn table_reports_a_size_mismatch() {
     let mut report = samples::layers_by_heads(2, 3);
     report.values.pop();
     assert!(table(&report).contains("(layer 2, head 3) cannot have 5 values"));

@@ -1,4 +1,4 @@
-//! What goes between callers and the engine's thread.
+//! Messages and state shared between callers and the engine thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,35 +9,35 @@ use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::{Event, GenerationError, Request};
 use tokio::sync::mpsc;
 
-/// What an engine holds at once.
+/// Capacity limits of an engine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EngineOptions {
-    /// Most texts that are made at once.
+    /// Maximum number of concurrent completions.
     pub(crate) parallel: usize,
-    /// Most prompts that wait.
+    /// Maximum number of waiting prompts.
     pub(crate) queue: usize,
-    /// Tokens that there is memory for, those of prompts and texts.
+    /// KV cache capacity in tokens, for prompts and completions together.
     pub(crate) kv_tokens: usize,
-    /// Most tokens of prompts that are computed between two tokens of a text.
+    /// Maximum number of prompt tokens prefilled between two decode steps.
     pub(crate) prefill_chunk: usize,
-    /// How long a call may wait before it begins.
+    /// Maximum time in the queue.
     pub(crate) queue_timeout: Duration,
 }
 
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// Of a prompt, by its place in the call.
+    /// Event of a prompt, which is identified by its index in the call.
     Event { prompt: usize, event: Event },
-    /// A prompt cannot be continued, which ends the call; nothing more comes.
+    /// A prompt was rejected or failed, which ends the call.
     Refused { prompt: usize, error: GenerationError },
-    /// The call cannot continue; nothing more comes.
+    /// The call failed; no further updates follow.
     Failed(ApiError),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum EngineState {
     Running,
-    /// After [`Command::Drain`]: nothing is left to do.
+    /// No work is left after [`Command::Drain`].
     Drained,
     Died(String),
 }
@@ -45,7 +45,7 @@ pub(super) enum Life {
 pub(super) enum Command {
     Submit(Submitted),
     Ask {
-        /// That of the request.
+        /// Id of the request.
         id: Arc<str>,
         question: Box<dyn FnOnce(&LoadedModel) + Send>,
     },
@@ -53,47 +53,47 @@ pub(super) enum Command {
     Stop,
 }
 
-/// A call on its way to the thread.
+/// Call on its way to the engine thread.
 pub(super) struct Submitted {
-    /// That of the request.
+    /// Id of the request.
     pub(super) id: Arc<str>,
     pub(super) requests: Vec<Request>,
     pub(super) updates: mpsc::UnboundedSender<Update>,
     pub(super) at: Instant,
-    /// Its place in the queue, which is free when the last of it is dropped.
-    pub(super) places: Vec<Place>,
+    /// Queue slots, one per prompt, each released on drop.
+    pub(super) slots: Vec<QueueSlot>,
 }
 
-/// What callers and the thread both look at.
+/// State shared by callers and the engine thread.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) options: EngineOptions,
-    /// Prompts that wait.
+    /// Number of waiting prompts.
     pub(super) queued: AtomicUsize,
-    /// Their tokens, and those that they ask for.
+    /// Number of their prompt tokens and requested new tokens.
     pub(super) queued_tokens: AtomicUsize,
-    /// Tokens in a second, as bits of an `f64`; 0 until known.
+    /// Tokens per second as the bits of an `f64`; 0 until known.
     pub(super) rate: AtomicU64,
     pub(super) draining: AtomicBool,
-    /// Analyses that have begun.
+    /// Number of unfinished analyses.
     pub(super) analyses: AtomicUsize,
 }
 
-/// A prompt's place in the queue; free when dropped.
+/// Queue slot of a prompt, released on drop.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct QueueSlot {
     shared: Arc<Shared>,
     tokens: usize,
 }
 
-impl Drop for Place {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.shared.queued.fetch_sub(1, Ordering::AcqRel);
         self.shared.queued_tokens.fetch_sub(self.tokens, Ordering::AcqRel);
     }
 }
 
-/// An analysis that has begun: a server that is about to end answers its questions until this is dropped.
+/// RAII guard of an unfinished analysis; a draining engine answers its questions until the drop.
 #[derive(Debug)]
 pub(crate) struct BegunAnalysis(pub(super) Arc<Shared>);
 
@@ -104,26 +104,26 @@ impl Drop for BegunAnalysis {
 }
 
 impl Shared {
-    /// Takes a place for each of these requests, or none.
-    pub(super) fn places(self: &Arc<Self>, requests: &[Request]) -> Option<Vec<Place>> {
-        let most = self.options.queue;
-        let taken = |queued: usize| queued.checked_add(requests.len()).filter(|queued| *queued <= most);
+    /// Reserves a slot for each request, or none if too few are free.
+    pub(super) fn reserve_slots(self: &Arc<Self>, requests: &[Request]) -> Option<Vec<QueueSlot>> {
+        let max = self.options.queue;
+        let taken = |queued: usize| queued.checked_add(requests.len()).filter(|queued| *queued <= max);
         self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
-        let place = |request: &Request| {
+        let slot = |request: &Request| {
             let new = request.config.max_new_tokens.saturating_mul(request.config.num_return_sequences);
-            // Far from overflow, however many there are.
+            // Capped so that the sum over all prompts cannot overflow.
             let tokens = request.prompt.len().saturating_add(new).min(u32::MAX as usize);
             self.queued_tokens.fetch_add(tokens, Ordering::AcqRel);
-            Place { shared: Arc::clone(self), tokens }
+            QueueSlot { shared: Arc::clone(self), tokens }
         };
-        Some(requests.iter().map(place).collect())
+        Some(requests.iter().map(slot).collect())
     }
 
-    /// When what waits now is probably done.
+    /// Estimated time until the waiting work is done.
     pub(super) fn retry_after(&self) -> Duration {
-        const LONGEST: f64 = 60.0;
+        const MAX_SECONDS: f64 = 60.0;
         let rate = f64::from_bits(self.rate.load(Ordering::Acquire));
         let seconds = self.queued_tokens.load(Ordering::Acquire) as f64 / rate;
-        Duration::from_secs_f64(if rate > 0.0 { seconds.ceil().clamp(1.0, LONGEST) } else { 1.0 })
+        Duration::from_secs_f64(if rate > 0.0 { seconds.ceil().clamp(1.0, MAX_SECONDS) } else { 1.0 })
     }
 }

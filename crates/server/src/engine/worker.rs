@@ -1,4 +1,4 @@
-//! The work of the engine's thread: it takes commands, gives the scheduler prompts in turn, and hands on what happens in each step.
+//! Engine thread: processes commands, feeds the scheduler and forwards its events.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,23 +8,23 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use candle_gpt2_api::ApiError;
-use candle_gpt2_engine::{CallId, Happened, LoadedModel, Texts};
+use candle_gpt2_engine::{CallEvent, CallId, CompletionDriver, LoadedModel};
 use candle_gpt2_generation::{Event, GenerationError, Request, Scheduler, SchedulerOptions};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::calls::{Command, Life, Place, Shared, Submitted, Update};
+use super::calls::{Command, EngineState, QueueSlot, Shared, Submitted, Update};
 use crate::busy::{draining, queue_timeout};
 use crate::fault::internal;
 use crate::log::log_failure;
 use crate::metrics::Metrics;
 
-/// The engine has died if a step fails from within again within this time.
-const TWICE_WITHIN: Duration = Duration::from_secs(60);
-/// Chunks of a prompt that are computed together while no text is being written.
+/// Period within which a second panicking step kills the engine.
+const PANIC_WINDOW: Duration = Duration::from_secs(60);
+/// Chunks of prefill per step while no completion is being decoded.
 const IDLE_CHUNKS: usize = 4;
 /// Maximum number of request ids in one line of the log.
 const MAX_LISTED: usize = 64;
-/// How long a thread that is about to end waits for the next question of an analysis, before it looks whether there is one left.
+/// Time that a draining thread waits for the next question before it checks for open analyses.
 const NEXT_QUESTION: Duration = Duration::from_millis(20);
 
 pub(super) struct Worker {
@@ -32,34 +32,34 @@ pub(super) struct Worker {
     shared: Arc<Shared>,
     metrics: Arc<Metrics>,
     commands: Receiver<Command>,
-    texts: Texts<Caller>,
+    texts: CompletionDriver<Caller>,
     panicked: Option<Instant>,
     is_draining: bool,
-    /// Whether nothing is finished any more.
+    /// Whether the engine has stopped and abandons unfinished work.
     is_stopped: bool,
 }
 
-/// The client of a call.
+/// Client of a call.
 struct Caller {
     id: Arc<str>,
     updates: UnboundedSender<Update>,
     at: Instant,
     prompts: Vec<Prompt>,
-    /// Whether one of its prompts has begun.
+    /// Whether one of its prompts has started.
     has_begun: bool,
 }
 
 struct Prompt {
     tokens: usize,
-    /// Its place in the queue; `None` once there is a row for it, so that it does not wait any more.
-    place: Option<Place>,
-    /// When each text had its last token.
+    /// Queue slot; `None` once the prompt is scheduled and no longer waits.
+    slot: Option<QueueSlot>,
+    /// Time of each completion's last token.
     texts: Vec<Option<Instant>>,
 }
 
 impl Caller {
-    fn tell(&self, update: Update) {
-        // Who does not listen any more is found by `is_gone`.
+    fn send(&self, update: Update) {
+        // `is_gone` detects a caller that no longer listens.
         _ = self.updates.send(update);
     }
 
@@ -79,7 +79,7 @@ impl Worker {
         metrics: Arc<Metrics>,
         commands: Receiver<Command>,
     ) -> Result<Self, GenerationError> {
-        let texts = Texts::new(scheduler(&model, &shared)?);
+        let texts = CompletionDriver::new(scheduler(&model, &shared)?);
         Ok(Self {
             model,
             shared,
@@ -92,29 +92,31 @@ impl Worker {
         })
     }
 
-    /// Works until all senders of commands are gone, and returns how it ended.
-    pub(super) fn run(mut self) -> Life {
+    /// Works until all command senders are dropped, and returns how the engine ended.
+    pub(super) fn run(mut self) -> EngineState {
         loop {
             if !self.take_commands() {
-                return Life::Drained;
+                return EngineState::Drained;
             }
-            self.drop_the_gone();
-            self.end_the_late();
+            self.drop_disconnected();
+            self.end_timed_out();
             self.feed();
             if !self.texts.is_idle()
                 && let Err(why) = self.step()
             {
                 self.fail_all(|_| true, ApiError::internal);
-                return Life::Died(why);
+                return EngineState::Died(why);
             }
-            self.show();
+            self.update_gauges();
             if self.is_draining && self.texts.is_idle() && self.analyses() == 0 {
-                return Life::Drained;
+                return EngineState::Drained;
             }
         }
     }
 
-    /// Takes all commands that are there, and waits for one if there is nothing to do. Answers false when there can be none.
+    /// Processes all pending commands, and waits for one if the engine is idle.
+    ///
+    /// Returns false once no further command can arrive.
     fn take_commands(&mut self) -> bool {
         loop {
             let is_busy = !self.texts.is_idle();
@@ -122,7 +124,7 @@ impl Worker {
                 Err(TryRecvError::Empty) if is_busy => return true,
                 Err(TryRecvError::Empty) if self.is_draining => match self.analyses() {
                     0 => return true,
-                    // Their next question comes, or they end, of which the thread does not hear.
+                    // Wait for the next question. An analysis that ends sends no command, hence the timeout.
                     _ => match self.commands.recv_timeout(NEXT_QUESTION) {
                         Ok(command) => Some(command),
                         Err(_) => return true,
@@ -133,23 +135,23 @@ impl Worker {
                 Ok(command) => Some(command),
             };
             let Some(command) = command else { return false };
-            self.obey(command);
+            self.handle_command(command);
             if !is_busy {
                 return true;
             }
         }
     }
 
-    /// Analyses that have begun and are waited for.
+    /// Number of unfinished analyses that the engine waits for.
     fn analyses(&self) -> usize {
         if self.is_stopped { 0 } else { self.shared.analyses.load(Ordering::Acquire) }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Submit(submitted) => self.accept(submitted),
             Command::Ask { id, question } => {
-                // The caller learns it from the answer, which never comes.
+                // The caller notices because the answer never arrives.
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| question(&self.model))) {
                     self.metrics.engine_panics.inc();
                     log_failure(&id, internal(panic.as_ref()));
@@ -167,68 +169,68 @@ impl Worker {
     }
 
     fn accept(&mut self, submitted: Submitted) {
-        let Submitted { id, requests, updates, at, places } = submitted;
-        let prompt = |(request, place): (&Request, Place)| {
+        let Submitted { id, requests, updates, at, slots } = submitted;
+        let prompt = |(request, slot): (&Request, QueueSlot)| {
             let texts = vec![None; request.config.num_return_sequences];
-            Prompt { tokens: request.prompt.len(), place: Some(place), texts }
+            Prompt { tokens: request.prompt.len(), slot: Some(slot), texts }
         };
-        let prompts = requests.iter().zip(places).map(prompt).collect();
+        let prompts = requests.iter().zip(slots).map(prompt).collect();
         let caller = Caller { id, updates, at, prompts, has_begun: false };
         if self.is_draining {
-            caller.tell(Update::Failed(draining()));
+            caller.send(Update::Failed(draining()));
         } else {
             self.texts.begin(requests, caller);
         }
     }
 
-    /// Gives the scheduler as many prompts as it can make texts of at once, one of each call in turn.
+    /// Feeds the scheduler up to its maximum batch size, one prompt of each call in turn.
     fn feed(&mut self) {
         while let Some((call, prompt, taken)) = self.texts.feed(self.shared.options.parallel) {
             if let Some(caller) = self.texts.owner(call) {
                 caller.has_begun = true;
-                caller.prompts[prompt].place = None;
+                caller.prompts[prompt].slot = None;
             }
-            // The call as a whole is refused: what others of its prompts gave would not be looked at.
+            // Rejects the whole call, because results of its other prompts would be unused.
             taken.unwrap_or_else(|error| self.refuse(call, prompt, error));
         }
     }
 
-    /// Ends a call of which a prompt is refused or cannot be continued.
+    /// Ends a call after one of its prompts was rejected or failed.
     fn refuse(&mut self, call: CallId, prompt: usize, error: GenerationError) {
         if let Some(caller) = self.texts.end(call) {
-            caller.tell(Update::Refused { prompt, error });
+            caller.send(Update::Refused { prompt, error });
         }
     }
 
-    /// Drops calls whose callers are gone.
-    fn drop_the_gone(&mut self) {
+    /// Drops calls whose clients have disconnected.
+    fn drop_disconnected(&mut self) {
         let gone = self.end_all(Caller::is_gone, |_| ());
         self.metrics.cancelled.inc_by(gone as u64);
     }
 
-    /// Ends the calls of which nothing has begun in time.
-    fn end_the_late(&mut self) {
-        let (most, shared) = (self.shared.options.queue_timeout, Arc::clone(&self.shared));
-        let is_late = |caller: &Caller| caller.waits() && caller.at.elapsed() > most;
+    /// Ends calls that timed out in the queue before any prompt started.
+    fn end_timed_out(&mut self) {
+        let (max_wait, shared) = (self.shared.options.queue_timeout, Arc::clone(&self.shared));
+        let is_late = |caller: &Caller| caller.waits() && caller.at.elapsed() > max_wait;
         let late = self.end_all(is_late, |caller| {
-            caller.tell(Update::Failed(queue_timeout(Some(shared.retry_after()))));
+            caller.send(Update::Failed(queue_timeout(Some(shared.retry_after()))));
         });
         (0..late).for_each(|_| self.metrics.reject("queue_timeout"));
     }
 
-    /// Ends the calls of these callers and all that is made for them; returns how many there were.
-    fn end_all(&mut self, is_wanted: impl Fn(&Caller) -> bool, hear: impl Fn(&Caller)) -> usize {
+    /// Ends the calls of selected callers, passes the callers to `on_end` and returns their number.
+    fn end_all(&mut self, is_wanted: impl Fn(&Caller) -> bool, on_end: impl Fn(&Caller)) -> usize {
         let wanted = self.texts.owners().filter(|(_, caller)| is_wanted(caller)).map(|(call, _)| call);
         let wanted: Vec<CallId> = wanted.collect();
-        wanted.iter().filter_map(|call| self.texts.end(*call)).for_each(|caller| hear(&caller));
+        wanted.iter().filter_map(|call| self.texts.end(*call)).for_each(|caller| on_end(&caller));
         wanted.len()
     }
 
     fn fail_all(&mut self, is_wanted: impl Fn(&Caller) -> bool, failure: fn() -> ApiError) {
-        self.end_all(is_wanted, |caller| caller.tell(Update::Failed(failure())));
+        self.end_all(is_wanted, |caller| caller.send(Update::Failed(failure())));
     }
 
-    /// One step of the scheduler. An error says that the engine cannot continue.
+    /// Runs one scheduler step. An error means that the engine cannot continue.
     fn step(&mut self) -> Result<(), String> {
         let start = Instant::now();
         let chunk_tokens = self.chunk_tokens();
@@ -239,39 +241,41 @@ impl Worker {
         self.metrics.engine_steps.inc();
         match stepped {
             Ok((happened, failure)) => {
-                let tokens: usize = happened.into_iter().map(|happened| self.hand_on(happened)).sum();
+                let tokens: usize = happened.into_iter().map(|happened| self.forward(happened)).sum();
                 match failure {
                     None => self.measure(tokens, start.elapsed()),
-                    // The scheduler has ended all requests that it had.
-                    Some(error) => self.fail_open(&error.to_string()),
+                    // The scheduler has already ended all of its requests.
+                    Some(error) => self.fail_started(&error.to_string()),
                 }
                 Ok(())
             }
             Err(panic) => {
                 self.metrics.engine_panics.inc();
                 let rebuilt = self.texts.rebuild(|| scheduler(&self.model, &self.shared));
-                self.fail_open(&internal(panic.as_ref()));
+                self.fail_started(&internal(panic.as_ref()));
                 rebuilt.map_err(|error| error.to_string())?;
-                let again = self.panicked.replace(start).is_some_and(|before| start - before < TWICE_WITHIN);
-                if again { Err("two steps have failed from within in a minute".into()) } else { Ok(()) }
+                let again = self.panicked.replace(start).is_some_and(|before| start - before < PANIC_WINDOW);
+                if again { Err("the engine panicked twice within a minute".into()) } else { Ok(()) }
             }
         }
     }
 
-    /// Tokens of prompts for the next step. Long chunks cost less if no text waits for its next token; a few texts, whose own
-    /// step is short, notice a chunk more than many do.
+    /// Number of prompt tokens for the next step.
+    ///
+    /// Large chunks are cheaper while no completion waits for its next token. A small batch has short decode
+    /// steps, so a chunk delays it relatively more than a large batch.
     fn chunk_tokens(&mut self) -> usize {
-        /// For each text, about what makes a chunk as long as the step.
+        /// Tokens per completion at which a chunk takes about as long as the decode step.
         const FOR_EACH_TEXT: usize = 4;
         let most = self.shared.options.prefill_chunk;
-        match self.texts.scheduler().map_or(0, |scheduler| scheduler.writing()) {
+        match self.texts.scheduler().map_or(0, |scheduler| scheduler.decoding()) {
             0 => most.saturating_mul(IDLE_CHUNKS),
-            writing => writing.saturating_mul(FOR_EACH_TEXT).clamp(most.div_ceil(2), most),
+            decoding => decoding.saturating_mul(FOR_EACH_TEXT).clamp(most.div_ceil(2), most),
         }
     }
 
-    /// Fails the calls that the scheduler was working on and logs one line for all of them.
-    fn fail_open(&mut self, cause: &str) {
+    /// Fails all started calls and logs one line for them.
+    fn fail_started(&mut self, cause: &str) {
         let begun = self.texts.owners().filter(|(_, caller)| caller.has_begun);
         let ids: Vec<&str> = begun.map(|(_, caller)| &*caller.id).collect();
         let listed = ids.iter().take(MAX_LISTED).copied().collect::<Vec<_>>().join(", ");
@@ -284,8 +288,8 @@ impl Worker {
         self.fail_all(|caller| caller.has_begun, ApiError::internal);
     }
 
-    /// Tells a caller what happened; returns how many tokens were computed for it.
-    fn hand_on(&mut self, Happened { call, prompt, event, is_last }: Happened) -> usize {
+    /// Forwards an event to its caller and returns the number of tokens computed for it.
+    fn forward(&mut self, CallEvent { call, prompt, event, is_last }: CallEvent) -> usize {
         let Some(caller) = self.texts.owner(call) else { return 0 };
         let of_prompt = &mut caller.prompts[prompt];
         let now = Instant::now();
@@ -312,14 +316,14 @@ impl Worker {
             self.refuse(call, prompt, error);
             return computed;
         }
-        caller.tell(Update::Event { prompt, event });
+        caller.send(Update::Event { prompt, event });
         if is_last {
             self.texts.end(call);
         }
         computed
     }
 
-    /// Remembers how fast tokens are computed, the last ones counting most.
+    /// Updates the exponential moving average of the token rate.
     fn measure(&self, tokens: usize, time: Duration) {
         const NEW: f64 = 0.05;
         let seconds = time.as_secs_f64();
@@ -332,8 +336,8 @@ impl Worker {
         self.shared.rate.store(rate.to_bits(), Ordering::Release);
     }
 
-    /// Shows what there is in the metrics.
-    fn show(&mut self) {
+    /// Updates the gauges in the metrics.
+    fn update_gauges(&mut self) {
         let set = |gauge: &prometheus_client::metrics::gauge::Gauge, number: usize| {
             gauge.set(i64::try_from(number).unwrap_or(i64::MAX))
         };

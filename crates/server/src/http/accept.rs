@@ -1,13 +1,14 @@
-//! The header `Accept`: media types and their weights, RFC 9110, section 12.5.1.
+//! `Accept` header: media types and their weights, RFC 9110, section 12.5.1.
 
 use hyper::header::{ACCEPT, HeaderMap};
 
-/// Whether a client wants `kind` and not `usual`, which is sent otherwise: it names it, with a weight that is above 0 and not below that of
-/// the usual one.
+/// Whether a client prefers `kind` to the default `usual`.
+///
+/// The header must name `kind` with a weight above 0 and at least the weight of `usual`.
 pub(crate) fn prefers(headers: &HeaderMap, kind: &str, usual: &str) -> bool {
     let values = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let ranges: Vec<(&str, f32)> = values.flat_map(|value| value.split(',')).filter_map(range).collect();
-    // Parameters may differ: of several the largest.
+    // Ranges may differ in parameters; the largest weight counts.
     let named = |kind: &str| {
         let weights = ranges.iter().filter(|(range, _)| range.eq_ignore_ascii_case(kind));
         weights.map(|(_, weight)| *weight).max_by(f32::total_cmp)
@@ -17,7 +18,7 @@ pub(crate) fn prefers(headers: &HeaderMap, kind: &str, usual: &str) -> bool {
     named(kind).is_some_and(|weight| weight > 0.0 && weight >= of_usual)
 }
 
-/// A media type with its weight; `None` of one whose weight is no number from 0 to 1.
+/// Media type and weight; `None` if the weight is not a number from 0 to 1.
 fn range(written: &str) -> Option<(&str, f32)> {
     let mut parts = written.split(';').map(str::trim);
     let kind = parts.next()?;
@@ -36,12 +37,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_is_chosen_by_its_name_and_its_weight() {
-        let of = |values: &[&'static str]| {
+    fn media_type_is_chosen_by_name_and_weight() {
+        let prefers_file = |values: &[&'static str]| {
             let values = values.iter().map(|value| (ACCEPT, HeaderValue::from_static(value)));
             prefers(&values.collect(), "application/octet-stream", "application/json")
         };
-        for chosen in [
+        for preferred in [
             &["application/octet-stream"][..],
             &["APPLICATION/Octet-Stream"],
             &["application/json, application/octet-stream"],
@@ -50,9 +51,9 @@ mod tests {
             &["application/octet-stream, application/octet-stream;q=0"],
             &["application/json;q=high, application/octet-stream;q=0.1"],
         ] {
-            assert!(of(chosen), "{chosen:?}");
+            assert!(prefers_file(preferred), "{preferred:?}");
         }
-        for usual in [
+        for other in [
             &[][..],
             &["*/*"],
             &["application/*"],
@@ -67,7 +68,7 @@ mod tests {
             &["application/octet-stream-2"],
             &[""],
         ] {
-            assert!(!of(usual), "{usual:?}");
+            assert!(!prefers_file(other), "{other:?}");
         }
     }
 }

@@ -1,5 +1,7 @@
-//! The memory of the activations that requests ask for. A request takes its part before it is queued and has it until its answer is
-//! sent, so that many of them hold no more than a few of the largest size.
+//! Memory budget for requested activations.
+//!
+//! A request reserves its share before it is queued and holds it until its answer is sent. All requests
+//! together hold at most four times the maximum size of one request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,59 +11,61 @@ use hyper::body::Bytes;
 
 use crate::busy::activations_full;
 
-/// Requests of the largest size that there is memory for.
+/// Number of maximum-size requests that fit into the memory.
 const LARGEST_AT_ONCE: usize = 4;
 
-/// The memory of a server's activations.
+/// Memory budget for the activations of a server.
 #[derive(Debug)]
 pub(crate) struct Activations {
-    most: usize,
+    max_bytes: usize,
     taken: AtomicUsize,
 }
 
-/// A request's part of it; free when dropped.
+/// Reserved memory of a request, released on drop.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct ActivationReservation {
     activations: Arc<Activations>,
     bytes: usize,
 }
 
-impl Drop for Held {
+impl Drop for ActivationReservation {
     fn drop(&mut self) {
         self.activations.taken.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
 impl Activations {
-    /// The memory for requests of up to `max_bytes` each.
+    /// Creates a budget for requests of up to `max_bytes` each.
     pub(crate) fn new(max_bytes: usize) -> Self {
-        Self { most: max_bytes.saturating_mul(LARGEST_AT_ONCE), taken: AtomicUsize::new(0) }
+        Self { max_bytes: max_bytes.saturating_mul(LARGEST_AT_ONCE), taken: AtomicUsize::new(0) }
     }
 
-    /// Takes memory for a request; `None` where it asks for no activations.
+    /// Reserves memory for a request; returns `None` if it records no activations.
     ///
     /// # Errors
-    /// When others need it all.
-    pub(crate) fn hold(self: &Arc<Self>, bytes: usize) -> Result<Option<Held>, ApiError> {
+    /// If other requests occupy all of the memory.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Option<ActivationReservation>, ApiError> {
         if bytes == 0 {
             return Ok(None);
         }
-        let more = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= self.most);
-        let is_held = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
-        is_held.then(|| Some(Held { activations: Arc::clone(self), bytes })).ok_or_else(activations_full)
+        let more = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= self.max_bytes);
+        let is_reserved = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
+        is_reserved
+            .then(|| Some(ActivationReservation { activations: Arc::clone(self), bytes }))
+            .ok_or_else(activations_full)
     }
 }
 
-impl Held {
-    /// The body of the answer, which holds the memory for as long as it is there.
+impl ActivationReservation {
+    /// Wraps the response body so that it holds the memory until it is dropped.
     pub(crate) fn until_sent(self, body: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Body { body, _held: self })
+        Bytes::from_owner(Body { body, _reservation: self })
     }
 }
 
 struct Body {
     body: Vec<u8>,
-    _held: Held,
+    _reservation: ActivationReservation,
 }
 
 impl AsRef<[u8]> for Body {
@@ -75,22 +79,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_is_bounded_and_free_again_once_an_answer_is_sent() {
+    fn memory_is_bounded_and_released_after_sending() {
         let activations = Arc::new(Activations::new(100));
-        assert!(activations.hold(0).unwrap().is_none());
-        let mut held: Vec<Held> = (0..4).map(|_| activations.hold(100).unwrap().unwrap()).collect();
-        let refused = activations.hold(1).unwrap_err();
+        assert!(activations.reserve(0).unwrap().is_none());
+        let mut reservations: Vec<ActivationReservation> =
+            (0..4).map(|_| activations.reserve(100).unwrap().unwrap()).collect();
+        let refused = activations.reserve(1).unwrap_err();
         assert_eq!((refused.status(), refused.code()), (503, Some("server_overloaded")));
-        assert!(activations.hold(0).unwrap().is_none(), "what records nothing is not refused");
-        assert!(activations.hold(usize::MAX).is_err());
+        assert!(activations.reserve(0).unwrap().is_none(), "a request without activations is not rejected");
+        assert!(activations.reserve(usize::MAX).is_err());
 
-        let body = held.pop().unwrap().until_sent(b"numbers".to_vec());
+        let body = reservations.pop().unwrap().until_sent(b"numbers".to_vec());
         let (copy, part) = (body.clone(), body.slice(2..4));
         drop((body, copy));
-        assert!(activations.hold(1).is_err() && &*part == b"mb", "a part of it is not sent yet");
+        assert!(activations.reserve(1).is_err() && &*part == b"mb", "part of the body is not sent yet");
         drop(part);
-        assert!(activations.hold(100).unwrap().is_some());
-        drop(held);
+        assert!(activations.reserve(100).unwrap().is_some());
+        drop(reservations);
         assert_eq!(activations.taken.load(Ordering::Acquire), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! What answers are made of: bytes that are there, or pieces that are made while they are sent.
+//! Response bodies: complete bytes, or a stream that is produced while it is sent.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -10,9 +10,9 @@ use hyper::body::{Body, Bytes, Frame, SizeHint};
 use tokio::sync::mpsc;
 
 use super::record::Record;
-use super::seats::{Activity, State};
+use super::slots::{Activity, State};
 
-/// Pieces that wait to be sent before the next one is made.
+/// Maximum number of pieces that wait to be sent.
 const PIECES: usize = 16;
 
 pub(crate) enum Content {
@@ -20,14 +20,16 @@ pub(crate) enum Content {
     Stream(Stream),
 }
 
-/// Pieces, and the work that makes them, which runs while they are taken and ends when this is dropped.
+/// Pieces of a response and the future that produces them.
+///
+/// The future runs while the pieces are polled and is dropped with the stream.
 pub(crate) struct Stream {
     work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     pieces: mpsc::Receiver<Bytes>,
 }
 
 impl Stream {
-    /// The pieces that `work` sends.
+    /// Creates a stream of the pieces that `work` sends.
     pub(crate) fn new<F: Future<Output = ()> + Send + 'static>(
         work: impl FnOnce(mpsc::Sender<Bytes>) -> F,
     ) -> Self {
@@ -43,7 +45,7 @@ impl Stream {
     }
 }
 
-/// The body of an answer. It knows its request, whose record is complete when the body has been sent or given up.
+/// Body of an answer, which completes the request's record when it is sent or dropped.
 pub(crate) struct Answer {
     content: Content,
     activity: Arc<Activity>,

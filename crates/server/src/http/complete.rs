@@ -1,4 +1,4 @@
-//! Completions: from a body to a call of the engine, and from what the engine tells to an answer, whole or in pieces.
+//! Completions: turns a body into an engine call, and its updates into a complete or streamed answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +11,23 @@ use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::activations::Held;
+use super::activations::ActivationReservation;
 use super::body::{Content, Stream};
 use super::peer::Peer;
 use super::receive::Received;
-use super::record::{Accepted, CLIENT_GONE, Numbers, gone};
+use super::record::{Accepted, CLIENT_GONE, RequestStats, gone};
 use super::reply;
 use super::{Caller, Phase, Shared};
 use crate::backend::Backend;
 use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
 
-/// Entries of a response that the async thread writes itself, which takes less than a millisecond.
+/// Maximum number of entries in a response that the async thread writes itself.
+///
+/// Writing such a response takes less than a millisecond.
 const SHORT_ANSWER: usize = 4 << 10;
 
-/// Whether a response may be so long that it is written on a request thread.
+/// Whether a response may be so long that a request thread must write it.
 fn is_long(requests: &[Request]) -> bool {
     let entries = |request: &Request| {
         let tokens = request.prompt.len().saturating_add(request.config.max_new_tokens);
@@ -38,7 +40,7 @@ fn is_long(requests: &[Request]) -> bool {
     total > SHORT_ANSWER || requests.iter().any(|request| !request.observers.is_empty())
 }
 
-/// Whether an event of a long response may add more to it than a token: the echoed prompt, or activations.
+/// Whether an event may add more than a token to a long response, for example an echo or activations.
 fn is_costly(event: &Event) -> bool {
     match event {
         Event::Token { stop_reason, .. } => stop_reason.is_some(),
@@ -46,13 +48,13 @@ fn is_costly(event: &Event) -> bool {
     }
 }
 
-/// The type of safetensors files.
+/// Media type of safetensors files.
 pub(crate) const FILE: &str = "application/octet-stream";
 
-/// A line that clients skip.
+/// SSE comment line, which clients ignore.
 const PING: Bytes = Bytes::from_static(b":\n\n");
 
-/// Serves a request for a completion, or for activations: those come as a file if that is wanted.
+/// Serves a request for completions or activations; activations may be sent as a file.
 pub(crate) async fn answer(
     endpoint: Endpoint,
     received: Received,
@@ -66,32 +68,33 @@ pub(crate) async fn answer(
         move |work| begin(work, wants_file, &caller)
     };
     let begun = shared.threads.read(&caller.id, endpoint, received, Some(caller.key), begin);
-    // An engine that drains accepts no further call.
+    // A draining engine accepts no further calls.
     let (running, is_streamed) = caller.until(Phase::Draining, begun).await?;
     let peer = Arc::clone(&caller.peer);
     if is_streamed { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
 }
 
-/// Submits a request to the engine. Returns the call, and whether its response is a stream.
+/// Submits a request to the engine; returns the call and whether its response is streamed.
 fn begin(work: Work, wants_file: bool, caller: &Caller) -> Result<(Running, bool), ApiError> {
     let shared = &caller.shared;
     let Work::Texts(Call { mut requests, answer, stream, activation_bytes }) = work else {
-        return Err(ApiError::failed("a path of texts that asks for something else"));
+        return Err(ApiError::failed("a completion endpoint returned other work"));
     };
     caller.log_warnings(answer.warnings());
     limit_time(&mut requests, shared.options.max_time);
-    caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
+    caller.stats.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
     let is_long = is_long(&requests);
     let Backend::Texts(engine) = &shared.backend else {
-        return Err(ApiError::failed("texts, of a classifier"));
+        return Err(ApiError::failed("a classifier cannot generate text"));
     };
-    let held = shared.activations.hold(activation_bytes);
-    let held = held.inspect_err(|_| shared.metrics.reject("activations_full"))?;
+    let reservation = shared.activations.reserve(activation_bytes);
+    let reservation = reservation.inspect_err(|_| shared.metrics.reject("activations_full"))?;
     let ticket = engine.submit(&caller.id, requests)?;
-    let numbers = Arc::clone(&caller.numbers);
+    let stats = Arc::clone(&caller.stats);
     let id = Arc::clone(&caller.id);
     let _accepted = Accepted::new(&shared.calls);
-    let running = Running { id, answer: Some(answer), ticket, numbers, is_long, wants_file, held, _accepted };
+    let answer = Some(answer);
+    let running = Running { id, answer, ticket, stats, is_long, wants_file, reservation, _accepted };
     Ok((running, stream))
 }
 
@@ -103,20 +106,20 @@ fn limit_time(requests: &mut [Request], most: Option<Duration>) {
     }
 }
 
-/// A call that the engine has accepted. Dropping it cancels the call.
+/// Call accepted by the engine. Dropping it cancels the call.
 struct Running {
-    /// That of the request.
+    /// Id of the request.
     id: Arc<str>,
-    /// `None` while a request thread has it.
+    /// `None` while a request thread holds it.
     answer: Option<Answer>,
     ticket: Ticket,
-    numbers: Arc<Numbers>,
+    stats: Arc<RequestStats>,
     /// Whether the response may be long.
     is_long: bool,
-    /// Whether it is a safetensors file.
+    /// Whether the response is a safetensors file.
     wants_file: bool,
-    /// The memory of its activations.
-    held: Option<Held>,
+    /// Memory reserved for the activations.
+    reservation: Option<ActivationReservation>,
     _accepted: Accepted,
 }
 
@@ -125,18 +128,20 @@ impl Running {
         self.answer.as_mut().ok_or_else(lost)
     }
 
-    /// The chunks that an update adds to the response; `None` once all texts have ended. Must not be dropped before its end.
-    async fn take(&mut self, update: Option<Update>) -> Result<Option<Vec<String>>, ApiError> {
+    /// Chunks that an update adds to the response; `None` once all completions have finished.
+    ///
+    /// The future must not be dropped before it completes.
+    async fn handle_update(&mut self, update: Option<Update>) -> Result<Option<Vec<String>>, ApiError> {
         match update {
             None => Ok(None),
             Some(Update::Event { prompt, event }) => {
-                self.numbers.count(&event);
+                self.stats.count(&event);
                 if !(self.is_long && is_costly(&event)) {
-                    return self.answer()?.take(prompt, event).map(Some);
+                    return self.answer()?.handle_event(prompt, event).map(Some);
                 }
                 let mut answer = self.answer.take().ok_or_else(lost)?;
                 let taken = blocking(&self.id, move || {
-                    let chunks = answer.take(prompt, event);
+                    let chunks = answer.handle_event(prompt, event);
                     Ok((answer, chunks))
                 });
                 let (answer, chunks) = taken.await?;
@@ -152,7 +157,7 @@ impl Running {
         let made = async {
             loop {
                 let update = self.ticket.next().await;
-                if self.take(update).await?.is_none() {
+                if self.handle_update(update).await?.is_none() {
                     return Ok::<(), ApiError>(());
                 }
             }
@@ -162,15 +167,15 @@ impl Running {
             made = made => made?,
             () = peer.closed() => return Err(gone()),
         }
-        let Self { id, answer, is_long, wants_file, held, .. } = self;
+        let Self { id, answer, is_long, wants_file, reservation, .. } = self;
         let answer = answer.ok_or_else(lost)?;
         let write = move || {
             let body = match wants_file {
                 true => answer.into_safetensors()?,
                 false => answer.into_response().into_bytes(),
             };
-            let body = match held {
-                Some(held) => held.until_sent(body),
+            let body = match reservation {
+                Some(reservation) => reservation.until_sent(body),
                 None => body.into(),
             };
             Ok(if wants_file { reply::text(FILE, body) } else { reply::json(body) })
@@ -178,13 +183,15 @@ impl Running {
         if is_long { blocking(&id, write).await } else { write() }
     }
 
-    /// Waits a while for the first update, so that a call that fails immediately gets a status of its own.
+    /// Streams the response.
+    ///
+    /// It waits briefly for the first update, so that a call that fails immediately gets its own status.
     async fn in_pieces(mut self, shared: &Shared, peer: Arc<Peer>) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
         let first = async {
             match timeout(timeouts.head, self.ticket.next()).await {
-                Ok(update) => self.take(update).await.map(First::Happened),
-                Err(_) => Ok(First::Waits),
+                Ok(update) => self.handle_update(update).await.map(FirstUpdate::Chunks),
+                Err(_) => Ok(FirstUpdate::TimedOut),
             }
         };
         let first = tokio::select! {
@@ -201,35 +208,35 @@ impl Running {
         response.map_err(ApiError::failed)
     }
 
-    async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<Peer>, ping: Duration) {
-        // A stream that is given up before its end keeps this code.
-        self.numbers.set_code(CLIENT_GONE);
+    async fn send(mut self, first: FirstUpdate, out: mpsc::Sender<Bytes>, peer: Arc<Peer>, ping: Duration) {
+        // This code remains if the stream is dropped before its end.
+        self.stats.set_code(CLIENT_GONE);
         let id = Arc::clone(&self.id);
-        let told = tokio::select! {
+        let outcome = tokio::select! {
             biased;
-            told = caught(&id, self.tell(first, &out, ping)) => told,
+            outcome = caught(&id, self.send_chunks(first, &out, ping)) => outcome,
             () = peer.closed() => Err(gone()),
         };
-        // The head has gone out as a success; the log tells what became of it.
-        let (code, last) = match told {
+        // The head was sent with a success status; the log reports the actual outcome.
+        let (code, last) = match outcome {
             Ok(()) => (200, self.answer.as_mut().map(Answer::last_chunks).unwrap_or_default()),
             Err(error) => (error.status(), vec![error.to_json()]),
         };
         let last = last.iter().map(|chunk| event(chunk)).collect::<String>() + "data: [DONE]\n\n";
-        self.numbers.set_code(code);
-        // An error says that the reader is gone.
+        self.stats.set_code(code);
+        // An error means that the reader is gone.
         _ = out.send(last.into()).await;
     }
 
-    async fn tell(
+    async fn send_chunks(
         &mut self,
-        first: First,
+        first: FirstUpdate,
         out: &mpsc::Sender<Bytes>,
         ping: Duration,
     ) -> Result<(), ApiError> {
         let mut next = match first {
-            First::Happened(pieces) => pieces,
-            First::Waits => {
+            FirstUpdate::Chunks(pieces) => pieces,
+            FirstUpdate::TimedOut => {
                 _ = out.send(PING).await;
                 Some(Vec::new())
             }
@@ -240,7 +247,7 @@ impl Running {
             }
             next = loop {
                 match timeout(ping, self.ticket.next()).await {
-                    Ok(update) => break self.take(update).await?,
+                    Ok(update) => break self.handle_update(update).await?,
                     Err(_) => _ = out.send(PING).await,
                 }
             };
@@ -249,14 +256,14 @@ impl Running {
     }
 }
 
-/// What has happened before the head of a stream is sent.
-enum First {
-    Happened(Option<Vec<String>>),
-    /// Nothing, for a long time.
-    Waits,
+/// Result of waiting before the head of a stream is sent.
+enum FirstUpdate {
+    Chunks(Option<Vec<String>>),
+    /// No update within the timeout.
+    TimedOut,
 }
 
-/// The request thread that had the response panicked, which is in the log.
+/// Error for a response lost to a panic on its request thread, which is already logged.
 fn lost() -> ApiError {
     ApiError::internal()
 }

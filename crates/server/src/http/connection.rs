@@ -1,4 +1,4 @@
-//! A connection, from its first byte to its last.
+//! Serves a connection from its first byte to its last.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -12,37 +12,37 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use tokio::time::timeout;
 
-use super::guarded::{Guarded, TimedOut};
 use super::peer::Peer;
 use super::receive::too_large;
-use super::seats::{Seat, State};
+use super::slots::{ConnectionSlot, State};
+use super::timed_stream::{TimedOut, TimedStream};
 use super::{Connection, Phase, Shared, reply, routes};
 use crate::log::log_failure;
 
-/// Most bytes of a head, and of what is read ahead.
+/// Maximum size of a head and of the read buffer, in bytes.
 const MAX_HEAD: usize = 64 << 10;
-/// Most lines of a head.
+/// Maximum number of header lines.
 const MAX_HEADERS: usize = 100;
-/// Most bytes that are read from a client to tell it why it was refused.
+/// Maximum number of bytes read from a client while it receives the reason for a rejection.
 const MAX_LINGER: usize = 64 << 20;
 
 /// Serves a connection until it is closed.
-pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, seat: Seat) {
+pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, slot: ConnectionSlot) {
     let peer = Arc::new(peer);
-    let activity = Arc::clone(&seat.activity);
+    let activity = Arc::clone(&slot.activity);
     let connection = Arc::new(Connection {
         peer: Arc::clone(&peer),
         activity: Arc::clone(&activity),
-        is_surplus: seat.is_surplus,
+        is_surplus: slot.is_surplus,
     });
-    let mut bytes = Guarded::new(Arc::clone(&peer), Arc::clone(&activity), shared.options.timeouts);
+    let mut bytes = TimedStream::new(Arc::clone(&peer), Arc::clone(&activity), shared.options.timeouts);
     let ended = run(&shared, connection, &mut bytes).await;
     let max_body = shared.options.max_body;
     let refusal = ended.err().and_then(|failure| refusal(&failure, &bytes, max_body));
     let is_at_end = bytes.is_at_end() || bytes.timed_out() == Some(TimedOut::Write);
     let linger = shared.options.timeouts.linger;
     if let Some(error) = refusal {
-        // Whether the client reads it is the client's business.
+        // Errors are ignored, because the client may not read the response.
         _ = timeout(linger, send(&peer, &error)).await;
         shared.metrics.count_request("none", error.status(), Duration::ZERO);
     }
@@ -52,24 +52,28 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, seat: Seat) {
         tokio::select! {
             biased;
             () = activity.evicted() => (),
-            // Closing while the client still sends makes its system throw away what it has not read yet.
+            // If the socket closed while the client still sends, its system would discard unread data.
             _ = timeout(linger, read_on(&peer)) => (),
         }
     }
 }
 
-/// Why a connection ended early.
+/// Reason why a connection ended early.
 #[derive(Debug)]
 enum Failure {
     Http(hyper::Error),
-    /// The system's clock is out of range, see [`is_http_date`].
+    /// The system clock is out of range; see [`is_http_date`].
     Clock,
 }
 
-async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guarded) -> Result<(), Failure> {
+async fn run(
+    shared: &Arc<Shared>,
+    connection: Arc<Connection>,
+    bytes: &mut TimedStream,
+) -> Result<(), Failure> {
     let service = service_fn(|request| routes::answer(Arc::clone(shared), Arc::clone(&connection), request));
     let mut builder = http1::Builder::new();
-    // Heads are under the clock of `Guarded`. A client that has closed its side is told so by the routes.
+    // `TimedStream` enforces the head timeout. The routes report a client that closed its side.
     builder.header_read_timeout(None).half_close(true);
     builder.max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD).max_headers(MAX_HEADERS);
     let mut connection = pin!(builder.serve_connection(bytes, service));
@@ -80,8 +84,9 @@ async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guar
     run_while_dated(&mut connection, SystemTime::now).await
 }
 
-/// Runs a connection while the clock shows a valid HTTP date. hyper formats the date whenever it is polled, with or without the
-/// header `Date`, and panics if it cannot.
+/// Runs a connection while the clock shows a valid HTTP date.
+///
+/// hyper formats the date on every poll, with or without the `Date` header, and panics if that fails.
 async fn run_while_dated(
     connection: &mut Pin<&mut impl Future<Output = hyper::Result<()>>>,
     now: fn() -> SystemTime,
@@ -93,13 +98,13 @@ async fn run_while_dated(
     .await
 }
 
-/// Whether HTTP can express a time: the years 1970 to 9999.
+/// Whether HTTP can express the time, which is limited to the years 1970 to 9999.
 fn is_http_date(time: SystemTime) -> bool {
     const YEAR_10000: u64 = 253_402_300_800;
     time.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() < YEAR_10000)
 }
 
-/// Refuses all requests until the clock is set.
+/// Error for all requests until the clock is set.
 fn clock_refusal() -> ApiError {
     static LOGGED: Once = Once::new();
     let message =
@@ -108,8 +113,8 @@ fn clock_refusal() -> ApiError {
     ApiError::busy(503, message, "clock_out_of_range", Duration::from_secs(1))
 }
 
-/// The response to a head that is incomplete or that hyper could not read.
-fn refusal(failure: &Failure, bytes: &Guarded, max_body: usize) -> Option<ApiError> {
+/// Response to an incomplete head or one that hyper cannot parse.
+fn refusal(failure: &Failure, bytes: &TimedStream, max_body: usize) -> Option<ApiError> {
     if !bytes.is_between_requests() {
         return None;
     }
@@ -120,7 +125,7 @@ fn refusal(failure: &Failure, bytes: &Guarded, max_body: usize) -> Option<ApiErr
     match bytes.timed_out() {
         Some(TimedOut::Head) => {
             return Some(
-                ApiError::new(408, "the head was not complete in time").with_code("request_timeout"),
+                ApiError::new(408, "timed out waiting for the request head").with_code("request_timeout"),
             );
         }
         Some(TimedOut::Idle | TimedOut::Write) => return None,
@@ -131,15 +136,15 @@ fn refusal(failure: &Failure, bytes: &Guarded, max_body: usize) -> Option<ApiErr
     }
     if error.is_parse_too_large() {
         let message =
-            format!("the head is larger than {MAX_HEAD} bytes or has more than {MAX_HEADERS} lines");
+            format!("the request head is larger than {MAX_HEAD} bytes or has more than {MAX_HEADERS} lines");
         return Some(ApiError::new(431, message).with_code("head_too_large"));
     }
     if error.is_parse() {
-        let message = "not a valid HTTP/1.1 request; the server speaks plain HTTP/1.1: for TLS or HTTP/2, put a proxy in front of it";
+        let message = "not a valid HTTP/1.1 request; the server speaks plain HTTP/1.1; for TLS or HTTP/2, put a proxy in front of it";
         return Some(ApiError::invalid(message).with_code("bad_request"));
     }
     if error.is_incomplete_message() {
-        return Some(ApiError::invalid("the head ended before its empty line").with_code("bad_request"));
+        return Some(ApiError::invalid("the request head is incomplete").with_code("bad_request"));
     }
     None
 }
@@ -180,10 +185,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_http_cannot_express_is_never_shown_to_hyper() {
+    fn hyper_is_not_polled_outside_the_http_date_range() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let run = |now: fn() -> SystemTime| {
-            // As hyper's connection, which panics when it is polled at such a time.
+            // Mimics hyper's connection, which panics if polled at such a time.
             let mut connection = pin!(async move {
                 assert!(is_http_date(now()), "polled");
                 Ok(())

@@ -1,8 +1,10 @@
-//! `Content-Length` in the bytes of a head. hyper reports a length that it cannot represent as a head that is too large, or as invalid.
+//! Scanner for excessive `Content-Length` values.
+//!
+//! hyper reports a length that it cannot represent as an oversized or invalid head.
 
-/// Bytes kept of a line: a name, white space and all digits of a `u64` fit.
+/// Maximum number of bytes kept of a line; a name, whitespace and all digits of a `u64` fit.
 const MAX_KEPT: usize = 64;
-/// hyper's largest length.
+/// Maximum length that hyper accepts.
 const MAX_LENGTH: u64 = u64::MAX - 2;
 
 /// Scanner for `Content-Length` in a head that arrives in pieces.
@@ -14,7 +16,7 @@ pub(crate) struct ContentLength {
 }
 
 impl ContentLength {
-    /// Reads the next bytes of the head.
+    /// Scans the next bytes of the head.
     pub(crate) fn read(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if self.is_head_complete {
@@ -28,7 +30,7 @@ impl ContentLength {
         }
     }
 
-    /// Whether the head announces more bytes than hyper can count.
+    /// Whether the head announces more bytes than hyper can represent.
     pub(crate) fn is_excessive(&self) -> bool {
         self.is_excessive
     }
@@ -54,7 +56,7 @@ mod tests {
     use super::*;
 
     fn is_excessive(head: &str) -> bool {
-        // In pieces of every size.
+        // Split into pieces of several sizes.
         let found = [1, 7, head.len()].map(|size| {
             let mut scanner = ContentLength::default();
             head.as_bytes().chunks(size).for_each(|piece| scanner.read(piece));
@@ -65,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_do_not_fit_are_found() {
+    fn excessive_content_lengths_are_detected() {
         for length in
             ["18446744073709551614", "18446744073709551615", "18446744073709551616", &"9".repeat(500)]
         {

@@ -1,4 +1,4 @@
-//! The keys that requests show. Comparing takes as long for every key that is shown, right or wrong.
+//! API keys, compared in constant time.
 
 use candle_gpt2_api::ApiError;
 use hyper::HeaderMap;
@@ -10,16 +10,16 @@ use crate::options::MAX_KEY;
 
 pub(crate) struct Keys(Vec<Padded>);
 
-/// A key with zeros behind it, which no key has.
+/// Key padded with zero bytes, which no valid key contains.
 type Padded = [u8; MAX_KEY];
 
 impl Keys {
-    /// The options' keys, which have been checked.
+    /// Creates the set of keys from already validated options.
     pub(crate) fn new(keys: &[SecretString]) -> Self {
         Self(keys.iter().filter_map(|key| padded(key.expose_secret().as_bytes())).collect())
     }
 
-    /// The number of the key that a request shows; 0 if none is asked for.
+    /// Number of the request's key, starting at 1; 0 if the server has no keys.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         if self.0.is_empty() {
             return Ok(0);
@@ -27,25 +27,19 @@ impl Keys {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let shown = match (values.next().and_then(bearer), values.next()) {
             (Some(key), None) => padded(key),
-            _ => return Err(refusal("asks for a key: send the header `Authorization: Bearer KEY`")),
+            _ => return Err(refusal("missing API key; send the header `Authorization: Bearer KEY`")),
         };
-        let shown = shown.ok_or_else(|| {
-            refusal("does not accept this key: check the header `Authorization: Bearer KEY`")
-        })?;
-        // All are compared, whichever it is.
+        let shown = shown.ok_or_else(invalid)?;
+        // Compares all keys to keep the time constant.
         let mut found = 0_u64;
         for (number, key) in (1_u64..).zip(&self.0) {
             found.conditional_assign(&number, key.ct_eq(&shown));
         }
-        if found == 0 {
-            Err(refusal("does not accept this key: check the header `Authorization: Bearer KEY`"))
-        } else {
-            Ok(found)
-        }
+        if found == 0 { Err(invalid()) } else { Ok(found) }
     }
 }
 
-/// What follows `Bearer`.
+/// Token after `Bearer`.
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, key) = value.as_bytes().split_at_checked(7)?;
     let key = scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())?;
@@ -58,8 +52,12 @@ fn padded(key: &[u8]) -> Option<Padded> {
     Some(padded)
 }
 
-fn refusal(what: &str) -> ApiError {
-    ApiError::new(401, format!("this server {what}")).with_code("invalid_api_key")
+fn invalid() -> ApiError {
+    refusal("invalid API key; check the header `Authorization: Bearer KEY`")
+}
+
+fn refusal(message: &str) -> ApiError {
+    ApiError::new(401, message).with_code("invalid_api_key")
 }
 
 #[cfg(test)]
@@ -76,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_tried_and_nothing_else_passes() {
+    fn only_configured_keys_pass() {
         let keys = ["first", "second"];
         assert_eq!(check(&keys, &["Bearer first"]), Ok(1));
         assert_eq!(check(&keys, &["bearer  second "]), Ok(2));
@@ -102,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_everything_passes() {
+    fn everything_passes_without_keys() {
         for headers in [&[][..], &["Bearer "], &["Bearer anything"]] {
             assert_eq!(check(&[], headers), Ok(0));
         }

@@ -1,4 +1,4 @@
-//! Where the server listens: a TCP port or a Unix socket.
+//! Listener on a TCP port or a Unix socket.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixSocket};
 use super::peer::Peer;
 use crate::{ServerError, ServerOptions};
 
-/// Connections that the system keeps until they are accepted.
+/// Maximum number of connections that the system queues until they are accepted.
 const BACKLOG: u32 = 1024;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens where the options say, within a runtime.
+    /// Binds to the address in the options; must run inside a tokio runtime.
     pub(crate) fn bind(options: &ServerOptions) -> Result<Self, ServerError> {
         match &options.unix_socket {
             #[cfg(unix)]
@@ -36,7 +36,7 @@ impl Listener {
         }
     }
 
-    /// The address, as clients write it.
+    /// Address in the form that clients use.
     pub(crate) fn address(&self) -> String {
         match self {
             Self::Tcp(_, address) => format!("http://{address}"),
@@ -45,7 +45,7 @@ impl Listener {
         }
     }
 
-    /// The address that only this machine reaches it by, if that is so.
+    /// Bound IP address if it is a loopback address.
     pub(crate) fn loopback(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(_, address) => Some(address.ip()).filter(IpAddr::is_loopback),
@@ -58,7 +58,7 @@ impl Listener {
         match self {
             Self::Tcp(listener, _) => {
                 let (stream, _) = listener.accept().await?;
-                // What is written is sent at once. Without it everything works, only slower.
+                // Disables Nagle's algorithm. If that fails, only latency suffers.
                 _ = stream.set_nodelay(true);
                 Ok(Peer::Tcp(stream))
             }
@@ -72,7 +72,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // Without it the next server removes it.
+            // If removal fails, the next server removes it.
             _ = std::fs::remove_file(path);
         }
     }
@@ -107,7 +107,8 @@ fn bind_tcp(options: &ServerOptions) -> Result<Listener, ServerError> {
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A restart does not wait for the last packets of the connections before it. (Elsewhere it lets two programs share a port.)
+    // Allows a restart while old connections are in TIME_WAIT. Other systems would let two programs share a
+    // port.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -123,13 +124,13 @@ fn bind_unix(path: &Path) -> Result<Listener, ServerError> {
     remove_stale(path)?;
     let socket = UnixSocket::new_stream().map_err(error)?;
     socket.bind(path).map_err(error)?;
-    // No client can connect before it listens.
+    // No client can connect before `listen`.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(error)?;
     let listener = socket.listen(BACKLOG).map_err(error)?;
     Ok(Listener::Unix(listener, path.to_owned()))
 }
 
-/// Removes a socket without a listener: a server that was killed leaves one behind.
+/// Removes a socket without a listener, which a killed server leaves behind.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> Result<(), ServerError> {
     use std::fs;

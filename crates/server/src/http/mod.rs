@@ -1,24 +1,24 @@
-//! HTTP: connections, their limits, who may ask, what answers, and the end.
+//! HTTP server: connections, limits, access control, routing and shutdown.
 
 mod accept;
+mod access;
 mod activations;
 mod body;
+mod body_memory;
 mod complete;
 mod connection;
 mod content_length;
-mod gate;
-mod guarded;
 mod keys;
 mod listener;
 mod peer;
 pub(crate) mod receive;
 mod record;
 mod reply;
-mod rooms;
 mod routes;
 mod run;
-mod seats;
 mod shared;
+mod slots;
+mod timed_stream;
 
 pub(crate) use listener::Listener;
 pub(crate) use run::run;

@@ -1,4 +1,6 @@
-//! The other end of a connection, over TCP or a Unix socket. One task reads, one writes, and any may wait for the client's end.
+//! Socket of a connected client, over TCP or a Unix socket.
+//!
+//! One task reads, one task writes, and any task may wait for the client to close its side.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::Shutdown;
@@ -12,10 +14,10 @@ use tokio::net::TcpStream;
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
-/// Interval of the checks whether a client has closed its side behind bytes that are not read yet.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Polling interval for a close that is hidden behind unread bytes.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who is connected.
+/// Socket of a connected client.
 #[derive(Debug)]
 pub(crate) enum Peer {
     Tcp(TcpStream),
@@ -23,7 +25,7 @@ pub(crate) enum Peer {
     Unix(UnixStream),
 }
 
-/// What both kinds have under the same name.
+/// Evaluates an expression on the stream of either variant.
 macro_rules! of_either {
     ($either:expr, $stream:ident => $done:expr) => {
         match $either {
@@ -35,7 +37,7 @@ macro_rules! of_either {
 }
 
 impl Peer {
-    /// Reads what is there; 0 bytes are the end.
+    /// Reads available bytes; 0 bytes mean the end.
     pub(crate) fn poll_read(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             ready!(of_either!(self, stream => stream.poll_read_ready(cx)))?;
@@ -46,7 +48,7 @@ impl Peer {
         }
     }
 
-    /// Writes as many of the bytes as there is room for.
+    /// Writes as many bytes as fit into the socket's buffer.
     pub(crate) fn poll_write(&self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         loop {
             ready!(of_either!(self, stream => stream.poll_write_ready(cx)))?;
@@ -57,20 +59,21 @@ impl Peer {
         }
     }
 
-    /// Returns when the client has closed its side, even if some of its bytes are still unread: except on Windows, whose events stop
-    /// until these are read.
+    /// Waits until the client closes its side, even if some of its bytes are unread.
+    ///
+    /// On Windows, socket events stop until these bytes are read, so the close goes unnoticed.
     pub(crate) async fn closed(&self) {
         loop {
             match of_either!(self, stream => stream.ready(Interest::READABLE).await) {
-                Ok(ready) if !ready.is_read_closed() && !ready.is_error() => sleep(LOOK_AGAIN).await,
+                Ok(ready) if !ready.is_read_closed() && !ready.is_error() => sleep(POLL_INTERVAL).await,
                 _ => return,
             }
         }
     }
 
-    /// Tells the client that nothing more comes.
+    /// Shuts down the sending side.
     pub(crate) fn end(&self) {
-        // A client that has gone need not be told.
+        // Fails if the client is already gone.
         _ = of_either!(self, stream => SockRef::from(stream).shutdown(Shutdown::Write));
     }
 }

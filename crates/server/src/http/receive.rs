@@ -1,5 +1,7 @@
-//! The body of a request, under limits of size, time and kind. tower-http's layers for size and time answer with no JSON, and know neither
-//! the memory of other bodies nor the places of connections.
+//! Receives request bodies under limits of size, time and type.
+//!
+//! tower-http's size and timeout layers do not answer with JSON. They also know neither the memory of other
+//! bodies nor the connection slots.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -14,14 +16,14 @@ use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use tokio::time::timeout;
 
 use super::Shared;
-use super::rooms::Room;
-use super::seats::{Activity, State};
+use super::body_memory::BodyReservation;
+use super::slots::{Activity, State};
 use crate::busy::bodies_full;
 
-/// A body, and its memory, which is free again when this is dropped: when the body is read, before it is answered.
+/// Received body and its memory, which is released once the body is parsed, before it is answered.
 pub(crate) struct Received {
     bytes: Vec<u8>,
-    _room: Room,
+    _reservation: BodyReservation,
 }
 
 impl AsRef<[u8]> for Received {
@@ -30,7 +32,7 @@ impl AsRef<[u8]> for Received {
     }
 }
 
-/// Reads a body of JSON.
+/// Reads a JSON body.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: &mut Incoming,
@@ -45,13 +47,13 @@ pub(crate) async fn read(
     match received {
         Ok(received) => received,
         Err(_) => {
-            let message = format!("the body was not complete after {} s", limit.as_secs_f64());
+            let message = format!("timed out after {} s waiting for the request body", limit.as_secs_f64());
             Err(ApiError::new(408, message).with_code("request_timeout"))
         }
     }
 }
 
-/// Other kinds than JSON are refused, which also makes browsers ask before they send what another server's page wants to.
+/// Rejects any type but JSON, which also forces browsers to send a preflight for other origins.
 fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     let values: Vec<_> = headers.get_all(CONTENT_TYPE).iter().collect();
     let is_json = match values.as_slice() {
@@ -62,11 +64,14 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
         _ => false,
     };
     if !is_json {
-        return Err(ApiError::new(415, "a body is JSON: send the header `Content-Type: application/json`"));
+        return Err(ApiError::new(
+            415,
+            "unsupported content type; send JSON with the header `Content-Type: application/json`",
+        ));
     }
     let is_plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
     if !headers.get_all(CONTENT_ENCODING).iter().all(is_plain) {
-        return Err(ApiError::new(415, "a body is sent as it is, without Content-Encoding"));
+        return Err(ApiError::new(415, "unsupported Content-Encoding; send the body uncompressed"));
     }
     Ok(())
 }
@@ -81,28 +86,28 @@ async fn collect(
     if announced > most {
         return Err(too_large(most));
     }
-    let room = shared.rooms.begin(activity);
+    let reservation = shared.body_memory.begin(activity);
     let mut bytes = Vec::new();
     while let Some(frame) = next_frame(body, activity).await? {
-        // Trailers say nothing that is wanted.
+        // Trailers are ignored.
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
         if bytes.len() + data.len() > most {
             return Err(too_large(most));
         }
-        room.hold(bytes.len() + data.len()).await?;
+        reservation.reserve(bytes.len() + data.len()).await?;
         bytes.extend_from_slice(&data);
     }
-    room.is_whole();
-    Ok(Received { bytes, _room: room })
+    reservation.mark_complete();
+    Ok(Received { bytes, _reservation: reservation })
 }
 
-/// Refuses a body of more than `most` bytes.
+/// Error for a body of more than `most` bytes.
 pub(super) fn too_large(most: usize) -> ApiError {
-    let message = format!("the body is larger than {most} bytes, which --max-body raises");
+    let message = format!("the body is larger than {most} bytes; the limit is set with --max-body");
     ApiError::new(413, message).with_code("body_too_large")
 }
 
-/// The next part of a body, as long as its connection keeps its place.
+/// Next frame of a body; an error if its connection is evicted.
 async fn next_frame(
     body: &mut Incoming,
     activity: &Activity,
@@ -118,7 +123,7 @@ fn broken(error: &hyper::Error) -> ApiError {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     let is_cut = cause.is_some_and(|cause| cause.kind() == io::ErrorKind::UnexpectedEof);
     ApiError::invalid(match is_cut || error.is_incomplete_message() {
-        true => "the body ended before the length that was announced",
-        false => "the body's chunks cannot be read",
+        true => "the body ended early",
+        false => "invalid chunked encoding of the body",
     })
 }

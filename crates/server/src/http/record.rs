@@ -1,5 +1,6 @@
-//! The record of a request: numbers for `/metrics`, and a line of the log. Never a text. tower-http's layer for traces does not see
-//! an answer that is given up while it is sent.
+//! Record of a request for `/metrics` and the log, which never contains its text.
+//!
+//! tower-http's trace layer does not see an answer that is dropped while it is being sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::metrics::Metrics;
 
-/// A request from its head to the end of its answer. Dropping it counts the request.
+/// Record of a request from its head to the end of its answer. Dropping it counts the request.
 pub(crate) struct Record {
     metrics: Arc<Metrics>,
     is_logged: bool,
@@ -19,19 +20,19 @@ pub(crate) struct Record {
     method: &'static str,
     route: &'static str,
     begun: Instant,
-    numbers: Arc<Numbers>,
+    stats: Arc<RequestStats>,
 }
 
-/// What is found out while a request is served.
+/// Statistics collected while a request is served.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct RequestStats {
     code: AtomicU16,
     prompt_tokens: AtomicUsize,
     new_tokens: AtomicUsize,
 }
 
-impl Numbers {
-    /// Sets the code that the request is counted under.
+impl RequestStats {
+    /// Sets the status code that the request is counted under.
     pub(crate) fn set_code(&self, code: u16) {
         self.code.store(code, Ordering::Relaxed);
     }
@@ -47,18 +48,20 @@ impl Numbers {
     }
 }
 
-/// The code of a request whose client was gone before its end.
+/// Status code of a request whose client disconnected before the answer was complete.
 pub(crate) const CLIENT_GONE: u16 = 499;
 
-/// Refuses a client that closed its sending side. Most have left; one that only sends nothing more reads this.
+/// Error for a client that closed its sending side.
+///
+/// Most such clients have left. A client that closed only one direction receives this error.
 pub(crate) fn gone() -> ApiError {
-    let message = "the connection's sending side was closed before the answer, which cancels the request; keep it open until the \
-                   answer has come";
+    let message = "the client closed its side of the connection, which cancels the request; keep it open until the response \
+                   has arrived";
     ApiError::new(CLIENT_GONE, message).with_code("client_closed_request")
 }
 
 impl Record {
-    /// `is_logged`: whether it gets a line of the log.
+    /// Creates a record; `is_logged` decides whether the log gets a line.
     pub(crate) fn new(
         metrics: &Arc<Metrics>,
         is_logged: bool,
@@ -66,29 +69,29 @@ impl Record {
         method: &'static str,
         route: &'static str,
     ) -> Self {
-        let numbers = Numbers {
-            // Until it has another one: an answer that is given up before it begins has none.
+        let stats = RequestStats {
+            // Remains for an answer that is dropped before it begins.
             code: AtomicU16::new(CLIENT_GONE),
             prompt_tokens: AtomicUsize::new(0),
             new_tokens: AtomicUsize::new(0),
         };
         let metrics = Arc::clone(metrics);
-        Self { metrics, is_logged, id, method, route, begun: Instant::now(), numbers: Arc::new(numbers) }
+        Self { metrics, is_logged, id, method, route, begun: Instant::now(), stats: Arc::new(stats) }
     }
 
     pub(crate) fn id(&self) -> &Arc<str> {
         &self.id
     }
 
-    pub(crate) fn numbers(&self) -> &Arc<Numbers> {
-        &self.numbers
+    pub(crate) fn stats(&self) -> &Arc<RequestStats> {
+        &self.stats
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
         let time = self.begun.elapsed();
-        let code = self.numbers.code.load(Ordering::Relaxed);
+        let code = self.stats.code.load(Ordering::Relaxed);
         self.metrics.count_request(self.route, code, time);
         if self.is_logged {
             tracing::info!(
@@ -96,15 +99,15 @@ impl Drop for Record {
                 method = %self.method,
                 path = %self.route,
                 status = code,
-                prompt_tokens = self.numbers.prompt_tokens.load(Ordering::Relaxed),
-                new_tokens = self.numbers.new_tokens.load(Ordering::Relaxed),
+                prompt_tokens = self.stats.prompt_tokens.load(Ordering::Relaxed),
+                new_tokens = self.stats.new_tokens.load(Ordering::Relaxed),
                 seconds = time.as_secs_f64(),
             );
         }
     }
 }
 
-/// A call that the engine has accepted, and whose answer is not complete.
+/// RAII guard of a call that the engine has accepted and whose answer is incomplete.
 pub(crate) struct Accepted(watch::Sender<usize>);
 
 impl Accepted {

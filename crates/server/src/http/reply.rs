@@ -1,4 +1,4 @@
-//! Answers that are there as a whole.
+//! Complete responses.
 
 use candle_gpt2_api::ApiError;
 use hyper::body::Bytes;

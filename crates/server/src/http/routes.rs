@@ -1,4 +1,4 @@
-//! From a request to its answer: who may ask, which route it is, what answers.
+//! Request routing: access control, route lookup and dispatch.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::accept::prefers;
+use super::access::{Origin, is_preflight};
 use super::body::{Answer, Content};
-use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::{Accepted, Record};
-use super::seats::State;
+use super::slots::State;
 use super::{Caller, Connection, Phase, Shared, complete, reply};
 use crate::analyses::Analyses;
 use crate::busy::{connections_full, draining};
@@ -22,12 +22,12 @@ use crate::fault::{blocking, caught};
 use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest number of a request that a client may choose.
+/// Maximum length of a request id chosen by the client.
 const MAX_ID: usize = 64;
-/// What the counters call a path that is none of ours.
+/// Metrics label of an unknown path.
 const NO_ROUTE: &str = "other";
 
-/// What a method is called in the log.
+/// Name of a method in the log.
 fn method_name(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
     KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
@@ -51,7 +51,7 @@ pub(crate) async fn answer(
     );
     // An unread body blocks the next request.
     let mut body = Some(body).filter(|body| !body.is_end_stream());
-    let origin = shared.gate.check_origin(&head.headers);
+    let origin = shared.access.check_origin(&head.headers);
     let response = match &origin {
         Ok(origin) => {
             caught(record.id(), serve(&shared, &connection, &record, &head, origin, &mut body)).await
@@ -59,8 +59,8 @@ pub(crate) async fn answer(
         Err(error) => Err(error.clone()),
     };
     let mut response = response.unwrap_or_else(|error| reply::refusal(&error));
-    record.numbers().set_code(response.status().as_u16());
-    // Of a body in chunks that has a length too, hyper does not tell: what a proxy takes for its end may be another place.
+    record.stats().set_code(response.status().as_u16());
+    // hyper does not report a chunked body that also has a length, where a proxy may see a different end.
     let is_chunked = head.headers.contains_key(header::TRANSFER_ENCODING);
     let must_close = body.is_some() || is_chunked || connection.is_surplus || shared.is_draining();
     finish(response.headers_mut(), record.id(), &shared, origin.ok().as_ref(), must_close);
@@ -76,7 +76,7 @@ async fn serve(
     origin: &Origin,
     body: &mut Option<Incoming>,
 ) -> Result<Response<Content>, ApiError> {
-    shared.gate.check_host(head)?;
+    shared.access.check_host(head)?;
     if is_preflight(head)
         && let Origin::Shared(_) = origin
     {
@@ -87,9 +87,9 @@ async fn serve(
         return serve_file(file, head);
     }
     let found = candle_gpt2_api::find_route(head.method.as_str(), path);
-    // What there is, is told to those with a key only.
+    // Only clients with a key learn which paths exist.
     let needs_key = !matches!(&found, Ok((route, _)) if !route.needs_key);
-    let key = if needs_key { shared.gate.check_key(&head.headers)? } else { 0 };
+    let key = if needs_key { shared.access.check_key(&head.headers)? } else { 0 };
     let (route, rest) = found?;
     if connection.is_surplus && !matches!(route.endpoint, Endpoint::Health | Endpoint::Metrics) {
         shared.metrics.reject("connections_full");
@@ -99,13 +99,13 @@ async fn serve(
         id: Arc::clone(record.id()),
         shared: Arc::clone(shared),
         peer: Arc::clone(&connection.peer),
-        numbers: Arc::clone(record.numbers()),
+        stats: Arc::clone(record.stats()),
         key,
     };
     if route.method == "POST" {
         let received = match body.as_mut() {
             Some(body) => receive::read(&head.headers, body, shared, &connection.activity).await,
-            None => Err(ApiError::invalid("the body is empty; it is a JSON object")),
+            None => Err(ApiError::invalid("the body is empty; send a JSON object")),
         }?;
         *body = None;
         let wants_file = prefers(&head.headers, complete::FILE, "application/json");
@@ -125,7 +125,7 @@ async fn get(
     Ok(match endpoint {
         Endpoint::Health if shared.is_draining() => return Err(draining()),
         Endpoint::Metrics => {
-            // The text of both is the same but for its last line, which the older one takes for a remark.
+            // Both formats have the same text. The older one treats the last line as a comment.
             let kind = match prefers(headers, "application/openmetrics-text", "text/plain") {
                 true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 false => "text/plain; version=0.0.4; charset=utf-8",
@@ -136,7 +136,7 @@ async fn get(
         Endpoint::OpenApi => reply::text("application/json", candle_gpt2_api::OPENAPI),
         Endpoint::Page => return Err(ApiError::new(404, "this server has no page")),
         Endpoint::Health => reply::json(replied(served.read(endpoint, b"", None)?)?.json),
-        // A chat template, which the tokenizer's description includes, may be long.
+        // The tokenizer description includes the chat template, which may be long.
         _ => {
             let described = blocking(&caller.id, move || replied(served.read(endpoint, b"", None)?));
             reply::json(caller.until(Phase::Ending, described).await?.json)
@@ -144,11 +144,11 @@ async fn get(
     })
 }
 
-/// The answer of an endpoint that leaves nothing to do.
+/// Reply of an endpoint that needs no further work.
 fn replied(work: Work) -> Result<Reply, ApiError> {
     match work {
         Work::Reply(reply) => Ok(reply),
-        _ => Err(ApiError::failed("a path that asks for more than it says")),
+        _ => Err(ApiError::failed("the endpoint returned unfinished work")),
     }
 }
 
@@ -184,14 +184,14 @@ async fn post(
         | Endpoint::LookGraph => {
             let _accepted = Accepted::new(&shared.calls);
             let Shared { backend, served, looks, threads, metrics, .. } = &**shared;
-            let analyses = Analyses { backend, served, turns: looks, threads, metrics };
+            let analyses = Analyses { backend, served, limit: looks, threads, metrics };
             let count = |tokens| {
-                caller.numbers.add_prompt_tokens(tokens);
+                caller.stats.add_prompt_tokens(tokens);
                 shared.metrics.prompt_tokens.inc_by(tokens as u64);
             };
             caller.until(Phase::Ending, analyses.answer(endpoint, received, id, count)).await?
         }
-        _ => return Err(ApiError::failed("a route that nothing answers")),
+        _ => return Err(ApiError::failed("the route has no handler")),
     };
     caller.log_warnings(&warnings);
     Ok(reply::json(json))
@@ -205,7 +205,7 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     if !matches!(head.method, Method::GET | Method::HEAD) {
         return Err(candle_gpt2_api::find_route(head.method.as_str(), "/")
             .err()
-            .unwrap_or_else(|| ApiError::failed("a page that takes no GET")));
+            .unwrap_or_else(|| ApiError::failed("the page route accepted another method")));
     }
     let known = head.headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|tag| tag.trim() == file.etag));
@@ -226,8 +226,9 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     Ok(response)
 }
 
-/// What pages of an allowed origin may send: everything that the routes take. (tower-http's layer for CORS answers every `OPTIONS`, of
-/// any path, and refuses no page.)
+/// Answers a CORS preflight of an allowed origin; every header that the page asks for is allowed.
+///
+/// tower-http's CORS layer answers `OPTIONS` on every path and rejects no origin.
 fn preflight(asked: &HeaderMap) -> Response<Content> {
     let mut response = reply::empty(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
@@ -239,7 +240,7 @@ fn preflight(asked: &HeaderMap) -> Response<Content> {
     response
 }
 
-/// Sets what all answers have.
+/// Sets the common response headers.
 fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Origin>, must_close: bool) {
     headers.insert(header::SERVER, HeaderValue::from_static("gpt2"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -249,7 +250,7 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     if must_close {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    if shared.gate.shares() {
+    if shared.access.shares() {
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
     }
     if let Some(Origin::Shared(origin)) = origin {
@@ -259,8 +260,9 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// The client's own id of the request, as far as it is valid in a header and in a log; else a fresh one. (tower-http's layer takes
-/// what the client sends.)
+/// Request id: the client's own, reduced to characters valid in headers and logs, or a new one.
+///
+/// tower-http's layer accepts whatever the client sends.
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
     let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);
@@ -268,7 +270,7 @@ fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     if id.is_empty() { shared.fresh_id() } else { id.into() }
 }
 
-/// What the counters call a route: one of the names that the server has, whatever is asked for.
+/// Metrics label of a route, which never contains the requested path.
 fn route_name(head: &Parts, shared: &Shared) -> &'static str {
     let path = head.uri.path();
     if page_file(shared, path).is_some() {

@@ -1,4 +1,4 @@
-//! The server's life: it accepts connections until it is told to end, lets what runs come to its end, and closes.
+//! Server main loop: accepts connections, drains on shutdown and closes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,21 +7,21 @@ use candle_gpt2_engine::process::return_freed_memory;
 use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
-use super::seats::Seats;
+use super::slots::ConnectionSlots;
 use super::{Listener, Phase, Shared, connection};
 use crate::ServerError;
 use crate::fault::caught;
 use crate::log::log_failure;
 use crate::signals::Stops;
 
-/// How long is waited for the last bytes of connections.
+/// Maximum time to send the last bytes of connections.
 const LAST_BYTES: Duration = Duration::from_secs(2);
-/// How long is waited when the system gives no connection, for want of file descriptors say.
-const NO_CONNECTION: Duration = Duration::from_millis(50);
+/// Back-off after `accept` fails, for example when file descriptors run out.
+const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
-/// Time without requests after which freed memory goes back to the system.
+/// Idle time after which freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
-/// Bodies that were smaller leave too little behind to return it.
+/// Minimum peak memory of bodies for which returning memory is worthwhile.
 const LARGE_BODIES: usize = 256 << 10;
 
 /// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
@@ -30,14 +30,14 @@ pub(crate) async fn run(
     listener: Listener,
     stops: Arc<Stops>,
 ) -> Result<(), ServerError> {
-    let seats = Arc::new(Seats::new(shared.options.connections()));
+    let slots = Arc::new(ConnectionSlots::new(shared.options.connections()));
     tokio::spawn(return_memory(Arc::clone(&shared)));
     let mut ended = tokio::select! {
-        () = accept(&shared, &listener, &seats) => Ok(()),
-        () = told(&stops, 1) => Ok(()),
+        () = accept(&shared, &listener, &slots) => Ok(()),
+        () = wait_for_stops(&stops, 1) => Ok(()),
         died = died(&shared) => died,
     };
-    // Another server may take the address from here on.
+    // Another server may bind the address from here on.
     drop(listener);
     shared.phase.send_replace(Phase::Draining);
     if ended.is_ok() {
@@ -45,12 +45,14 @@ pub(crate) async fn run(
     }
     shared.backend.stop();
     shared.phase.send_replace(Phase::Ending);
-    // Those that are left are closed as they are.
-    _ = timeout(LAST_BYTES, seats.empty()).await;
+    // After the timeout, remaining connections are dropped.
+    _ = timeout(LAST_BYTES, slots.wait_until_empty()).await;
     ended
 }
 
-/// Returns freed memory to the system when the server is idle after large requests. The allocator would keep it.
+/// Returns freed memory to the system when the server is idle after large requests.
+///
+/// The allocator would keep it.
 async fn return_memory(shared: Arc<Shared>) {
     let mut calls = shared.calls.subscribe();
     loop {
@@ -60,8 +62,8 @@ async fn return_memory(shared: Arc<Shared>) {
             return;
         }
         sleep(IDLE).await;
-        if *calls.borrow() == 0 && shared.rooms.take_peak() >= LARGE_BODIES {
-            // The end of the server does not wait for it.
+        if *calls.borrow() == 0 && shared.body_memory.take_peak() >= LARGE_BODIES {
+            // Shutdown does not wait for it.
             _ = spawn_blocking(return_freed_memory).await;
         }
     }
@@ -75,7 +77,7 @@ async fn drain(shared: &Shared, stops: &Stops) -> Result<(), ServerError> {
         biased;
         () = drained(shared) => Ok(()),
         died = died(shared) => died,
-        () = told(stops, 2) => Err(ServerError::Interrupted { calls: calls() }),
+        () = wait_for_stops(stops, 2) => Err(ServerError::Interrupted { calls: calls() }),
         () = sleep(after) => Err(ServerError::CutOff { calls: calls(), after }),
     }
 }
@@ -84,44 +86,44 @@ async fn died(shared: &Shared) -> Result<(), ServerError> {
     Err(ServerError::EngineDied { what: shared.backend.died().await })
 }
 
-async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
+async fn accept(shared: &Arc<Shared>, listener: &Listener, slots: &Arc<ConnectionSlots>) {
     let mut is_failing = false;
     loop {
-        seats.free().await;
+        slots.wait_until_free().await;
         match listener.accept().await {
             Ok(peer) => {
                 is_failing = false;
-                let (shared, seat) = (Arc::clone(shared), seats.take());
+                let (shared, slot) = (Arc::clone(shared), slots.assign());
                 let serve = async {
-                    connection::serve(shared, peer, seat).await;
+                    connection::serve(shared, peer, slot).await;
                     Ok(())
                 };
-                // Requests are caught under their ids; this is for what is between them.
+                // Requests catch panics under their ids; this catches panics between requests.
                 tokio::spawn(async { caught("a connection", serve).await });
-                // What has been accepted is looked at before more is: it may have to give up its place.
+                // Polls the accepted connection before accepting more, because eviction depends on its state.
                 yield_now().await;
             }
             Err(error) => {
-                // Once, however long it lasts: the machine has no descriptors left, say.
+                // Logs one line per outage, for example when file descriptors run out.
                 if !is_failing {
                     log_failure("accepting connections", &error);
                 }
                 is_failing = true;
-                seats.evict();
-                sleep(NO_CONNECTION).await;
+                slots.evict();
+                sleep(ACCEPT_BACK_OFF).await;
             }
         }
     }
 }
 
-/// Returns when the engine has nothing left to do and all that it has made is handed over.
+/// Waits until the engine is idle and all answers are handed over.
 async fn drained(shared: &Shared) {
     shared.backend.drained().await;
-    // The sender is here, so this does not fail.
+    // Cannot fail because `shared` owns the sender.
     _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
 }
 
-/// Returns when `stops` has reached this number.
-async fn told(stops: &Stops, times: usize) {
+/// Waits until `stops` reaches `times`.
+async fn wait_for_stops(stops: &Stops, times: usize) {
     _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
 }

@@ -1,4 +1,4 @@
-//! What requests share: all of a server, those of a connection, and what a route knows of the client.
+//! State shared by requests: of the server, of a connection and of a client.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -8,74 +8,74 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_gpt2_api::{ApiError, ServedModel, Warnings};
 use tokio::sync::watch;
 
+use super::access::AccessControl;
 use super::activations::Activations;
-use super::gate::Gate;
+use super::body_memory::BodyMemory;
 use super::listener::Listener;
 use super::peer::Peer;
-use super::record::{Numbers, gone};
-use super::rooms::Rooms;
-use super::seats::Activity;
+use super::record::{RequestStats, gone};
+use super::slots::Activity;
 use crate::ServerOptions;
 use crate::backend::Backend;
 use crate::busy::draining;
+use crate::concurrency::ConcurrencyLimit;
 use crate::log::Shortened;
 use crate::metrics::Metrics;
 use crate::threads::RequestThreads;
-use crate::turns::Turns;
 
-/// Analyses that wait or are made.
-const MOST_LOOKS: usize = 9;
+/// Maximum number of waiting and running analyses.
+const MAX_ANALYSES: usize = 9;
 
-/// What all connections share.
+/// State shared by all connections.
 pub(crate) struct Shared {
     pub(super) options: ServerOptions,
     pub(super) backend: Backend,
     pub(super) served: Arc<ServedModel>,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) gate: Gate,
+    pub(super) access: AccessControl,
     pub(super) phase: watch::Sender<Phase>,
-    /// Calls that the engine has accepted and that are not answered.
+    /// Number of accepted calls without a complete answer.
     pub(super) calls: watch::Sender<usize>,
-    pub(super) rooms: Arc<Rooms>,
+    pub(super) body_memory: Arc<BodyMemory>,
     pub(super) activations: Arc<Activations>,
-    /// Analyses, of which one is made at a time, so that memory stays bounded.
-    pub(super) looks: Turns,
+    /// Queue of analyses, which run one at a time to bound memory.
+    pub(super) looks: ConcurrencyLimit,
     pub(super) threads: RequestThreads,
     pub(super) ids: AtomicU64,
 }
 
-/// The state of a server between its start and its end.
+/// Lifecycle of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Serving,
-    /// What runs is served to its end.
+    /// Running requests finish.
     Draining,
     /// Connections close.
     Ending,
 }
 
-/// What the requests of a connection share.
+/// State shared by the requests of a connection.
 pub(super) struct Connection {
     pub(super) peer: Arc<Peer>,
     pub(super) activity: Arc<Activity>,
-    /// Whether all places of connections were taken when it came, so that it can ask for the server's health and little else.
+    /// Whether the connection exceeded the limit and may only query the server's health and metrics.
     pub(super) is_surplus: bool,
 }
 
-/// The client, as far as a route needs to know.
+/// Client of a request.
 #[derive(Clone)]
 pub(super) struct Caller {
-    /// That of the request.
+    /// Id of the request.
     pub(super) id: Arc<str>,
     pub(super) shared: Arc<Shared>,
     pub(super) peer: Arc<Peer>,
-    pub(super) numbers: Arc<Numbers>,
-    /// The number of its key. Callers with the same one share what was computed of equal beginnings.
+    pub(super) stats: Arc<RequestStats>,
+    /// Number of the client's key. Clients with the same key share the KV cache of common prefixes.
     pub(super) key: u64,
 }
 
 impl Caller {
-    /// Awaits `work` until the client leaves, or the server reaches a phase in which the work is no longer wanted.
+    /// Awaits `work` until the client disconnects or the server reaches `phase`.
     pub(super) async fn until<T>(
         &self,
         phase: Phase,
@@ -89,7 +89,9 @@ impl Caller {
         }
     }
 
-    /// Logs the warnings of a request that is answered anyway. They contain field names, never a text.
+    /// Logs the warnings of a request that is answered anyway.
+    ///
+    /// They contain field names, never a text.
     pub(super) fn log_warnings(&self, warnings: &Warnings) {
         if !warnings.is_empty() {
             tracing::warn!(request_id = %self.id, warnings = %Shortened(warnings));
@@ -107,10 +109,10 @@ impl Shared {
     ) -> Self {
         let served = Arc::new(served);
         Self {
-            gate: Gate::new(&options, listener.loopback()),
-            rooms: Arc::new(Rooms::new(options.max_body)),
+            access: AccessControl::new(&options, listener.loopback()),
+            body_memory: Arc::new(BodyMemory::new(options.max_body)),
             activations: Arc::new(Activations::new(options.api.limits.max_activation_bytes)),
-            looks: Turns::new(1, MOST_LOOKS, options.timeouts.queue),
+            looks: ConcurrencyLimit::new(1, MAX_ANALYSES, options.timeouts.queue),
             threads: RequestThreads::new(
                 Arc::clone(&served),
                 Arc::clone(&metrics),
@@ -135,13 +137,13 @@ impl Shared {
         *self.phase.borrow() == Phase::Ending
     }
 
-    /// Returns when the server reaches this phase.
+    /// Waits until the server reaches a phase.
     pub(super) async fn reached(&self, phase: Phase) {
-        // The sender is here, so this does not fail.
+        // Cannot fail because `self` owns the sender.
         _ = self.phase.subscribe().wait_for(|reached| *reached >= phase).await;
     }
 
-    /// A number for a request that has none: not to be guessed, and another one for each.
+    /// Returns a unique, unpredictable request id.
     pub(super) fn fresh_id(&self) -> Arc<str> {
         let mut hasher = RandomState::new().build_hasher();
         hasher.write_u64(self.ids.fetch_add(1, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! A bounded queue of log lines and the thread that writes them, so that logging never blocks.
+//! Bounded queue of log lines and the thread that writes them, so that logging never blocks.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -14,16 +14,16 @@ const CAPACITY: usize = 1 << 20;
 /// Maximum length of a line in bytes, above the longest line of the server's own events.
 const MAX_LINE: usize = 16 << 10;
 
-/// An entry of the queue.
+/// Entry of the queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// A line with its line feed.
+    /// Line including its line feed.
     Line(Vec<u8>),
-    /// The number of lines dropped at this point.
+    /// Number of lines dropped at this point.
     Dropped(u64),
 }
 
-/// Bounded queue of log lines. A clone is the same queue.
+/// Bounded queue of log lines; clones share the queue.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     shared: Arc<Shared>,
@@ -55,7 +55,9 @@ impl State {
 }
 
 impl Queue {
-    /// Starts the thread that calls `write` for each entry. `dropped` counts the lines that were not written.
+    /// Starts the thread that calls `write` for each entry.
+    ///
+    /// `dropped` counts the lines that were not written.
     pub(super) fn start(
         dropped: Counter,
         write: impl FnMut(Entry) -> io::Result<()> + Send + 'static,
@@ -63,7 +65,7 @@ impl Queue {
         let queue = Self { shared: Arc::default(), dropped };
         let of_thread = queue.clone();
         let thread = thread::Builder::new().name("log".into()).spawn(move || of_thread.run(write));
-        // Without a thread the queue fills up, and further lines are counted.
+        // If the thread cannot be spawned, the queue fills up and drops are counted.
         drop(thread);
         queue
     }
@@ -99,7 +101,7 @@ impl Queue {
     /// Appends a line, or drops and counts it if it is too long or the queue is full.
     fn push(&self, line: &[u8]) {
         let mut state = self.state();
-        // A gap ends once any line fits, so short lines do not split it into many.
+        // A gap ends once a line of any length fits, so short lines do not split it into many.
         let needed = if state.dropped > 0 { MAX_LINE } else { line.len() };
         if line.len() > MAX_LINE || state.bytes + needed > CAPACITY {
             state.dropped += 1;
@@ -112,7 +114,7 @@ impl Queue {
         self.shared.has_changed.notify_all();
     }
 
-    /// Waits until all entries are written. Returns false if `timeout` ends first.
+    /// Waits until all entries are written; returns false if `timeout` expires first.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let mut state = self.state();
         state.report_dropped();
@@ -123,7 +125,7 @@ impl Queue {
     }
 }
 
-/// One write is one line: `tracing_subscriber` formats an event completely before it writes.
+/// Each write is one line, because `tracing_subscriber` formats an event before writing it.
 impl Write for Queue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);
@@ -151,7 +153,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A queue whose writer waits for a permit before each entry, and the entries it wrote.
+    /// Queue whose writer waits for a permit before each entry, and the written entries.
     fn gated() -> (Queue, mpsc::Sender<()>, mpsc::Receiver<Entry>) {
         let (permit, permits) = mpsc::channel();
         let (sender, written) = mpsc::channel();
@@ -165,11 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_reader_blocks_no_writer_and_lost_lines_are_counted() {
+    fn stalled_reader_drops_lines_without_blocking_writers() {
         let (queue, permit, written) = gated();
         let line = [b'x'; MAX_LINE];
         let fitting = u64::try_from(CAPACITY / MAX_LINE).unwrap();
-        // The queue takes no more than its capacity, however long the reader stalls.
+        // The queue never exceeds its capacity, no matter how long the reader stalls.
         (0..fitting - 1).for_each(|_| queue.push(&line));
         queue.push(&line[1..]);
         (0..4).for_each(|_| queue.push(&line));
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_too_long_or_cannot_be_written_are_counted() {
+    fn oversized_and_unwritable_lines_are_counted() {
         let queue = Queue::start(Counter::default(), |_| Err(io::ErrorKind::BrokenPipe.into()));
         queue.push(&[b'x'; MAX_LINE + 1]);
         assert_eq!(queue.dropped.get(), 1);

@@ -1,4 +1,4 @@
-//! `/v1/activations`, and completions that show and change what is inside the model, over the wire.
+//! `/v1/activations`, and completions with activations or steering, over HTTP.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::common::{LONG, PATIENCE, json_request, long_stream, start, start_with
 use super::limits::start_long;
 
 #[test]
-fn activations_come_as_json_or_as_a_file() {
+fn activations_are_sent_as_json_or_safetensors() {
     let server = start_with(|options| options.api.activations = true);
     let body = json!({ "prompt": [5, 6, 7], "sites": ["resid_post", "pattern0"], "positions": "all" });
     let reply = server.post("/v1/activations", &body);
@@ -30,14 +30,14 @@ fn activations_come_as_json_or_as_a_file() {
     for entry in entries {
         assert_eq!(json!(tensors[entry["site"].as_str().unwrap()].dims()), entry["shape"]);
     }
-    // A type that is not wanted is not sent.
+    // A media type with weight 0 is never sent.
     let unwanted = ["Content-Type: application/json", "Accept: application/octet-stream;q=0, */*"];
     let plain = server.request("POST", "/v1/activations", &unwanted, text.as_bytes());
     assert_eq!((plain.status, plain.header("content-type")), (200, Some("application/json")));
-    // What is wrong is JSON, whatever was wanted.
+    // Errors are JSON regardless of the requested type.
     let refused = server.request("POST", "/v1/activations", &lines, br#"{"sites": ["z9"]}"#);
-    assert!(refused.refusal(400).starts_with("sites[0]: `z9`: there is no block 9"));
-    // Other routes have no files.
+    assert!(refused.refusal(400).starts_with("sites[0]: `z9`: block 9 is out of range"));
+    // Other routes never send files.
     let plain = server.request("POST", "/v1/completions", &lines, br#"{"prompt": [5], "max_tokens": 1}"#);
     assert_eq!((plain.status, plain.header("content-type")), (200, Some("application/json")));
     assert!(server.metric("gpt2_prompt_tokens_total") >= 7.0);
@@ -45,7 +45,7 @@ fn activations_come_as_json_or_as_a_file() {
 }
 
 #[test]
-fn a_server_without_the_option_looks_nowhere() {
+fn activations_are_rejected_without_the_option() {
     let server = start();
     let refusal = server.post("/v1/activations", &json!({ "sites": ["resid_post0"] })).refusal(400);
     assert!(refusal.ends_with("start it with --activations"), "{refusal}");
@@ -53,9 +53,9 @@ fn a_server_without_the_option_looks_nowhere() {
     assert!(server.post("/v1/completions", &body).refusal(400).starts_with("activations: "));
 }
 
-/// Four requests of the largest size are served at once, whatever more there are.
+/// Four maximum-size requests are served concurrently, regardless of further requests.
 #[test]
-fn all_requests_together_record_no_more_than_there_is_memory_for() {
+fn concurrent_requests_share_the_activation_memory() {
     const NUMBER: usize = 4;
     let server = start_long(|options| {
         options.api.activations = true;
@@ -76,15 +76,15 @@ fn all_requests_together_record_no_more_than_there_is_memory_for() {
         ("/v1/activations", &json!({ "prompt": [5], "sites": ["ln_final.hook_scale"] })),
     ] {
         let reply = server.post(path, body);
-        assert!(reply.refusal(503).starts_with("there is no memory for the activations"));
+        assert!(reply.refusal(503).starts_with("not enough free memory for the activations"));
         assert_eq!(reply.json()["error"]["code"], "server_overloaded");
         assert_eq!(reply.header("retry-after"), Some("1"));
     }
     assert_eq!(server.metric("gpt2_rejected_total{reason=\"activations_full\"}"), 2.0);
-    // Others need none of it.
+    // Requests without activations need none of this memory.
     assert_eq!(server.post("/v1/completions", &json!({ "prompt": [5], "max_tokens": 2 })).status, 200);
     drop(running.pop());
-    // Its memory is soon free again, and so is that of an answer that has been sent.
+    // The memory is soon free again, and so is the memory of an answer that has been sent.
     let body = json!({ "prompt": [5], "sites": ["ln_final.hook_scale"] });
     for _ in 0..2 {
         let started = Instant::now();
@@ -94,9 +94,9 @@ fn all_requests_together_record_no_more_than_there_is_memory_for() {
     }
 }
 
-/// A client that goes away in the middle of a steered text frees its place long before the text would end.
+/// A disconnect during a steered completion frees its slot long before the completion would end.
 #[test]
-fn a_steered_text_ends_with_its_client() {
+fn disconnect_cancels_a_steered_completion() {
     let server = start_long(|options| {
         options.api.activations = true;
         options.parallel = 1;
@@ -109,6 +109,10 @@ fn a_steered_text_ends_with_its_client() {
         assert_eq!(next.status, 200, "{}", next.text());
     }
     assert_eq!(server.metric("gpt2_engine_panics_total"), 0.0);
-    let made = server.metric("gpt2_generated_tokens_total");
-    assert!(made < LONG as f64 / 2.0, "{made} tokens, of which two texts alone have {}", 2 * LONG);
+    let generated = server.metric("gpt2_generated_tokens_total");
+    assert!(
+        generated < LONG as f64 / 2.0,
+        "{generated} tokens; two full completions would have {}",
+        2 * LONG
+    );
 }

@@ -1,4 +1,6 @@
-//! A server of a classifier. `scripts/reference/heads.py` made the checkpoints and what transformers says.
+//! Server of a classifier.
+//!
+//! `scripts/reference/heads.py` generated the checkpoints and the expected values with transformers.
 
 use std::thread;
 use std::time::Instant;
@@ -9,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::common::{LONG, PATIENCE, Running, json_request, start, start_model};
 
-/// f32 sums through three blocks, in another order than PyTorch's.
+/// Tolerance for f32 sums through three blocks in a different order than PyTorch's.
 const TOLERANCE: f64 = 1e-4;
 
 fn load(folder: &std::path::Path) -> Classifier {
@@ -21,7 +23,7 @@ fn fixture(name: &str) -> Classifier {
     load(&fixture_path("heads").join(name))
 }
 
-/// The sequence classifier with so long a context that a text takes a while.
+/// Sequence classifier with a context so long that a text takes a while.
 fn long() -> Classifier {
     let sizes = json!({"n_positions": LONG});
     let folder = CheckpointFolder::of("heads/sequence").with_config(sizes).with_tensors(|tensors| {
@@ -41,7 +43,7 @@ fn classify(server: &Running, body: &Value) -> Value {
 }
 
 #[test]
-fn labels_go_over_the_wire_in_batches_as_alone() {
+fn labels_do_not_depend_on_the_batch() {
     let (texts, expected) = (expected("texts"), expected("sequence"));
     // Five texts are three batches of two.
     let server = start_model(fixture("sequence"), "colours", |options| options.parallel = 2);
@@ -57,20 +59,20 @@ fn labels_go_over_the_wire_in_batches_as_alone() {
         let difference = alone["data"][0]["probs"][0].as_f64().unwrap() - entry["probs"][0].as_f64().unwrap();
         assert!(difference.abs() <= TOLERANCE, "{difference}");
     }
-    // Where vLLM has it, and of several clients at once.
+    // vLLM's path, with several concurrent clients.
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| assert_eq!(server.post("/classify", &body).json()["data"], answer["data"]));
         }
     });
     assert!(server.metric("gpt2_prompt_tokens_total") > 0.0);
-    let of_tokens = start_model(fixture("token"), "kinds", |_| ());
-    let answer = classify(&of_tokens, &json!({"input": texts[0]}));
+    let token_classifier = start_model(fixture("token"), "kinds", |_| ());
+    let answer = classify(&token_classifier, &json!({"input": texts[0]}));
     assert_eq!(answer["data"][0]["tokens"][0]["start"], 0);
 }
 
 #[test]
-fn a_classifier_makes_no_texts_and_a_language_model_has_no_labels() {
+fn classifiers_and_language_models_reject_each_others_routes() {
     let server = start_model(fixture("sequence"), "colours", |_| ());
     for (path, body) in [
         ("/v1/completions", json!({"prompt": "a"})),
@@ -79,7 +81,7 @@ fn a_classifier_makes_no_texts_and_a_language_model_has_no_labels() {
         ("/look/next", json!({"prompt": "a"})),
     ] {
         let message = server.post(path, &body).refusal(400);
-        assert!(message.contains("GPT2ForSequenceClassification, a classifier"), "{path}: {message}");
+        assert!(message.contains("a classifier (GPT2ForSequenceClassification)"), "{path}: {message}");
     }
     server.get("/").refusal(404);
     for path in
@@ -92,8 +94,8 @@ fn a_classifier_makes_no_texts_and_a_language_model_has_no_labels() {
     assert!(server.post("/v1/classify", &json!({})).refusal(400).contains("input"));
 
     let message = start().post("/v1/classify", &json!({"input": "a"})).refusal(400);
-    assert!(message.contains("GPT2LMHeadModel, a language model"), "{message}");
-    // Double heads are served as the language model that they hold.
+    assert!(message.contains("a language model (GPT2LMHeadModel)"), "{message}");
+    // A double-heads model is served as the language model that it contains.
     let options = ModelOptions { model: fixture_path("heads/double"), ..ModelOptions::default() };
     let double = start_model(options.open(&Silent).unwrap().load(&Silent).unwrap(), "double", |_| ());
     let body = json!({"prompt": [5, 6], "max_tokens": 2, "temperature": 0});
@@ -102,38 +104,38 @@ fn a_classifier_makes_no_texts_and_a_language_model_has_no_labels() {
 }
 
 #[test]
-fn too_many_texts_are_refused_and_a_client_that_is_gone_holds_nobody_up() {
+fn excess_texts_are_rejected_and_disconnects_block_no_one() {
     let server = start_model(long(), "long", |options| (options.parallel, options.queue) = (1, 1));
-    let ids: Vec<u32> = (0..6000).map(|place| 1 + place % 299).collect();
+    let ids: Vec<u32> = (0..6000).map(|index| 1 + index % 299).collect();
     let body = json!({"input": [ids]});
-    // One is computed and one waits: there is no place for the third.
+    // One text is computed and one waits, so the third is rejected.
     let mut codes = thread::scope(|scope| {
         let ask = || scope.spawn(|| server.post("/v1/classify", &body).status);
-        [ask(), ask(), ask()].map(|asked| asked.join().unwrap())
+        [ask(), ask(), ask()].map(|handle| handle.join().unwrap())
     });
     codes.sort_unstable();
     assert_eq!(codes, [200, 200, 429]);
     let refused = server.post("/v1/classify", &json!({"input": ["a", "b"]})).refusal(400);
     assert!(refused.contains("at most 1 texts"), "{refused}");
     let start = Instant::now();
-    let mut gone = server.connect();
-    gone.send(&json_request("/v1/classify", &body));
-    drop(gone);
+    let mut disconnected = server.connect();
+    disconnected.send(&json_request("/v1/classify", &body));
+    drop(disconnected);
     classify(&server, &json!({"input": "a"}));
     assert!(start.elapsed() < PATIENCE);
 }
 
 #[test]
-fn what_has_begun_is_answered_when_the_server_ends() {
+fn shutdown_answers_running_requests() {
     let server = start_model(long(), "long", |options| options.parallel = 1);
-    let ids: Vec<u32> = (0..3000).map(|place| 1 + place % 299).collect();
+    let ids: Vec<u32> = (0..3000).map(|index| 1 + index % 299).collect();
     let mut client = server.connect();
     client.send(&json_request("/v1/classify", &json!({"input": [ids, ids]})));
-    // The request is read before the server is told to end.
-    thread::sleep(std::time::Duration::from_millis(100));
+    // The tokens are counted before the first batch is computed.
+    server.wait_for_metric("gpt2_prompt_tokens_total", 6000.0);
     server.handle.stop();
     let reply = client.reply();
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(reply.json()["data"].as_array().unwrap().len(), 2);
-    server.ended().unwrap();
+    server.join().unwrap();
 }

@@ -1,7 +1,7 @@
-//! The clients' own Python packages, unmodified, against a server: `scripts/checks`.
+//! Unmodified Python clients against a server; the checks are in `scripts/checks`.
 //!
-//! Needs a Python with what `scripts/requirements.txt` names for them; `GPT2_CLIENTS_PYTHON` says which. Without, each test says what
-//! was skipped.
+//! `GPT2_CLIENTS_PYTHON` names a Python with the packages from `scripts/requirements.txt`. Without it, each
+//! test reports that it was skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,17 +10,18 @@ use candle_gpt2_testing::skipped;
 
 use crate::common::{Running, built_in, load, start_model};
 
-/// Names the Python that has the clients' packages.
+/// Environment variable that names a Python with the clients' packages.
 const PYTHON_VARIABLE: &str = "GPT2_CLIENTS_PYTHON";
-/// Prompts that the queue of a tested server holds: more than langchain sends in a request, and few enough to be soon full.
+/// Queue capacity of a tested server: more than langchain sends at once, and quickly full.
 const QUEUE: usize = 64;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs a check of this repository, a module of pytest, against the server. `start` is not called without
-/// Python.
+/// Runs a pytest module of this repository against a server.
+///
+/// Without Python, `start` is not called.
 fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
     let Some(python) = std::env::var_os(PYTHON_VARIABLE) else {
         skipped(&format!("{script}, because {PYTHON_VARIABLE} names no Python with its packages"));
@@ -34,9 +35,9 @@ fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
         .args(arguments)
         .output()
         .unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout);
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script} failed:\n{printed}\n{complaints}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script} failed:\n{stdout}\n{stderr}");
 }
 
 #[test]
@@ -53,7 +54,7 @@ fn openai_and_langchain_work_with_a_key() {
 }
 
 #[test]
-fn lm_eval_prints_the_figures_of_its_own_model() {
+fn lm_eval_scores_match_its_own_model() {
     let folder = repository().join("models/stories");
     let start = || start_model(load(&folder), "stories", |_| ());
     let checkpoint = folder.to_str().unwrap();

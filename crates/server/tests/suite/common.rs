@@ -1,4 +1,4 @@
-//! A server in this process, and a client that sees every byte.
+//! In-process server, and a client with access to the raw bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -7,27 +7,33 @@ use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 use candle_gpt2_server::{Handle, Model, Server, ServerError, ServerOptions};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
-/// How long a test waits for what must come.
+/// Maximum time that a test waits for an expected event.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The tiny checkpoint of the fixtures.
+/// Tiny checkpoint of the fixtures.
 pub(crate) fn tiny() -> LoadedModel {
     static MODEL: OnceLock<LoadedModel> = OnceLock::new();
     MODEL.get_or_init(|| load(&fixture_path("tiny-checkpoint"))).clone()
 }
 
-/// The small model inside the program.
+/// Small model built into the program.
 pub(crate) fn built_in() -> LoadedModel {
     static MODEL: OnceLock<LoadedModel> = OnceLock::new();
     MODEL.get_or_init(|| ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap()).clone()
 }
 
-/// The tiny checkpoint with so long a context that a text takes seconds.
+/// Built-in model in f32, for comparisons of passes with different numbers of rows.
+pub(crate) fn built_in_f32() -> LoadedModel {
+    let options = ModelOptions { dtype: Some(WeightDType::F32), ..ModelOptions::default() };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
+/// Tiny checkpoint with a context so long that a completion takes seconds.
 pub(crate) fn long() -> LoadedModel {
     static MODEL: OnceLock<LoadedModel> = OnceLock::new();
     let make = || {
@@ -40,46 +46,46 @@ pub(crate) fn long() -> LoadedModel {
     MODEL.get_or_init(make).clone()
 }
 
-/// Positions of [`long`].
+/// Context length of [`long`].
 pub(crate) const LONG: usize = 16_384;
 
-/// A request to [`long`] that takes seconds.
+/// Request to [`long`] that takes seconds.
 pub(crate) fn long_request() -> Value {
     json!({"prompt": [1, 2, 3], "max_tokens": LONG - 3, "ignore_eos": true, "temperature": 0})
 }
 
-/// The same in pieces.
+/// Streamed version of [`long_request`].
 pub(crate) fn long_stream() -> Value {
     let mut request = long_request();
     request["stream"] = true.into();
     request
 }
 
-/// The model in a folder.
+/// Loads the model in a folder.
 pub(crate) fn load(folder: &Path) -> LoadedModel {
     let options = ModelOptions { model: folder.to_owned(), ..ModelOptions::default() };
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
-/// A server that runs until this is dropped.
+/// Server that runs until it is dropped.
 pub(crate) struct Running {
-    /// Where it listens; of a Unix socket, nothing of use.
+    /// Address of the server; meaningless for a Unix socket.
     pub(crate) address: SocketAddr,
     pub(crate) handle: Handle,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
 }
 
-/// The tiny checkpoint under the name `tiny`, with the options as they are.
+/// Starts a server of the tiny checkpoint, named `tiny`, with default options.
 pub(crate) fn start() -> Running {
     start_with(|_| ())
 }
 
-/// The same with other options.
+/// Starts a server of the tiny checkpoint with changed options.
 pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> Running {
     start_model(tiny(), "tiny", change)
 }
 
-/// A server of this model.
+/// Starts a server of a model.
 pub(crate) fn start_model(
     model: impl Into<Model>,
     name: &str,
@@ -87,13 +93,13 @@ pub(crate) fn start_model(
 ) -> Running {
     let mut options = ServerOptions { port: 0, ..ServerOptions::default() };
     options.api.name = name.to_owned();
-    // Tests that shut the connection do not wait for a client that has nothing to say.
+    // Tests that close the connection should not wait for a silent client.
     options.timeouts.linger = Duration::from_millis(300);
     change(&mut options);
     run(Server::bind(model, options).unwrap())
 }
 
-/// Runs a server on a thread of its own.
+/// Runs a server on its own thread.
 pub(crate) fn run(server: Server) -> Running {
     let address = server.address();
     let address = address.strip_prefix("http://").map(|address| address.parse().unwrap());
@@ -104,12 +110,12 @@ pub(crate) fn run(server: Server) -> Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Twice: what is left over from a test need not come to its end.
+        // The second call skips draining, because leftovers of a test need not finish.
         self.handle.stop();
         self.handle.stop();
         if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            assert!(ended.is_ok() || thread::panicking(), "the server panicked");
+            let result = thread.join();
+            assert!(result.is_ok() || thread::panicking(), "the server panicked");
         }
     }
 }
@@ -119,8 +125,8 @@ impl Running {
         format!("http://{}", self.address)
     }
 
-    /// Waits for the end, and says how it ended.
-    pub(crate) fn ended(mut self) -> Result<(), ServerError> {
+    /// Waits until the server stops, and returns its result.
+    pub(crate) fn join(mut self) -> Result<(), ServerError> {
         self.thread.take().unwrap().join().unwrap()
     }
 
@@ -135,7 +141,7 @@ impl Running {
         Client::new(stream)
     }
 
-    /// One request on a connection of its own, with these lines in its head.
+    /// Sends a request with extra header lines on its own connection.
     pub(crate) fn request(&self, method: &str, path: &str, lines: &[&str], body: &[u8]) -> Reply {
         let mut client = self.connect();
         client.send(&request(method, path, lines, body));
@@ -152,7 +158,7 @@ impl Running {
         client.reply()
     }
 
-    /// Sends a request for a long text, and returns when it is being made, alone.
+    /// Sends a long request and waits until it is the only running one.
     #[track_caller]
     pub(crate) fn occupy(&self, body: &Value) -> Client<TcpStream> {
         let mut client = self.connect();
@@ -161,7 +167,7 @@ impl Running {
         client
     }
 
-    /// The JSON objects of a stream, up to `[DONE]`.
+    /// JSON objects of a stream, up to `[DONE]`.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let reply = self.post(path, body);
         assert_eq!(reply.status, 200, "{}", reply.text());
@@ -169,14 +175,14 @@ impl Running {
         events(&reply.text())
     }
 
-    /// A number of `/metrics`, by the beginning of its line.
+    /// Value of a metric in `/metrics`, by the beginning of its line.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").text();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or("0").parse().unwrap()
     }
 
-    /// Waits until a number of `/metrics` is this one.
+    /// Waits until a metric has the expected value.
     #[track_caller]
     pub(crate) fn wait_for_metric(&self, name: &str, expected: f64) {
         let until = Instant::now() + PATIENCE;
@@ -185,13 +191,13 @@ impl Running {
             if found == expected {
                 return;
             }
-            assert!(Instant::now() < until, "{name} is {found} and not {expected}");
+            assert!(Instant::now() < until, "{name} is {found}, expected {expected}");
             thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// The bytes of a request, with a header Host and the length of its body.
+/// Bytes of a request with a Host header and the length of its body.
 pub(crate) fn request(method: &str, path: &str, lines: &[&str], body: &[u8]) -> Vec<u8> {
     let is_sent = |name: &str| lines.iter().any(|line| line.to_ascii_lowercase().starts_with(name));
     let mut head = format!("{method} {path} HTTP/1.1\r\n");
@@ -207,12 +213,12 @@ pub(crate) fn request(method: &str, path: &str, lines: &[&str], body: &[u8]) -> 
     [head.as_bytes(), b"\r\n", body].concat()
 }
 
-/// The bytes of a request with a body of JSON.
+/// Bytes of a request with a JSON body.
 pub(crate) fn json_request(path: &str, body: &Value) -> Vec<u8> {
     request("POST", path, &["Content-Type: application/json"], body.to_string().as_bytes())
 }
 
-/// The JSON objects of a stream's text, which ends with `[DONE]`.
+/// JSON objects of a stream's text, which ends with `[DONE]`.
 #[track_caller]
 pub(crate) fn events(text: &str) -> Vec<Value> {
     let events: Vec<&str> = text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).collect();
@@ -222,11 +228,11 @@ pub(crate) fn events(text: &str) -> Vec<Value> {
     events.iter().map(parse).collect()
 }
 
-/// An answer.
+/// Response of the server.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
-    /// With names in small letters.
+    /// Header names are in lowercase.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
@@ -245,7 +251,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// Checks that this is a refusal with all that one has, and returns its message.
+    /// Checks that this is a complete error response, and returns its message.
     #[track_caller]
     pub(crate) fn refusal(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.text());
@@ -271,16 +277,16 @@ impl Reply {
     }
 }
 
-/// A connection that requests are written to as they are.
+/// Raw connection to the server.
 pub(crate) struct Client<S> {
     pub(crate) stream: S,
     buffer: Vec<u8>,
 }
 
 impl Client<TcpStream> {
-    /// Closes the side that sends.
+    /// Closes the sending side.
     pub(crate) fn close_sending(&self) {
-        // The server may have closed it before.
+        // Fails if the server has closed the connection already.
         _ = self.stream.shutdown(Shutdown::Write);
     }
 }
@@ -290,12 +296,12 @@ impl<S: Read + Write> Client<S> {
         Self { stream, buffer: Vec::new() }
     }
 
-    /// Sends bytes; a server that has closed the connection has said why.
+    /// Sends bytes. Errors are ignored, because a server that closed the connection has sent the reason.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         _ = self.stream.write_all(bytes);
     }
 
-    /// Reads more; `false` at the end.
+    /// Reads more bytes; returns false if the connection closed.
     fn read_more(&mut self) -> bool {
         let mut bytes = [0; 16 << 10];
         match self.stream.read(&mut bytes) {
@@ -310,12 +316,12 @@ impl<S: Read + Write> Client<S> {
 
     fn take(&mut self, count: usize) -> Vec<u8> {
         while self.buffer.len() < count {
-            assert!(self.read_more(), "the connection ended in an answer");
+            assert!(self.read_more(), "the connection closed in the middle of a response");
         }
         self.buffer.drain(..count).collect()
     }
 
-    /// The bytes up to `end` and with it; `None` where the connection ends before anything comes.
+    /// Bytes up to and including `end`; `None` if the connection ends before any byte.
     fn take_until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.buffer.windows(end.len()).position(|window| window == end) {
@@ -328,10 +334,10 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// An answer's head, with an empty body.
+    /// Head of a response; the body is empty.
     #[track_caller]
     pub(crate) fn head(&mut self) -> Reply {
-        self.try_head().expect("an answer, not the end of the connection")
+        self.try_head().expect("a response before the connection closes")
     }
 
     fn try_head(&mut self) -> Option<Reply> {
@@ -346,7 +352,7 @@ impl<S: Read + Write> Client<S> {
         Some(Reply { status, headers, body: Vec::new() })
     }
 
-    /// An answer; `None` where the connection ends instead.
+    /// Next response; `None` if the connection ends instead.
     pub(crate) fn try_reply(&mut self) -> Option<Reply> {
         let mut reply = self.try_head()?;
         while reply.status == 100 {
@@ -363,13 +369,13 @@ impl<S: Read + Write> Client<S> {
         Some(reply)
     }
 
-    /// The next answer.
+    /// Next response.
     #[track_caller]
     pub(crate) fn reply(&mut self) -> Reply {
-        self.try_reply().expect("an answer, not the end of the connection")
+        self.try_reply().expect("a response before the connection closes")
     }
 
-    /// The next chunk of a body; `None` after the last.
+    /// Next chunk of a body; `None` after the last one.
     pub(crate) fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = self.take_until(b"\r\n").expect("a chunk");
         let size = usize::from_str_radix(std::str::from_utf8(&size).unwrap().trim(), 16).unwrap();
@@ -378,9 +384,13 @@ impl<S: Read + Write> Client<S> {
         (size > 0).then_some(chunk)
     }
 
-    /// Checks that the server closes the connection and sends nothing more.
+    /// Checks that the server closes the connection without sending more.
     #[track_caller]
     pub(crate) fn assert_closed(&mut self) {
-        assert!(!self.read_more(), "expected the end, got {:?}", String::from_utf8_lossy(&self.buffer));
+        assert!(
+            !self.read_more(),
+            "expected the connection to close, got {:?}",
+            String::from_utf8_lossy(&self.buffer)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: what OpenAI's clients ask for, and what they get.
+//! `/v1/embeddings` as OpenAI's clients use it.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use candle_core::{Device, Tensor};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::common::{Running, start, tiny};
 
-/// The server computes a text in pieces with a cache; the reference computes it at once.
+/// Tolerance: the server computes a text in pieces with a cache, the reference in one step.
 const TOLERANCE: f64 = 1e-5;
 
 fn embed(server: &Running, body: &Value) -> Value {
@@ -32,7 +32,7 @@ fn reference(ids: &[u32], pooling: &str) -> Vec<f64> {
 }
 
 #[test]
-fn texts_become_vectors() {
+fn embeddings_match_the_hidden_states() {
     let server = start();
     let rows: [Vec<u32>; 2] = [(1..45).collect(), vec![7]];
     for pooling in ["mean", "last"] {
@@ -60,7 +60,7 @@ fn texts_become_vectors() {
 }
 
 #[test]
-fn what_cannot_be_embedded_is_refused_by_name() {
+fn invalid_embedding_requests_report_the_field() {
     let server = start();
     for (body, param) in [
         (json!({}), "input"),

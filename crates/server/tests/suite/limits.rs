@@ -1,7 +1,7 @@
-//! Limits of size, time and number.
+//! Limits on size, time and count.
 
-mod crowd;
 mod hostile;
+mod idle_clients;
 
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const JSON: &str = "Content-Type: application/json";
 const SHORT: Duration = Duration::from_millis(100);
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// A server of the model with long texts.
+/// Starts a server with the long-context model.
 pub(crate) fn start_long(change: impl FnOnce(&mut ServerOptions)) -> Running {
     start_model(long(), "long", |options| {
         options.kv_tokens = Some(40_000);
@@ -27,7 +27,7 @@ pub(crate) fn start_long(change: impl FnOnce(&mut ServerOptions)) -> Running {
 }
 
 #[test]
-fn health_is_told_on_a_connection_that_stays() {
+fn health_works_on_a_keep_alive_connection() {
     let server = start();
     let mut client = server.connect();
     for path in ["/health", "/v1/health"] {
@@ -46,9 +46,9 @@ fn health_is_told_on_a_connection_that_stays() {
     assert_eq!(client.reply().status, 200, "HEAD has no body");
 }
 
-/// The engine is asked nothing: a long prompt is being computed, and others wait.
+/// Health checks bypass the engine while it computes a long completion and others wait.
 #[test]
-fn health_is_told_while_the_engine_works() {
+fn health_is_reported_while_the_engine_is_busy() {
     let server = start_long(|options| options.parallel = 1);
     let _running = server.occupy(&long_stream());
     let _waiting: Vec<_> = (0..3)
@@ -64,17 +64,17 @@ fn health_is_told_while_the_engine_works() {
 }
 
 #[test]
-fn a_head_that_is_too_slow_is_told_so() {
+fn slow_request_heads_time_out() {
     let server = start_with(|options| options.timeouts.header = SHORT);
     let mut client = server.connect();
     client.send(b"GET /health HTTP/1.1\r\nHost: loc");
     let reply = client.reply();
-    assert_eq!(reply.refusal(408), "the head was not complete in time");
+    assert_eq!(reply.refusal(408), "timed out waiting for the request head");
     assert_eq!(reply.header("connection"), Some("close"));
     client.assert_closed();
-    // Who sends nothing gets nothing.
+    // A client that sends nothing receives nothing.
     server.connect().assert_closed();
-    // The second request of a connection has as much time as the first, and the pause between them another.
+    // The second request has the same time limit as the first, and the pause between them has its own.
     let mut client = server.connect();
     client.send(&request("GET", "/health", &[], b""));
     assert_eq!(client.reply().status, 200);
@@ -84,18 +84,18 @@ fn a_head_that_is_too_slow_is_told_so() {
 }
 
 #[test]
-fn a_body_that_is_too_slow_is_told_so() {
+fn slow_request_bodies_time_out() {
     let server = start_with(|options| options.timeouts.body = SHORT);
     let mut client = server.connect();
     client.send(&request("POST", "/tokenize", &[JSON, "Content-Length: 100"], b"{\"prompt\":"));
     let reply = client.reply();
-    assert_eq!(reply.refusal(408), "the body was not complete after 0.1 s");
+    assert_eq!(reply.refusal(408), "timed out after 0.1 s waiting for the request body");
     assert_eq!(reply.header("connection"), Some("close"));
     client.assert_closed();
 }
 
 #[test]
-fn a_connection_that_says_nothing_more_is_closed() {
+fn idle_connections_are_closed() {
     let server = start_with(|options| options.timeouts.idle = SHORT);
     let mut client = server.connect();
     client.send(&request("GET", "/health", &[], b""));
@@ -103,9 +103,9 @@ fn a_connection_that_says_nothing_more_is_closed() {
     client.assert_closed();
 }
 
-/// What it does not read is more than the system keeps for it.
+/// The unread response exceeds the socket buffers.
 #[test]
-fn a_client_that_does_not_read_is_cut_off() {
+fn client_that_does_not_read_is_disconnected() {
     let server = start_long(|options| options.timeouts.write = SHORT);
     let mut body = long_stream();
     body["logprobs"] = 20.into();
@@ -116,7 +116,7 @@ fn a_client_that_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn a_body_that_is_too_large_is_refused_before_it_is_read() {
+fn oversized_bodies_are_rejected_before_reading() {
     let server = start_with(|options| options.max_body = 1000);
     let prompt = |bytes: usize| {
         let body = json!({"prompt": "a".repeat(bytes - 13)}).to_string();
@@ -124,18 +124,18 @@ fn a_body_that_is_too_large_is_refused_before_it_is_read() {
         body
     };
     assert_eq!(server.request("POST", "/tokenize", &[JSON], prompt(1000).as_bytes()).status, 200);
-    // Announced: no byte of it is needed.
+    // An announced excess is rejected before any byte of the body arrives.
     let mut client = server.connect();
     client.send(&request("POST", "/tokenize", &[JSON, "Content-Length: 1001"], b""));
-    let expected = "the body is larger than 1000 bytes, which --max-body raises";
+    let expected = "the body is larger than 1000 bytes; the limit is set with --max-body";
     let reply = client.reply();
     assert_eq!(reply.refusal(413), expected);
     assert_eq!(reply.header("connection"), Some("close"));
-    // Not announced.
+    // Chunked, without an announced length.
     let chunks = format!("3e9\r\n{}\r\n0\r\n\r\n", prompt(1001));
     let reply = server.request("POST", "/tokenize", &[JSON, "Transfer-Encoding: chunked"], chunks.as_bytes());
     assert_eq!(reply.refusal(413), expected);
-    // A client that sends all of it before it reads gets its answer too.
+    // A client that sends the whole body before reading receives its answer too.
     let reply = server.request("POST", "/tokenize", &[JSON], prompt(3 << 20).as_bytes());
     assert_eq!(reply.refusal(413), expected);
     // Lengths that overflow.
@@ -147,7 +147,7 @@ fn a_body_that_is_too_large_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn a_client_may_ask_before_it_sends() {
+fn expect_100_continue_is_supported() {
     let server = start();
     let body = br#"{"prompt":"a"}"#;
     let mut client = server.connect();
@@ -159,9 +159,9 @@ fn a_client_may_ask_before_it_sends() {
     client.reply().refusal(415);
 }
 
-/// One runs, four wait, and of twice as many clients the others are told to come again.
+/// One completion runs, four wait, and the other four of eight clients are rejected.
 #[test]
-fn what_the_queue_has_no_room_for_is_refused_at_once() {
+fn full_queue_rejects_requests_immediately() {
     let server = start_long(|options| (options.parallel, options.queue) = (1, 4));
     let running = server.occupy(&long_stream());
     let ask = |_| {
@@ -171,7 +171,7 @@ fn what_the_queue_has_no_room_for_is_refused_at_once() {
     };
     let mut clients: Vec<Client<_>> = (0..8).map(ask).collect();
     server.wait_for_metric("gpt2_rejected_total{reason=\"queue_full\"}", 4.0);
-    // Four prompts of one request find no room either, though one would.
+    // A request with four prompts is rejected as well, because the queue is full.
     let four = server.post("/v1/completions", &json!({"prompt": ["a", "b", "c", "d"], "max_tokens": 2}));
     four.refusal(429);
     drop(running);
@@ -187,7 +187,7 @@ fn what_the_queue_has_no_room_for_is_refused_at_once() {
 }
 
 #[test]
-fn who_waits_too_long_is_told_so() {
+fn queued_requests_time_out() {
     let server = start_long(|options| {
         options.parallel = 1;
         options.timeouts.queue = SHORT;
@@ -199,9 +199,9 @@ fn who_waits_too_long_is_told_so() {
     assert!(reply.header("retry-after").is_some());
 }
 
-/// A stream that waits gets its head and signs of life, and what goes wrong after that is told within.
+/// A waiting stream receives its head and keep-alive comments, then its chunks.
 #[test]
-fn a_stream_that_waits_shows_signs_of_life() {
+fn queued_streams_send_keep_alive_comments() {
     let server = start_long(|options| {
         options.parallel = 1;
         (options.timeouts.head, options.timeouts.ping) = (SHORT / 5, SHORT / 5);
@@ -227,21 +227,21 @@ fn a_stream_that_waits_shows_signs_of_life() {
 }
 
 #[test]
-fn what_goes_wrong_after_the_head_is_told_in_the_stream() {
+fn errors_after_the_head_are_sent_in_the_stream() {
     let server = start_long(|options| {
         options.parallel = 1;
         (options.timeouts.head, options.timeouts.queue) = (SHORT / 5, SHORT);
         options.timeouts.ping = FOREVER;
     });
     let _running = server.occupy(&long_stream());
-    let told = server.stream("/v1/completions", &json!({"prompt": [5], "max_tokens": 2, "stream": true}));
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0]["error"]["code"], "queue_timeout");
-    assert_eq!(told[0]["error"]["type"], "unavailable_error");
+    let received = server.stream("/v1/completions", &json!({"prompt": [5], "max_tokens": 2, "stream": true}));
+    assert_eq!(received.len(), 1);
+    assert_eq!(received[0]["error"]["code"], "queue_timeout");
+    assert_eq!(received[0]["error"]["type"], "unavailable_error");
 }
 
 #[test]
-fn a_text_that_takes_too_long_ends_there() {
+fn max_time_ends_a_completion() {
     let server = start_long(|options| options.max_time = Some(SHORT));
     let reply = server.post("/v1/completions", &long_request());
     assert_eq!(reply.status, 200, "{}", reply.text());

@@ -1,4 +1,4 @@
-//! The server from outside, over sockets.
+//! Tests of the server from outside, over sockets.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

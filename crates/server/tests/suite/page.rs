@@ -1,4 +1,4 @@
-//! The page at `/`: its files, and the looks inside that it draws. What it does in a browser: `web/tests`.
+//! Web page at `/`: its files, and the views that it draws. `web/tests` tests it in a browser.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use candle_gpt2_generation::SchedulerOptions;
 use candle_gpt2_look::built_in_dictionaries;
 use serde_json::{Value, json};
 
-use crate::common::{built_in, start, start_model};
+use crate::common::{built_in, built_in_f32, start, start_model};
 
 #[test]
-fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
+fn every_page_file_is_served_and_cached_by_etag() {
     let server = start();
     let files = candle_gpt2_web::files();
     assert!(files.len() > 20);
@@ -28,16 +28,16 @@ fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
             policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
         );
         assert!(!policy.contains("unsafe"));
-        let tag = format!("If-None-Match: {}", reply.header("etag").unwrap());
-        let kept = server.request("GET", file, &[&tag], b"");
-        assert_eq!((kept.status, kept.body.len()), (304, 0), "{file}");
+        let if_none_match = format!("If-None-Match: {}", reply.header("etag").unwrap());
+        let cached = server.request("GET", file, &[&if_none_match], b"");
+        assert_eq!((cached.status, cached.body.len()), (304, 0), "{file}");
     }
 }
 
-/// Analyses over HTTP, which are made in pieces, have the numbers of those that are made at once, which are the library's.
+/// Analyses over HTTP, computed in pieces, equal those of a session, computed in one step.
 #[test]
-fn analyses_are_those_of_a_session() {
-    let model = built_in();
+fn analyses_match_a_session() {
+    let model = built_in_f32();
     let transcoders = Arc::new(built_in_dictionaries().unwrap().into());
     let options =
         ApiOptions { name: "stories".into(), transcoders: Arc::clone(&transcoders), ..ApiOptions::default() };
@@ -47,7 +47,7 @@ fn analyses_are_those_of_a_session() {
     let server = start_model(model.clone(), "stories", |options| options.api.transcoders = transcoders);
     let text = "One day, Mia went to the park with her friend Tom. ".repeat(3);
     let ids = model.vocabulary().encode(&text).unwrap();
-    assert!(ids.len() > 32, "more than is computed at once");
+    assert!(ids.len() > 32, "longer than one chunk");
     for (path, body) in [
         ("/look/attention", json!({ "prompt": text, "layers": [1] })),
         ("/look/lens", json!({ "prompt": text, "show": "entropy" })),
@@ -64,46 +64,46 @@ fn analyses_are_those_of_a_session() {
     }
 }
 
-/// Sums in another order are close; packed weights may be rounded to the next step.
-fn assert_near(found: &Value, expected: &Value, place: &str) {
+/// Compares numbers with a tolerance; packed weights may differ by one rounding step.
+fn assert_near(found: &Value, expected: &Value, path: &str) {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) if found.len() == expected.len() => {
-            found.iter().zip(expected).for_each(|(found, expected)| assert_near(found, expected, place));
+            found.iter().zip(expected).for_each(|(found, expected)| assert_near(found, expected, path));
         }
         (Value::Object(found), Value::Object(expected)) if found.len() == expected.len() => {
             found
                 .iter()
-                .for_each(|(key, found)| assert_near(found, &expected[key], &format!("{place} {key}")));
+                .for_each(|(key, found)| assert_near(found, &expected[key], &format!("{path} {key}")));
         }
         (Value::Number(found), Value::Number(expected)) => {
             let difference = found.as_f64().unwrap() - expected.as_f64().unwrap();
-            assert!(difference.abs() < 1e-3, "{place}: {found} {expected}");
+            assert!(difference.abs() < 1e-3, "{path}: {found} {expected}");
         }
-        (Value::String(found), Value::String(expected)) if place.ends_with(" heads") => {
+        (Value::String(found), Value::String(expected)) if path.ends_with(" heads") => {
             let (found, expected) = (weights(found), weights(expected));
-            assert_eq!(found.len(), expected.len(), "{place}");
-            assert!(found.iter().zip(&expected).all(|(a, b)| a.abs_diff(*b) <= 1), "{place}");
+            assert_eq!(found.len(), expected.len(), "{path}");
+            assert!(found.iter().zip(&expected).all(|(a, b)| a.abs_diff(*b) <= 1), "{path}");
         }
-        (found, expected) => assert_eq!(found, expected, "{place}"),
+        (found, expected) => assert_eq!(found, expected, "{path}"),
     }
 }
 
 #[test]
-fn a_look_that_cannot_be_taken_says_why() {
+fn invalid_analysis_requests_report_the_reason() {
     let server = start_model(built_in(), "stories", |_| ());
     let long = "word ".repeat(300);
     for (path, body, expected) in [
-        ("/look/attention", json!({}), "prompt: expected the text to look at, as a string or as token ids"),
+        ("/look/attention", json!({}), "prompt: expected the text to analyze, as a string or token ids"),
         (
             "/look/attention",
             json!({ "prompt": 3 }),
-            "prompt: expected the text to look at, as a string or as token ids",
+            "prompt: expected the text to analyze, as a string or token ids",
         ),
         ("/look/attention", json!({ "prompt": "" }), "prompt: the text is empty; give at least one token"),
         (
             "/look/attention",
             json!({ "prompt": "a", "layers": [1, 1000] }),
-            "layers: expected a list of layers, which are counted from 0 to ",
+            "layers: expected a list of layers from 0 to ",
         ),
         ("/look/attention", json!({ "prompt": "a", "layers": [] }), "layers: expected a list of layers"),
         ("/look/attention", json!({ "prompt": "a", "layers": "1" }), "layers: expected a list of layers"),
@@ -114,7 +114,7 @@ fn a_look_that_cannot_be_taken_says_why() {
             json!({ "prompt": "a", "show": "rank" }),
             "show: expected `probability`, `entropy`, `divergence` or `next`",
         ),
-        ("/look/head", json!({ "prompt": "a", "layer": 0 }), "head: expected its number, found nothing"),
+        ("/look/head", json!({ "prompt": "a", "layer": 0 }), "head: expected a whole number, found nothing"),
         (
             "/look/head",
             json!({ "prompt": "a", "layer": 9999, "head": 0 }),
@@ -138,10 +138,10 @@ fn a_look_that_cannot_be_taken_says_why() {
     }
     let message =
         server.request("POST", "/look/lens", &["Content-Type: application/json"], b"{").refusal(400);
-    assert!(message.starts_with("the body is not JSON"), "{message}");
+    assert!(message.starts_with("the body is not valid JSON"), "{message}");
 }
 
-/// The numbers of a packed head: base64 of two bytes each, the lower one first.
+/// Values of a packed head: base64 of little-endian 16-bit integers.
 fn weights(packed: &str) -> Vec<u16> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',

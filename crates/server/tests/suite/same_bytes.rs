@@ -1,4 +1,4 @@
-//! A request has the same answer alone and under load, byte by byte.
+//! A request gets the same answer alone and under load, byte for byte.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use super::common::{Running, built_in, events, json_request, start_model};
 
-/// Requests of all kinds: greedy, seeded, with log-probabilities, echoed, several texts, whole and in pieces, prompts that begin
-/// alike and prompts that do not, steered and recorded.
+/// Requests of all kinds.
+///
+/// They are greedy or seeded, with log-probabilities or an echo, with several completions, streamed or not,
+/// with shared and different prefixes, steered or recorded.
 fn requests() -> Vec<Value> {
     let beginning = "KING RICHARD III: Now is the winter of our discontent made glorious summer by this sun of York; and all the \
                      clouds that lour'd upon our house in the deep bosom of the ocean buried.";
@@ -24,16 +26,16 @@ fn requests() -> Vec<Value> {
                 json!({"seed": 7, "n": 2, "best_of": 2, "top_k": 40, "frequency_penalty": 0.5, "logprobs": 0})
             }
         };
-        let place = usize::try_from(index).unwrap();
+        let number = usize::try_from(index).unwrap();
         body["prompt"] = match index % 7 {
-            6 => json!([prompts[place % 5], format!("{beginning} {index}")]),
-            _ => format!("{} {}", prompts[place % 5], index / 3).into(),
+            6 => json!([prompts[number % 5], format!("{beginning} {index}")]),
+            _ => format!("{} {}", prompts[number % 5], index / 3).into(),
         };
         if body["max_tokens"].is_null() {
             body["max_tokens"] = (8 + index % 9).into();
         }
         if index % 8 == 5 {
-            let vector: Vec<u64> = (0..192).map(|channel| channel * index % 7).collect();
+            let vector: Vec<u64> = (0..256).map(|channel| channel * index % 7).collect();
             body["steering"] =
                 json!([{ "site": "blocks.2.hook_resid_pre", "vector": vector, "scale": 0.05 }]);
         }
@@ -47,7 +49,9 @@ fn requests() -> Vec<Value> {
     (0..100).map(kind).collect()
 }
 
-/// A response without its id and its time. The chunks of a stream are grouped by choice: their order across choices depends on load.
+/// Response without its id and time.
+///
+/// The chunks of a stream are grouped by choice, because their order across choices depends on load.
 fn answer(server: &Running, request: &Value) -> String {
     let reply = server.post("/v1/completions", request);
     assert_eq!(reply.status, 200, "{request}: {}", reply.text());
@@ -56,13 +60,13 @@ fn answer(server: &Running, request: &Value) -> String {
     let plain = |mut object: Value| {
         let fields = object.as_object_mut().unwrap();
         assert!(fields.remove("id").is_some() && fields.remove("created").is_some());
-        // Keys stay in their order: this is the text that was sent.
+        // Keys keep their order, so this is the text that was sent.
         object.to_string()
     };
     objects.into_iter().map(plain).collect::<Vec<_>>().join("\n")
 }
 
-/// Comes, asks for something, and goes before the end.
+/// Connects, sends a request and disconnects before the answer is complete.
 fn disturb(server: &Running, number: u64) {
     let mut client = server.connect();
     let stream = !number.is_multiple_of(3);
@@ -73,22 +77,22 @@ fn disturb(server: &Running, number: u64) {
 }
 
 #[test]
-fn a_request_has_the_same_answer_alone_and_among_disconnecting_strangers() {
+fn answers_do_not_depend_on_concurrent_requests() {
     let requests = requests();
     let alone: Vec<String> = {
         let server = start_model(built_in(), "built-in", |options| options.api.activations = true);
         requests.iter().map(|request| answer(&server, request)).collect()
     };
-    // Chunks are of one size always; what is cached, what waits and what runs beside it is another each time.
+    // The chunk size is constant; cache contents, queue and batch vary.
     let server = start_model(built_in(), "built-in", |options| {
         (options.parallel, options.api.activations) = (8, true)
     });
     let (next, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
-        for of in 0..3_u64 {
+        for thread_index in 0..3_u64 {
             let (server, is_done) = (&server, &is_done);
             scope.spawn(move || {
-                let numbers = (of..).step_by(3).take_while(|_| !is_done.load(Ordering::Relaxed));
+                let numbers = (thread_index..).step_by(3).take_while(|_| !is_done.load(Ordering::Relaxed));
                 numbers.for_each(|number| disturb(server, number));
             });
         }
@@ -96,17 +100,17 @@ fn a_request_has_the_same_answer_alone_and_among_disconnecting_strangers() {
             while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let index = requests.iter().position(|other| std::ptr::eq(other, request)).unwrap();
                 let (found, expected) = (answer(&server, request), &alone[index]);
-                let pieces =
+                let difference =
                     || found.lines().zip(expected.lines()).find(|(found, expected)| found != expected);
-                assert!(found == *expected, "{request}: {:#?}", pieces());
+                assert!(found == *expected, "{request}: {:#?}", difference());
             }
         };
         let clients: Vec<_> = (0..16).map(|_| scope.spawn(ask)).collect();
         let failed = clients.into_iter().filter_map(|client| client.join().err()).count();
         is_done.store(true, Ordering::Relaxed);
-        assert_eq!(failed, 0, "clients that saw another answer");
+        assert_eq!(failed, 0, "clients that got a different answer");
     });
-    assert!(server.metric("gpt2_cancelled_total") > 0.0, "strangers were cancelled");
+    assert!(server.metric("gpt2_cancelled_total") > 0.0, "other requests were canceled");
     assert_eq!(server.metric("gpt2_engine_panics_total"), 0.0);
     server.wait_for_metric("gpt2_batch_rows", 0.0);
 }

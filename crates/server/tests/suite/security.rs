@@ -1,4 +1,4 @@
-//! What others have been attacked by, fault by fault.
+//! Known vulnerabilities of other servers, one test each.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -22,17 +22,19 @@ fn start_with_keys() -> Running {
     start_with(|options| options.keys = vec!["first-key".into(), "second-key".into()])
 }
 
-/// A request of this route, with these lines.
+/// Sends a request to a route with additional header lines.
 fn ask(server: &Running, method: &str, path: &str, lines: &[&str]) -> Reply {
     let body: &[u8] = if method == "POST" { br#"{"prompt":"a","tokens":[1],"max_tokens":1}"# } else { b"" };
     server.request(method, path, &[lines, &[JSON]].concat(), body)
 }
 
-/// vLLM CVE-2025-59425 and its routes without a key: all want it but those that tell nothing.
+/// vLLM CVE-2025-59425, and its routes without a key.
+///
+/// All routes require the key except those that reveal nothing.
 #[test]
-fn every_route_wants_the_key_but_health_and_the_page() {
+fn all_routes_except_health_and_the_page_require_a_key() {
     let server = start_with_keys();
-    let mut open = Vec::new();
+    let mut public = Vec::new();
     for route in ROUTES {
         let path = route.path.replace("{id}", "tiny");
         for lines in [
@@ -55,17 +57,17 @@ fn every_route_wants_the_key_but_health_and_the_page() {
             let status = ask(&server, route.method, &path, &[line]).status;
             assert!(status == 200 || status == 400, "{path} with a key: {status}");
         }
-        open.extend((!route.needs_key).then_some(route.path));
+        public.extend((!route.needs_key).then_some(route.path));
     }
-    assert_eq!(open, ["/", "/health", "/v1/health"]);
+    assert_eq!(public, ["/", "/health", "/v1/health"]);
     for file in ["/page.css", "/page.js"] {
         assert_eq!(server.get(file).status, 200, "{file}");
     }
 }
 
-/// vLLM CVE-2026-48746: a header that changes the path as the check sees it.
+/// vLLM CVE-2026-48746: a header that changes the path seen by the key check.
 #[test]
-fn no_spelling_of_a_path_gets_around_the_key() {
+fn path_spellings_do_not_bypass_the_key_check() {
     let server = start_with_keys();
     let spellings = [
         "//v1/models",
@@ -99,16 +101,16 @@ fn no_spelling_of_a_path_gets_around_the_key() {
 }
 
 #[test]
-fn without_a_key_an_empty_one_passes() {
+fn server_without_keys_accepts_any_authorization() {
     let server = start();
     for line in ["Authorization: Bearer ", "Authorization: Bearer", "Authorization: Bearer anything"] {
         assert_eq!(ask(&server, "GET", "/v1/models", &[line]).status, 200);
     }
 }
 
-/// Keys do not share what was computed: how fast an answer comes would tell what others ask.
+/// Keys do not share cached prefixes, because response times would reveal other clients' prompts.
 #[test]
-fn a_key_does_not_see_what_another_has_asked() {
+fn keys_do_not_share_cached_prefixes() {
     let server = start_with(|options| {
         options.keys = vec!["first-key".into(), "second-key".into()];
         options.prefill_chunk = 16;
@@ -122,12 +124,12 @@ fn a_key_does_not_see_what_another_has_asked() {
     };
     assert_eq!(cached(KEY), 0);
     assert_eq!(cached("Authorization: Bearer second-key"), 0);
-    assert!(cached(KEY) >= 16, "it sees what it has asked itself");
+    assert!(cached(KEY) >= 16, "a key reuses its own prefixes");
 }
 
-/// CVE-2026-34756, CVE-2024-8939: numbers of texts without a bound.
+/// CVE-2026-34756, CVE-2024-8939: unbounded numbers of completions.
 #[test]
-fn what_a_request_may_ask_for_is_bounded() {
+fn excessive_requests_are_rejected() {
     let server = start_with(|options| (options.api.limits.max_n, options.api.limits.max_prompts) = (4, 2));
     for body in [
         json!({"n": 5}),
@@ -146,9 +148,11 @@ fn what_a_request_may_ask_for_is_bounded() {
     );
 }
 
-/// CVE-2024-8768, CVE-2026-44223, CVE-2026-21869: empty prompts, penalties and negative numbers that ended the engine.
+/// CVE-2024-8768, CVE-2026-44223, CVE-2026-21869: crashes of the engine.
+///
+/// Empty prompts, penalties and negative numbers caused them.
 #[test]
-fn odd_requests_do_not_end_the_engine() {
+fn unusual_requests_do_not_crash_the_engine() {
     let server = start();
     for body in [
         json!({"prompt": ""}),
@@ -179,9 +183,9 @@ fn odd_requests_do_not_end_the_engine() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// ollama CVE-2024-28224: a page whose name leads to this machine; llama.cpp: any page of the web.
+/// ollama CVE-2024-28224: DNS rebinding. llama.cpp: requests from any web page.
 #[test]
-fn pages_of_others_cannot_use_a_server_of_this_machine() {
+fn foreign_pages_cannot_use_a_local_server() {
     let server = start();
     let refused = [
         &["Host: evil.example"][..],
@@ -204,7 +208,7 @@ fn pages_of_others_cannot_use_a_server_of_this_machine() {
             assert_eq!(reply.header("access-control-allow-origin"), None);
         }
     }
-    // A form of another page can send this without asking.
+    // An HTML form on another page can send this without a preflight.
     server
         .request("POST", "/v1/completions", &["Content-Type: text/plain"], br#"{"prompt":"a"}"#)
         .refusal(415);
@@ -214,18 +218,18 @@ fn pages_of_others_cannot_use_a_server_of_this_machine() {
 }
 
 #[test]
-fn an_origin_that_is_allowed_is_told_so_and_no_other() {
+fn only_allowed_origins_get_cors_headers() {
     let server = start_with(|options| {
         options.cors_origins = vec!["https://app.example".into()];
         options.keys = vec!["first-key".into()];
     });
     let origin = "Origin: https://app.example";
-    let asks = [
+    let preflight = [
         origin,
         "Access-Control-Request-Method: POST",
         "Access-Control-Request-Headers: authorization, content-type",
     ];
-    let reply = server.request("OPTIONS", "/v1/completions", &asks, b"");
+    let reply = server.request("OPTIONS", "/v1/completions", &preflight, b"");
     assert_eq!(
         (reply.status, reply.header("access-control-allow-origin")),
         (204, Some("https://app.example"))
@@ -239,19 +243,21 @@ fn an_origin_that_is_allowed_is_told_so_and_no_other() {
         (200, Some("https://app.example"))
     );
     assert_eq!(reply.header("vary"), Some("Origin"));
-    // What is wrong is told to the page too.
+    // Errors carry the CORS header too, so the page can read them.
     let reply = ask(&server, "POST", "/v1/completions", &[origin]);
     assert_eq!(
         (reply.status, reply.header("access-control-allow-origin")),
         (401, Some("https://app.example"))
     );
-    let other = ["Origin: https://other.example", asks[1]];
+    let other = ["Origin: https://other.example", preflight[1]];
     server.request("OPTIONS", "/v1/completions", &other, b"").refusal(403);
 }
 
-/// ollama CVE-2024-37032, CVE-2026-7020, CVE-2026-7482, TGI CVE-2026-0599: files and addresses that requests name.
+/// Files and addresses named by requests.
+///
+/// ollama CVE-2024-37032, CVE-2026-7020, CVE-2026-7482, TGI CVE-2026-0599.
 #[test]
-fn nothing_is_opened_that_a_request_names() {
+fn files_and_urls_in_requests_are_never_opened() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let url = format!("http://{}/x", listener.local_addr().unwrap());
@@ -261,7 +267,11 @@ fn nothing_is_opened_that_a_request_names() {
         let schema = json!({"guided_json": {"$ref": name}});
         server.post("/v1/completions", &schema).refusal(400);
     }
-    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody came");
+    assert_eq!(
+        listener.accept().unwrap_err().kind(),
+        ErrorKind::WouldBlock,
+        "the server opened a connection"
+    );
     for path in
         ["/api/pull", "/api/create", "/api/push", "/models/load", "/v1/load_lora_adapter", "/lora-adapters"]
     {
@@ -269,9 +279,9 @@ fn nothing_is_opened_that_a_request_names() {
     }
 }
 
-/// ollama, vLLM and TGI: open to the network without a word.
+/// ollama, vLLM and TGI: open to the network by default.
 #[test]
-fn a_server_that_others_reach_wants_a_key_or_a_word() {
+fn public_server_requires_a_key_or_no_auth() {
     for host in ["0.0.0.0", "::"] {
         let options = ServerOptions { host: host.into(), port: 0, ..ServerOptions::default() };
         let error = Server::bind(tiny(), options.clone()).err().unwrap();
@@ -281,13 +291,13 @@ fn a_server_that_others_reach_wants_a_key_or_a_word() {
     }
     let keys = vec!["key".into()];
     let server = start_with(|options| (options.host, options.keys) = ("0.0.0.0".into(), keys));
-    // It has whatever name the others call it by.
+    // Clients may use any host name for a server that other machines can reach.
     let reply = server.request("GET", "/v1/models", &["Host: model.lan", "Authorization: Bearer key"], b"");
     assert_eq!(reply.status, 200);
 }
 
 #[test]
-fn keys_that_no_header_can_hold_are_refused() {
+fn keys_that_do_not_fit_a_header_are_rejected() {
     for key in ["", "a b", "ключ", "a\nb", &"k".repeat(257)] {
         let options = ServerOptions { keys: vec!["good".into(), key.into()], ..ServerOptions::default() };
         let error = Server::bind(tiny(), options).err().unwrap();
@@ -297,7 +307,7 @@ fn keys_that_no_header_can_hold_are_refused() {
 }
 
 #[test]
-fn a_number_of_a_request_cannot_carry_anything() {
+fn request_ids_are_sanitized() {
     let server = start();
     let id = |line: &str| ask(&server, "GET", "/health", &[line]).header("x-request-id").unwrap().to_owned();
     assert_eq!(id("X-Request-Id: abc-123"), "abc-123");
@@ -308,7 +318,7 @@ fn a_number_of_a_request_cannot_carry_anything() {
 }
 
 #[test]
-fn labels_of_metrics_never_come_from_requests() {
+fn metric_labels_never_come_from_requests() {
     let server = start();
     for path in ["/evil-path", "/v1/models/evil-name", "/health?evil-query"] {
         server.request("EVIL", path, &["X-Request-Id: evil-id"], b"");
@@ -324,7 +334,7 @@ fn labels_of_metrics_never_come_from_requests() {
 }
 
 #[test]
-fn the_page_may_do_nothing_but_its_own() {
+fn page_has_a_strict_policy_and_can_be_disabled() {
     let server = start();
     let reply = server.get("/");
     assert_eq!(reply.status, 200);
@@ -341,26 +351,26 @@ fn the_page_may_do_nothing_but_its_own() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn port_in_use_is_reported() {
     let server = start();
     let port = server.address.port();
     let options = ServerOptions { port, ..ServerOptions::default() };
     let error = Server::bind(tiny(), options).err().unwrap();
     assert!(!error.is_usage());
-    let expected = format!("port {port} of 127.0.0.1 is in use: stop the program that listens there");
+    let expected = format!("port {port} of 127.0.0.1 is in use; stop the program that listens there");
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
 #[cfg(unix)]
 #[test]
-fn a_unix_socket_is_for_its_user_and_survives_a_killed_server() {
+fn unix_socket_is_private_and_replaces_a_stale_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gpt2.sock");
     let options = |path: &std::path::Path| ServerOptions {
         unix_socket: Some(path.to_owned()),
         ..ServerOptions::default()
     };
-    // As a server leaves it that was killed.
+    // Stale socket of a killed server.
     drop(UnixListener::bind(&path).unwrap());
     let server = Server::bind(tiny(), options(&path)).unwrap();
     assert_eq!(server.address(), format!("unix:{}", path.display()));
@@ -374,8 +384,8 @@ fn a_unix_socket_is_for_its_user_and_survives_a_killed_server() {
     let in_use = Server::bind(tiny(), options(&path)).err().unwrap();
     assert!(matches!(in_use, ServerError::SocketInUse { .. }), "{in_use}");
     running.handle.stop();
-    running.ended().unwrap();
-    assert!(!path.exists(), "a server that ends leaves nothing behind");
+    running.join().unwrap();
+    assert!(!path.exists(), "a stopped server removes its socket");
 
     let file = folder.path().join("notes.txt");
     std::fs::write(&file, "mine").unwrap();
@@ -386,9 +396,9 @@ fn a_unix_socket_is_for_its_user_and_survives_a_killed_server() {
     assert!(matches!(missing, ServerError::Socket { .. }), "{missing}");
 }
 
-/// Names are compared, whatever they look like.
+/// Model names are only compared as strings.
 #[test]
-fn a_model_is_served_under_its_names_only() {
+fn model_is_served_only_under_its_names() {
     let server = start_model(tiny(), "owner/tiny", |options| {
         options.api.aliases = vec!["gpt-3.5-turbo-instruct".into()]
     });

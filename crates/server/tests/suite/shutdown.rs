@@ -1,4 +1,4 @@
-//! Clients that go, and the end of the server.
+//! Disconnecting clients, and the shutdown of the server.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::common::{Client, Running, events, json_request, long_request, long_st
 use super::limits::start_long;
 
 #[test]
-fn a_stream_whose_client_is_gone_is_cancelled() {
+fn disconnect_cancels_a_stream() {
     let server = start_long(|_| ());
     let mut client = server.occupy(&long_stream());
     assert_eq!(client.head().status, 200);
@@ -22,23 +22,26 @@ fn a_stream_whose_client_is_gone_is_cancelled() {
 }
 
 #[test]
-fn a_whole_answer_whose_client_is_gone_is_cancelled() {
+fn disconnect_cancels_an_unstreamed_request() {
     let server = start_long(|_| ());
-    // Some have sent more than the request, which nobody has read when they go. Windows does not tell then.
-    let more = [&b""[..], b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"];
-    let told = if cfg!(windows) { &more[..1] } else { &more };
-    for more in told {
+    // Some clients leave unread bytes behind. In that case, Windows does not report the disconnect.
+    let leftovers = [&b""[..], b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"];
+    let reported = if cfg!(windows) { &leftovers[..1] } else { &leftovers };
+    for more in reported {
         let mut client = server.occupy(&long_request());
         client.send(more);
         drop(client);
         server.wait_for_metric("gpt2_batch_rows", 0.0);
     }
-    assert_eq!(server.metric("gpt2_cancelled_total"), told.len() as f64);
+    assert_eq!(server.metric("gpt2_cancelled_total"), reported.len() as f64);
 }
 
-/// Whether it is gone or only sends nothing more cannot be told apart: it is cancelled, and told so in case it listens.
+/// A half-close is treated as a disconnect.
+///
+/// The server cannot tell whether the client is gone. It cancels the request and still sends an error in case
+/// the client listens.
 #[test]
-fn a_client_that_closes_its_side_is_told_that_it_is_cancelled() {
+fn half_close_cancels_the_request_with_an_error() {
     let server = start_long(|_| ());
     let mut client = server.occupy(&long_request());
     client.close_sending();
@@ -55,14 +58,14 @@ fn a_client_that_closes_its_side_is_told_that_it_is_cancelled() {
     while let Some(chunk) = client.chunk() {
         text.extend(chunk);
     }
-    let told = events(&String::from_utf8(text).unwrap());
-    assert_eq!(told.last().unwrap()["error"]["code"], "client_closed_request");
+    let received = events(&String::from_utf8(text).unwrap());
+    assert_eq!(received.last().unwrap()["error"]["code"], "client_closed_request");
     server.wait_for_metric("gpt2_batch_rows", 0.0);
     assert_eq!(server.metric("gpt2_cancelled_total"), 2.0);
 }
 
 #[test]
-fn a_client_that_goes_while_it_waits_leaves_the_queue() {
+fn disconnected_clients_leave_the_queue() {
     let server = start_long(|options| (options.parallel, options.queue) = (1, 1));
     let _running = server.occupy(&long_stream());
     let mut client = server.connect();
@@ -76,7 +79,7 @@ fn a_client_that_goes_while_it_waits_leaves_the_queue() {
     server.wait_for_metric("gpt2_requests_waiting", 1.0);
 }
 
-/// The text of a stream to its end.
+/// Remaining events of a stream.
 fn rest(mut client: Client<TcpStream>) -> Vec<serde_json::Value> {
     assert_eq!(client.head().status, 200);
     let mut text = Vec::new();
@@ -90,12 +93,12 @@ fn rest(mut client: Client<TcpStream>) -> Vec<serde_json::Value> {
 fn wait_until_closed(server: &Running) {
     let until = Instant::now() + Duration::from_secs(20);
     while TcpStream::connect(server.address).is_ok() {
-        assert!(Instant::now() < until, "it goes on accepting");
+        assert!(Instant::now() < until, "the server still accepts connections");
     }
 }
 
 #[test]
-fn what_has_begun_is_finished_and_nothing_else_begins() {
+fn shutdown_finishes_running_requests_and_rejects_new_ones() {
     let server = start_long(|options| options.parallel = 1);
     let mut idle = server.connect();
     idle.send(&request("GET", "/health", &[], b""));
@@ -126,24 +129,24 @@ fn what_has_begun_is_finished_and_nothing_else_begins() {
     late.send(&json_request("/v1/completions", &long_request()));
     late.reply().refusal(503);
 
-    let told = rest(running);
-    assert_eq!(told.last().unwrap()["usage"]["completion_tokens"], 3000);
-    server.ended().unwrap();
+    let received = rest(running);
+    assert_eq!(received.last().unwrap()["usage"]["completion_tokens"], 3000);
+    server.join().unwrap();
 }
 
 #[test]
-fn a_server_with_nothing_to_do_ends_at_once() {
+fn idle_server_stops_immediately() {
     let server = start_long(|_| ());
     let mut idle = server.connect();
     idle.send(&request("GET", "/health", &[], b""));
     assert_eq!(idle.reply().status, 200);
     server.handle.stop();
-    server.ended().unwrap();
+    server.join().unwrap();
     idle.assert_closed();
 }
 
 #[test]
-fn what_takes_too_long_is_cut_off_with_a_word() {
+fn drain_timeout_cuts_off_requests_with_an_error() {
     let drain = Duration::from_millis(100);
     let server = start_long(|options| options.timeouts.drain = drain);
     let stream = server.occupy(&long_stream());
@@ -151,15 +154,15 @@ fn what_takes_too_long_is_cut_off_with_a_word() {
     whole.send(&json_request("/v1/completions", &long_request()));
     server.wait_for_metric("gpt2_batch_rows", 2.0);
     server.handle.stop();
-    let told = rest(stream);
-    assert_eq!(told.last().unwrap()["error"]["code"], "server_draining");
+    let received = rest(stream);
+    assert_eq!(received.last().unwrap()["error"]["code"], "server_draining");
     whole.reply().refusal(503);
-    let error = server.ended().unwrap_err();
+    let error = server.join().unwrap_err();
     assert!(matches!(error, ServerError::CutOff { calls: 2, after } if after == drain), "{error}");
 }
 
 #[test]
-fn told_twice_it_ends_at_once() {
+fn second_stop_interrupts_running_requests() {
     let server = start_long(|options| options.timeouts.drain = Duration::from_secs(3600));
     let stream = server.occupy(&long_stream());
     server.handle.stop();
@@ -167,6 +170,6 @@ fn told_twice_it_ends_at_once() {
     assert!(server.is_running());
     server.handle.stop();
     assert_eq!(rest(stream).last().unwrap()["error"]["code"], "server_draining");
-    let error = server.ended().unwrap_err();
+    let error = server.join().unwrap_err();
     assert!(matches!(error, ServerError::Interrupted { calls: 1 }), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Requests that take long to read: they hold up neither short ones, nor the server's health, nor its end.
+//! Requests that take long to read; they block neither short requests, nor health checks, nor shutdown.
 
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -13,10 +13,10 @@ use serde_json::json;
 
 use super::common::{Client, PATIENCE, Running, json_request, start_model, start_with};
 
-/// Long requests that are read at a time.
-const LONG_AT_ONCE: usize = 10;
+/// Maximum number of long requests read concurrently.
+const MAX_LONG_REQUESTS: usize = 10;
 
-/// A gate that holds the threads that reach it first.
+/// Gate that blocks the first threads to reach it.
 struct Gate {
     reached: AtomicUsize,
     is_open: Mutex<bool>,
@@ -30,9 +30,9 @@ impl Gate {
         Self { reached: AtomicUsize::new(0), is_open: Mutex::new(false), opened: Condvar::new() }
     }
 
-    /// Holds as many threads as read long requests; later ones pass.
+    /// Blocks the first [`MAX_LONG_REQUESTS`] threads; later threads pass.
     fn pass(&self) {
-        if self.reached.fetch_add(1, Ordering::SeqCst) < LONG_AT_ONCE {
+        if self.reached.fetch_add(1, Ordering::SeqCst) < MAX_LONG_REQUESTS {
             let is_open = self.is_open.lock().unwrap();
             drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
         }
@@ -47,23 +47,23 @@ impl Gate {
     fn wait_for(&self, reached: usize) {
         let until = Instant::now() + PATIENCE;
         while self.reached.load(Ordering::SeqCst) < reached {
-            assert!(Instant::now() < until, "{} are held", self.reached.load(Ordering::SeqCst));
+            assert!(Instant::now() < until, "{} threads are blocked", self.reached.load(Ordering::SeqCst));
             thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// A clock that requests read last: while the gate is closed, they are never read to their end.
-fn stopped<const GATE: usize>() -> u64 {
+/// Clock that requests read last. A closed gate keeps them from being read completely.
+fn gated_clock<const GATE: usize>() -> u64 {
     GATES[GATE].pass();
     0
 }
 
-/// A server whose conversations stop at a gate.
+/// Starts a server whose chat requests block at a gate.
 fn start_gated<const GATE: usize>(change: impl FnOnce(&mut ServerOptions)) -> Running {
     start_with(|options| {
         options.api.chat_template = ChatTemplateChoice::Jinja("{{ messages[0].content }}".into());
-        options.api.now = stopped::<GATE>;
+        options.api.now = gated_clock::<GATE>;
         change(options);
     })
 }
@@ -84,11 +84,11 @@ fn waits(client: &Client<TcpStream>) -> bool {
 }
 
 #[test]
-fn short_requests_are_served_while_all_long_ones_are_stuck() {
+fn short_requests_are_served_while_long_ones_are_blocked() {
     let gate = &GATES[0];
     let server = start_gated::<0>(|_| ());
-    let mut stuck: Vec<_> = (0..LONG_AT_ONCE).map(|_| chat(&server)).collect();
-    gate.wait_for(LONG_AT_ONCE);
+    let mut stuck: Vec<_> = (0..MAX_LONG_REQUESTS).map(|_| chat(&server)).collect();
+    gate.wait_for(MAX_LONG_REQUESTS);
     stuck.extend((0..2).map(|_| chat(&server)));
     for path in ["/health", "/metrics", "/v1/models", "/tokenizer_info", "/props"] {
         assert_eq!(server.get(path).status, 200, "{path}");
@@ -99,7 +99,7 @@ fn short_requests_are_served_while_all_long_ones_are_stuck() {
         assert_eq!(reply.status, 200, "{path}: {}", reply.text());
     }
     assert!(stuck.iter().all(waits));
-    // A client that leaves keeps its thread busy, and a server that ends waits for neither.
+    // A client that disconnects keeps its thread busy, and a stopping server waits for neither.
     drop(stuck.pop());
     drop(stuck.remove(0));
     server.handle.stop();
@@ -108,22 +108,26 @@ fn short_requests_are_served_while_all_long_ones_are_stuck() {
         reply.refusal(503);
         assert_eq!(reply.json()["error"]["code"], "server_draining");
     }
-    server.ended().unwrap();
-    assert_eq!(gate.reached.load(Ordering::SeqCst), LONG_AT_ONCE + 1, "those that waited were never read");
+    server.join().unwrap();
+    assert_eq!(
+        gate.reached.load(Ordering::SeqCst),
+        MAX_LONG_REQUESTS + 1,
+        "the waiting requests were never read"
+    );
     gate.open();
 }
 
 #[test]
-fn a_long_request_that_waits_too_long_is_refused() {
+fn queued_long_requests_time_out() {
     let gate = &GATES[1];
     let server = start_gated::<1>(|options| options.timeouts.queue = Duration::from_millis(100));
-    let mut stuck: Vec<_> = (0..LONG_AT_ONCE).map(|_| chat(&server)).collect();
-    gate.wait_for(LONG_AT_ONCE);
+    let mut stuck: Vec<_> = (0..MAX_LONG_REQUESTS).map(|_| chat(&server)).collect();
+    gate.wait_for(MAX_LONG_REQUESTS);
     let reply = chat(&server).reply();
     reply.refusal(503);
     assert_eq!(reply.json()["error"]["code"], "queue_timeout");
     assert_eq!(server.metric("gpt2_rejected_total{reason=\"queue_timeout\"}"), 1.0);
-    // A body that is long to tokenize, and a grammar, wait as well.
+    // A body that is slow to tokenize and a grammar wait as well.
     for body in [json!({"prompt": "a".repeat(20_000)}), json!({"prompt": "a", "guided_regex": "a+"})] {
         server.post("/v1/completions", &body).refusal(503);
     }
@@ -135,7 +139,7 @@ fn a_long_request_that_waits_too_long_is_refused() {
 }
 
 #[test]
-fn a_thread_that_never_returns_does_not_hold_up_the_end() {
+fn blocked_thread_does_not_delay_shutdown() {
     let gate = &GATES[2];
     let drain = Duration::from_millis(100);
     let classifier = candle_gpt2_engine::ModelOptions {
@@ -145,7 +149,7 @@ fn a_thread_that_never_returns_does_not_hold_up_the_end() {
     let silent = &candle_gpt2_engine::Silent;
     let classifier = classifier.open_classifier(silent).unwrap().load_classifier(silent).unwrap();
     let server = start_model(classifier, "labels", |options| {
-        options.api.now = stopped::<2>;
+        options.api.now = gated_clock::<2>;
         options.timeouts.drain = drain;
     });
     let mut client = server.connect();
@@ -153,7 +157,7 @@ fn a_thread_that_never_returns_does_not_hold_up_the_end() {
     gate.wait_for(1);
     server.handle.stop();
     client.reply().refusal(503);
-    let error = server.ended().unwrap_err();
+    let error = server.join().unwrap_err();
     assert!(matches!(error, ServerError::CutOff { calls: 1, after } if after == drain), "{error}");
     gate.open();
 }

@@ -1,13 +1,15 @@
-//! What goes over the wire is what the library makes.
+//! Responses over HTTP equal the library's output.
 
 use candle_gpt2_generation::{GenerationConfig, score};
 use serde_json::{Value, json};
 
-use super::common::{built_in, start_model};
+use super::common::{built_in, built_in_f32, start_model};
 
-/// A seed gives the text that the library draws from it; text `j` of prompt `i` is drawn from stream `i · n + j`.
+/// A seed gives the same completions as the library.
+///
+/// Completion `j` of prompt `i` samples from stream `i · n + j`.
 #[test]
-fn texts_are_those_of_the_library() {
+fn completions_match_the_library() {
     let model = built_in();
     let prompts = ["One day", "My lord, the é"];
     let body =
@@ -33,17 +35,17 @@ fn texts_are_those_of_the_library() {
             candle_gpt2_generation::BatchGenerator::new(model.model(), vec![request], 4, tokenizer).unwrap();
         let mut texts = vec![String::new(); 4];
         tokens.map(Result::unwrap).for_each(|token| texts[token.sequence].push_str(&token.text));
-        for of_prompt in 0..2 {
-            let index = prompt * 2 + of_prompt;
+        for sample in 0..2 {
+            let index = prompt * 2 + sample;
             let choice = &reply["choices"][index];
             assert_eq!((&choice["index"], &choice["text"]), (&json!(index), &json!(texts[index])));
         }
     }
 }
 
-/// The prompts of a call that are more than texts are made at once, in their order.
+/// Prompts beyond the batch size are processed in order.
 #[test]
-fn a_call_may_have_more_prompts_than_there_are_rows() {
+fn request_may_have_more_prompts_than_batch_rows() {
     let server = start_model(built_in(), "built-in", |options| options.parallel = 3);
     let one = |prompt: &str| {
         let body = json!({"prompt": prompt, "temperature": 0, "max_tokens": 6});
@@ -61,17 +63,19 @@ fn a_call_may_have_more_prompts_than_there_are_rows() {
     assert_eq!(choices.iter().map(|choice| choice["text"].clone()).collect::<Vec<_>>(), alone);
 }
 
-/// An echo tells what scoring the text tells. Scoring adds in another order than a server, whose rows have a cache: a few
-/// roundings of f32 through all blocks.
+/// An echo returns the same log-probabilities as `score`.
+///
+/// The server adds f32 numbers in a different order, because it uses a KV cache. The rounding differences
+/// accumulate through all blocks.
 #[test]
-fn an_echo_scores_the_prompt() {
+fn echo_logprobs_match_score() {
     const TOLERANCE: f64 = 1e-4;
-    let model = built_in();
+    let model = built_in_f32();
     let ids = model.vocabulary().encode("To be, or not to be, that is the question: 日本").unwrap();
     let expected = score(model.model(), &ids, model.config().n_positions, 0, &|_| ()).unwrap();
     let server = start_model(model, "built-in", |_| ());
     let body = json!({"prompt": [ids], "echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0});
-    for _ in ["computed", "from what was kept"] {
+    for _ in ["computed", "cached"] {
         let reply = server.post("/v1/completions", &body).json();
         let logprobs = &reply["choices"][0]["logprobs"];
         let found = logprobs["token_logprobs"].as_array().unwrap();
@@ -79,11 +83,11 @@ fn an_echo_scores_the_prompt() {
         for (found, expected) in found.iter().zip(&expected.logprobs).skip(1) {
             assert!((found.as_f64().unwrap() - expected.unwrap()).abs() < TOLERANCE, "{found}, {expected:?}");
         }
-        let is_told_twice = |(own, top): (&Value, &Value)| {
+        let is_in_top_logprobs = |(own, top): (&Value, &Value)| {
             top.as_object().unwrap().values().any(|other| other.as_f64() == own.as_f64())
         };
         let tops = logprobs["top_logprobs"].as_array().unwrap();
-        assert!(found.iter().zip(tops).skip(1).all(is_told_twice), "{logprobs}");
+        assert!(found.iter().zip(tops).skip(1).all(is_in_top_logprobs), "{logprobs}");
     }
     assert!(server.metric("gpt2_cached_tokens_total") > 0.0);
 }

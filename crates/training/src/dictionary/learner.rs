@@ -1,8 +1,8 @@
-//! The state of a dictionary between steps, and what a step is made of: values of the model, their scale, loss and gradient, directions
-//! of length 1, the running threshold, latents that have not been active for long.
+//! State of a dictionary between steps, and the computations of a step.
 //!
-//! Values are divided by the deviation of their hook point, a number for the whole training that the first batch gives; `save.rs` folds it
-//! into the weights.
+//! These are the model's activations, their scale, loss and gradient, unit-length directions, the running
+//! threshold and dead latents. Activations are divided by the standard deviation at their hook point. This is
+//! one number for the entire training run, from the first batch. `save.rs` folds it into the weights.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,50 +17,55 @@ use super::{DictionaryKind, DictionaryNumbers};
 use crate::streams::Stream;
 use crate::{Examples, Parameters, TrainingError};
 
-/// Share of the least kept value of a batch in the running threshold.
-const THRESHOLD_RATE: f32 = 0.01;
-/// Tokens without activity are counted as far as f32 counts one by one.
-const MOST_COUNTED: f32 = 16_777_216.0;
-/// Random directions that the encoder's first scale is measured with.
+/// Update rate of the running threshold, a mean over the last ten steps or so.
+///
+/// With SAELens' 0.01, it lags behind the weights: the number of active latents was up to a third off.
+const THRESHOLD_RATE: f32 = 0.1;
+/// Maximum token count, up to which f32 counts in steps of one.
+const MAX_COUNTED: f32 = 16_777_216.0;
+/// Number of random directions for measuring the encoder's initial scale.
 const PROBES: usize = 256;
-/// Rounds of Weiszfeld's algorithm for the geometric median: it gains a digit in a few.
+/// Number of iterations of Weiszfeld's algorithm for the geometric median.
+///
+/// It gains a decimal digit every few iterations.
 const MEDIAN_ROUNDS: usize = 20;
-/// Names of what is saved besides the parameters.
+/// Names of the saved tensors other than the parameters.
 const STATE: [&str; 3] = ["scales", "threshold", "unused_tokens"];
 
-/// A dictionary in training beside its parameters.
+/// State of a dictionary in training, without its parameters.
 pub(crate) struct Learner {
     pub(super) model: Gpt2LMHeadModel,
-    /// What the model is called.
+    /// Name of the model.
     pub(super) model_name: String,
-    /// Some of the model's logits: another model, even of the same configuration, has others.
+    /// Sample of the model's logits, to tell apart models with the same configuration.
     pub(crate) sample_logits: Vec<f32>,
-    /// Whether every text of the data begins with the BOS token.
+    /// Whether every sequence of the data starts with the BOS token.
     pub(super) prepends_bos: bool,
     pub(super) numbers: DictionaryNumbers,
-    /// What each block reads and writes.
+    /// Input and output hook point of each block.
     pub(super) sites: Vec<[Site; 2]>,
     pub(super) objective: Objective,
-    /// What the values read and written in each block are multiplied by, once a batch has told.
+    /// Factors on the input and output values of each block, set by the first batch.
     scales: Option<[Vec<f32>; 2]>,
     pub(super) threshold: f32,
-    /// Tokens since each latent was active.
+    /// Number of tokens since each latent was last active.
     unused_tokens: Vec<f32>,
-    /// What the batches of the step that is being taken showed.
-    seen: Option<Seen>,
+    /// Statistics of the current step's batches.
+    step_stats: Option<StepStats>,
 }
 
-struct Seen {
+struct StepStats {
     tokens: usize,
     fired: Vec<bool>,
-    least: Option<f64>,
+    /// Smallest kept value of each batch.
+    min_kept: Vec<f64>,
 }
 
 impl Learner {
-    /// A dictionary of a model that is called so.
+    /// Creates a dictionary of a model with this name.
     ///
     /// # Errors
-    /// Those of [`DictionaryNumbers::check`].
+    /// See [`DictionaryNumbers::check`].
     pub(crate) fn new(
         (model, model_name): (Gpt2LMHeadModel, String),
         prepends_bos: bool,
@@ -81,17 +86,19 @@ impl Learner {
             scales: None,
             threshold: 0.0,
             unused_tokens: vec![0.0; objective.blocks * objective.latents],
-            seen: None,
+            step_stats: None,
         })
     }
 
-    /// The model.
+    /// Explained model.
     pub(crate) fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
     }
 
-    /// The parameters before any data: directions of random values, each read as it is written, so large that a random value is written
-    /// with its own length.
+    /// Returns the initial parameters, before any data.
+    ///
+    /// Directions are random. Except in transcoders, the encoder equals the decoder. The encoder is scaled so
+    /// that random inputs are reconstructed with their own length on average.
     pub(crate) fn parameters(
         numbers: &DictionaryNumbers,
         config: &Gpt2Config,
@@ -107,7 +114,7 @@ impl Learner {
         };
         let probes = unit_rows(PROBES, inputs, &mut generator).repeat(blocks);
         let zeros = (vec![0f32; blocks * latents], vec![0f32; blocks * outputs]);
-        // As many latents in each block.
+        // The selected latents are spread evenly over the blocks.
         let k = (objective.k / blocks).max(1);
         let top_k = Objective { kind: DictionaryKind::TopK, k, ..objective };
         if let Some(weights) = Weights::of(&[&encoder, &zeros.0, &decoder, &zeros.1]) {
@@ -135,11 +142,13 @@ impl Learner {
         Ok(Parameters::from_named(named.collect::<Result<_>>()?))
     }
 
-    /// What the model has at the hook points that are read and at those that are written, block after block a row for each token but the
-    /// first of each text, whose values are many times longer than those of others.
+    /// Returns the values at the input and output hook points, block after block.
+    ///
+    /// There is one row per token. The first token of each sequence is left out, because its values are many
+    /// times larger than those of other tokens.
     ///
     /// # Errors
-    /// Those of the model.
+    /// See [`Gpt2LMHeadModel::forward_with`].
     fn values(&self, examples: &dyn Examples) -> Result<[Vec<f32>; 2]> {
         let of = |rows: &Tensor| rows.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
         if let Some([x, y]) = examples.activations()? {
@@ -162,18 +171,18 @@ impl Learner {
         self.sites.iter().flatten().copied()
     }
 
-    /// A record of every hook point that is read or written.
+    /// Creates a record of all input and output hook points.
     pub(super) fn record(&self) -> Record {
         Record::new(self.all_sites())
     }
 
-    /// What the values read and written in a block are multiplied by.
+    /// Factors on the input and output values of a block.
     pub(super) fn scales(&self, block: usize) -> [f32; 2] {
         let of_side = |side: usize| self.scales.as_ref().map_or(1.0, |scales| scales[side][block]);
         [of_side(0), of_side(1)]
     }
 
-    /// Sets what the first batch decides: the scale of the values, and the biases and thresholds that suit it.
+    /// Initializes the scales, biases and thresholds from the first batch.
     fn begin(&mut self, [x, y]: &[Vec<f32>; 2], parameters: &Parameters) -> Result<()> {
         let all = self.objective;
         let Objective { blocks, inputs, outputs, .. } = all;
@@ -194,7 +203,7 @@ impl Learner {
         if all.kind.is_transcoder() {
             let means = (0..blocks).flat_map(|block| rounded(&mean(all.of_block(&y, block), outputs)));
             set("b_dec", means.collect())?;
-            // The directions see how far a value is from the mean.
+            // The directions then see the distance of a value from the mean.
             let values = slices(parameters)?;
             let encoder = values.first().map_or(&[][..], |encoder| &encoder[..]);
             let of_means = (0..blocks).flat_map(|block| {
@@ -213,8 +222,8 @@ impl Learner {
             let values = slices(parameters)?;
             let values: Vec<&[f32]> = values.iter().map(|values| &values[..]).collect();
             let kept = Objective { kind: DictionaryKind::BatchTopK, ..self.objective };
-            let least = Weights::of(&values).and_then(|weights| kept.least(weights, &x));
-            let threshold = libm::log(least.unwrap_or(super::objective::BANDWIDTH).max(f64::MIN_POSITIVE));
+            let min_kept = Weights::of(&values).and_then(|weights| kept.min_kept(weights, &x));
+            let threshold = libm::log(min_kept.unwrap_or(super::objective::BANDWIDTH).max(f64::MIN_POSITIVE));
             set("log_threshold", rounded(&vec![threshold; self.objective.latents]))?;
         }
         Ok(())
@@ -231,10 +240,12 @@ impl Learner {
         [of_side(0), of_side(1)]
     }
 
-    /// The loss of some examples, and the gradient of every parameter without what would make directions longer or shorter.
+    /// Computes the loss of the examples, and the gradients in the order of the parameters.
+    ///
+    /// The decoder's gradient has no component along the directions, so their lengths stay the same.
     ///
     /// # Errors
-    /// Those of the model.
+    /// See [`Gpt2LMHeadModel::forward_with`].
     pub(crate) fn gradients(
         &mut self,
         examples: &dyn Examples,
@@ -248,11 +259,12 @@ impl Learner {
         let all = slices(parameters)?;
         let all: Vec<&[f32]> = all.iter().map(|values| &values[..]).collect();
         let Some(weights) = Weights::of(&all) else {
-            candle_core::bail!("a dictionary has four parameters at least, found {}", all.len());
+            candle_core::bail!("expected at least 4 dictionary parameters, found {}", all.len());
         };
         let dead: Vec<bool> =
             self.unused_tokens.iter().map(|tokens| f64::from(*tokens) >= self.dead_after()).collect();
-        let Computed { loss, mut gradients, fired, least } = self.objective.compute(weights, (&x, &y), &dead);
+        let Computed { loss, mut gradients, fired, min_kept } =
+            self.objective.compute(weights, (&x, &y), &dead);
         if let Some(decoder) = gradients.get_mut(2) {
             for rows in self.objective.directions() {
                 let along = |row: Range<usize>| -> f64 {
@@ -269,14 +281,11 @@ impl Learner {
             }
         }
         let tokens = x.len() / (self.objective.blocks * self.objective.inputs);
-        self.seen = Some(match self.seen.take() {
-            None => Seen { tokens, fired, least },
-            Some(before) => Seen {
-                tokens: before.tokens + tokens,
-                fired: before.fired.iter().zip(&fired).map(|(before, now)| *before || *now).collect(),
-                least: before.least.zip(least).map(|(before, now)| before.min(now)),
-            },
-        });
+        let none = || StepStats { tokens: 0, fired: vec![false; fired.len()], min_kept: Vec::new() };
+        let stats = self.step_stats.get_or_insert_with(none);
+        stats.tokens += tokens;
+        stats.fired.iter_mut().zip(&fired).for_each(|(before, now)| *before |= now);
+        stats.min_kept.extend(min_kept);
         let tensors = parameters
             .iter()
             .zip(gradients)
@@ -284,20 +293,20 @@ impl Learner {
         Ok((loss, tensors.collect::<Result<_>>()?))
     }
 
-    /// As many tokens without activity as make a latent dead, as far as they are counted.
+    /// Number of tokens without activity that makes a latent dead, limited to the maximum count.
     fn dead_after(&self) -> f64 {
-        (self.numbers.dead_after as f64).min(f64::from(MOST_COUNTED))
+        (self.numbers.dead_after as f64).min(f64::from(MAX_COUNTED))
     }
 
-    /// Forgets the batches of a step that is not taken.
+    /// Discards the statistics of a step that was not completed.
     pub(crate) fn forget(&mut self) {
-        self.seen = None;
+        self.step_stats = None;
     }
 
-    /// What follows the optimizer's step, which is counted from 1.
+    /// Updates the state after optimizer step `step`, counted from 1.
     ///
     /// # Errors
-    /// When a parameter cannot be set.
+    /// If a parameter cannot be set.
     pub(crate) fn after_step(&mut self, parameters: &Parameters, step: u64) -> Result<()> {
         if let Some(decoder) = parameters.get("W_dec") {
             let mut values = decoder.flatten_all()?.to_vec1::<f32>()?;
@@ -313,26 +322,28 @@ impl Learner {
             }
             decoder.set(&Tensor::from_vec(values, decoder.shape(), &Device::Cpu)?)?;
         }
-        let Some(Seen { tokens, fired, least }) = self.seen.take() else { return Ok(()) };
-        if let Some(least) = least.map(rounded_one) {
+        let Some(StepStats { tokens, fired, min_kept }) = self.step_stats.take() else { return Ok(()) };
+        if !min_kept.is_empty() {
+            let min_kept = rounded_one(min_kept.iter().sum::<f64>() / min_kept.len() as f64);
             self.threshold = match self.threshold {
-                0.0 => least,
-                // The mean of all steps at first, so that a short training does not keep what its first batches had.
-                before => before + THRESHOLD_RATE.max(1.0 / step as f32) * (least - before),
+                0.0 => min_kept,
+                // At first this is the mean of all steps, so a short run does not depend on its first
+                // batches.
+                before => before + THRESHOLD_RATE.max(1.0 / step as f32) * (min_kept - before),
             };
         }
         for (unused, fired) in self.unused_tokens.iter_mut().zip(fired) {
-            *unused = if fired { 0.0 } else { (*unused + tokens as f32).min(MOST_COUNTED) };
+            *unused = if fired { 0.0 } else { (*unused + tokens as f32).min(MAX_COUNTED) };
         }
         Ok(())
     }
 
-    /// What is to be saved besides the parameters.
+    /// Returns the tensors to save in addition to the parameters.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If allocation fails.
     pub(crate) fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        // A scale is greater than 0.
+        // Zero means unset, because a scale is greater than 0.
         let none = vec![0.0; 2 * self.objective.blocks];
         let scales = self.scales.as_ref().map_or(none, |scales| scales.concat());
         let values = [scales, vec![self.threshold], self.unused_tokens.clone()];
@@ -343,7 +354,7 @@ impl Learner {
         named.collect()
     }
 
-    /// Goes back to what was saved; says which of it is missing.
+    /// Restores a saved state; the error names the missing part.
     pub(crate) fn restore(&mut self, saved: &HashMap<String, Tensor>) -> std::result::Result<(), String> {
         let blocks = self.objective.blocks;
         let counts = [2 * blocks, 1, blocks * self.objective.latents];
@@ -351,7 +362,7 @@ impl Learner {
             let values =
                 saved.get(&format!("dictionary.{name}")).and_then(|tensor| tensor.to_vec1::<f32>().ok());
             let values = values.filter(|values| values.len() == count);
-            values.ok_or_else(|| format!("the `{name}` of the dictionary are missing"))
+            values.ok_or_else(|| format!("tensor `dictionary.{name}` is missing or has the wrong shape"))
         });
         let found = found.collect::<std::result::Result<Vec<_>, String>>()?;
         if let [scales, threshold, unused] = &found[..] {
@@ -361,15 +372,15 @@ impl Learner {
             self.threshold = threshold.first().copied().unwrap_or_default();
             self.unused_tokens.clone_from(unused);
         }
-        self.seen = None;
+        self.step_stats = None;
         Ok(())
     }
 }
 
-/// Logits of the first tokens of the vocabulary after a fixed text.
+/// Returns the logits of the first vocabulary tokens after a fixed sequence.
 ///
 /// # Errors
-/// Those of the model.
+/// See [`Gpt2LMHeadModel::forward`].
 fn sample_logits(model: &Gpt2LMHeadModel) -> Result<Vec<f32>> {
     const TOKENS: usize = 8;
     let config = model.config();
@@ -381,32 +392,32 @@ fn sample_logits(model: &Gpt2LMHeadModel) -> Result<Vec<f32>> {
     Ok(logits)
 }
 
-/// The rows of a value `(B, T, …)` but those of first tokens, `(B · (T − 1), width)`.
+/// Returns the rows of a value `(B, T, …)` without first tokens, `(B · (T − 1), width)`.
 ///
 /// # Errors
-/// When there is a single token.
+/// If there is only one token.
 pub(super) fn rows_after_first(site: Site, value: &Tensor) -> Result<Tensor> {
     const TOKEN_DIM: usize = 1;
     let tokens = value.dim(TOKEN_DIM)?;
     let Some(after) = tokens.checked_sub(1).filter(|after| *after > 0) else {
         candle_core::bail!(
-            "a text of a single token teaches a dictionary nothing: its first token is left out"
+            "a dictionary skips the first token of each sequence; use sequences of at least 2 tokens"
         );
     };
     token_rows(site, &value.narrow(TOKEN_DIM, 1, after)?.contiguous()?)
 }
 
-/// What a record has of a hook point, without first tokens.
+/// Returns a record's rows at a hook point, without first tokens.
 pub(super) fn rows_of(record: &Record, site: Site) -> Result<Tensor> {
     rows_after_first(site, record.get(site)?)
 }
 
-/// The values of every parameter.
+/// Values of every parameter.
 pub(super) fn slices(parameters: &Parameters) -> Result<Vec<Vec<f32>>> {
     parameters.iter().map(|(_, variable)| variable.flatten_all()?.to_vec1::<f32>()).collect()
 }
 
-/// Rows of length 1 in random directions.
+/// Returns rows of length 1 in random directions.
 fn unit_rows(rows: usize, width: usize, generator: &mut RandomStream) -> Vec<f32> {
     (0..rows).flat_map(|_| unit_row(width, generator)).collect()
 }
@@ -417,7 +428,7 @@ fn unit_row(width: usize, generator: &mut RandomStream) -> Vec<f32> {
     row.iter().map(|value| rounded_one(value / length)).collect()
 }
 
-/// A decoder of random directions of length 1.
+/// Returns a decoder with random directions of length 1.
 fn directions(objective: &Objective, generator: &mut RandomStream) -> Vec<f32> {
     let width = objective.outputs;
     let mut decoder = vec![0.0; objective.matrices() * objective.latents * width];
@@ -440,7 +451,7 @@ fn mean(values: &[f32], width: usize) -> Vec<f64> {
     mean
 }
 
-/// What makes the mean square of the distance from the mean 1 for each number; 1 if nothing differs.
+/// Returns the factor that scales components to standard deviation 1, or 1 if the values are constant.
 fn inverse_deviation(values: &[f32], width: usize) -> f32 {
     let mean = mean(values, width);
     let of_row = |row: &[f32]| -> f64 {
@@ -454,10 +465,12 @@ fn inverse_deviation(values: &[f32], width: usize) -> f32 {
     if scale.is_finite() && scale > 0.0 { scale } else { 1.0 }
 }
 
-/// The point whose distances to the rows have the least sum, by Weiszfeld's algorithm from the mean on.
+/// Geometric median: the point with the smallest sum of distances to the rows.
+///
+/// This is Weiszfeld's algorithm, starting at the mean.
 fn geometric_median(values: &[f32], width: usize) -> Vec<f64> {
-    /// A row that is the point itself would have all the weight.
-    const LEAST_DISTANCE: f64 = 1e-6;
+    /// Minimum distance, because a row at the point itself would have infinite weight.
+    const MIN_DISTANCE: f64 = 1e-6;
     let mut point = mean(values, width);
     for _ in 0..MEDIAN_ROUNDS {
         let (mut sum, mut total) = (vec![0.0; width], 0.0);
@@ -467,7 +480,7 @@ fn geometric_median(values: &[f32], width: usize) -> Vec<f64> {
                 .zip(&point)
                 .map(|(value, at)| (f64::from(*value) - at) * (f64::from(*value) - at))
                 .sum();
-            let weight = 1.0 / square.sqrt().max(LEAST_DISTANCE);
+            let weight = 1.0 / square.sqrt().max(MIN_DISTANCE);
             sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight * f64::from(*value));
             total += weight;
         }
@@ -482,7 +495,7 @@ fn rounded(values: &[f64]) -> Vec<f32> {
     values.iter().map(|value| rounded_one(*value)).collect()
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
 fn rounded_one(value: f64) -> f32 {
     value as f32
 }
@@ -492,20 +505,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_geometric_median_is_not_drawn_by_one_far_value() {
+    fn geometric_median_is_robust_to_an_outlier() {
         let mut values = vec![1.0, 2.0, 1.2, 2.0, 0.8, 2.0, 1.0, 2.2, 1.0, 1.8];
         values.extend([1000.0, -1000.0]);
         let median = geometric_median(&values, 2);
-        // Twenty rounds do not reach it, but come near; the mean is 167 away.
+        // Twenty iterations come near the median without reaching it. The mean is 167 away.
         assert!((median[0] - 1.0).abs() < 0.1 && (median[1] - 2.0).abs() < 0.1, "{median:?}");
     }
 
     #[test]
-    fn values_of_any_scale_get_a_deviation_of_one() {
+    fn values_of_any_scale_are_normalized_to_unit_deviation() {
         for factor in [1e-3f32, 1.0, 1e4] {
             let values: Vec<f32> = [3.0, 5.0, 1.0, 9.0, 2.0, 7.0].map(|value: f32| factor * value).to_vec();
             let scale = f64::from(inverse_deviation(&values, 2));
-            // Means 2 and 7; squares 1, 4, 1, 4, 0, 0.
+            // The means are 2 and 7, and the squares are 1, 4, 1, 4, 0, 0.
             assert!((scale * f64::from(factor) - (6f64 / 10.0).sqrt()).abs() < 1e-6, "{scale}");
         }
         assert_eq!(inverse_deviation(&[2.0, 2.0], 1).to_bits(), 1f32.to_bits());

@@ -1,4 +1,4 @@
-//! How good a dictionary is on texts that it was not trained on, each number with its definition.
+//! Evaluation of a dictionary on held-out sequences; each metric includes its definition.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use super::objective::{Objective, Selection, Weights, squares};
 use super::{DictionaryKind, Learner};
 use crate::Parameters;
 
-/// Tokens of held-out texts that a dictionary is measured on at most: the model reads them four times.
-pub(crate) const MOST_TOKENS: usize = 1 << 15;
-/// Shortest text that it is measured on: the first token is left out, and the last predicts nothing.
-pub(crate) const SHORTEST: usize = 3;
+/// Maximum number of held-out tokens in an evaluation, because the model reads them four times.
+pub(crate) const MAX_EVALUATED_TOKENS: usize = 1 << 15;
+/// Minimum length of a sequence; the first token is left out, and the last has no next token.
+pub(crate) const MIN_SEQUENCE_LEN: usize = 3;
 
-/// How good a dictionary is. [`HeldOut::evaluate`](crate::HeldOut::evaluate) gives it in its result.
+/// Quality of a dictionary, part of the result of [`HeldOut::evaluate`](crate::HeldOut::evaluate).
 ///
 /// ```
 /// use candle_gpt2_training::DictionaryMetrics;
@@ -32,49 +32,51 @@ pub(crate) const SHORTEST: usize = 3;
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DictionaryMetrics {
-    /// Tokens that it was measured on.
+    /// Number of evaluated tokens.
     pub tokens: usize,
-    /// Mean number of active latents; of a cross-layer transcoder in all layers together.
+    /// Mean number of active latents; for a cross-layer transcoder, over all layers.
     pub l0: f64,
-    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`; of a cross-layer transcoder with sums over all layers, each divided by its deviation.
+    /// Explained fraction of variance, `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`.
+    ///
+    /// For a cross-layer transcoder, both sums include all layers, each divided by its standard deviation.
     pub explained_variance: f64,
-    /// The same of each layer that a cross-layer transcoder writes.
+    /// Explained fraction of variance for each output layer of a cross-layer transcoder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explained_variance_per_layer: Vec<f64>,
-    /// Latents that were never active.
+    /// Number of latents that were never active.
     pub dead_latents: usize,
-    /// Losses of the model with something else at the hook point that is written, or at all of them.
+    /// Losses of the model with replaced values at the output hook points.
     pub cross_entropy: CrossEntropies,
-    /// The rise of the loss when the dictionary replaces the activations, in nats per token.
+    /// Increase of the loss when the dictionary replaces the activations, in nats per token.
     pub delta_cross_entropy: f64,
-    /// Share of the loss from zeros that the dictionary takes back; `None` if zeros cost nothing.
+    /// Fraction of the loss increase from zeros that the dictionary recovers; `None` if there is none.
     pub recovered_from_zero: Option<f64>,
-    /// Share of the loss from the mean that the dictionary takes back; `None` if the mean costs nothing.
+    /// Fraction of the loss increase from the mean that the dictionary recovers; `None` if there is none.
     pub recovered_from_mean: Option<f64>,
-    /// What each number is.
+    /// Definitions of the metrics.
     pub definitions: BTreeMap<String, String>,
 }
 
-/// Mean losses of a model's predictions, in nats for each token. Part of [`DictionaryMetrics`], whose example has them.
+/// Mean losses of a model's predictions, in nats per token. Part of [`DictionaryMetrics`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CrossEntropies {
-    /// Of the model as it is.
+    /// Loss of the original model.
     pub model: f64,
-    /// With what the dictionary writes.
+    /// Loss with the dictionary's reconstruction of the activations.
     pub reconstructed: f64,
-    /// With zeros.
+    /// Loss with zeros instead of the activations.
     pub zero: f64,
-    /// With the mean over all tokens.
+    /// Loss with the mean activation over all tokens.
     pub mean: f64,
 }
 
-/// What each number is, in words.
+/// Definitions of the metrics in words.
 const DEFINITIONS: [(&str, &str); 7] = [
     ("tokens", "held-out tokens; the first token of each text is left out everywhere"),
     ("l0", "mean number of latents that are not 0"),
     (
         "explained_variance",
-        "1 - sum |x - y|^2 / sum |x - mean x|^2, with one mean over all tokens; y is what the dictionary writes for x",
+        "1 - sum |x - y|^2 / sum |x - mean x|^2, with one mean over all tokens; y is the output of the dictionary for x",
     ),
     ("dead_latents", "latents that are 0 for all of these tokens"),
     (
@@ -88,35 +90,35 @@ const DEFINITIONS: [(&str, &str); 7] = [
     ("recovered_from_mean", "(mean - reconstructed) / (mean - model) of the cross-entropies"),
 ];
 
-/// What is another thing for a cross-layer transcoder, or only there.
+/// Definitions that differ for a cross-layer transcoder, or exist only for it.
 const DEFINITIONS_OF_LAYERS: [(&str, &str); 4] = [
     ("l0", "mean number of latents that are not 0, in all layers together"),
     (
         "explained_variance",
-        "1 - sum |y' - y|^2 / sum |y - mean y|^2, summed over the outputs y of all MLPs, those of each layer divided by their deviation in the first batch, with one mean over all tokens; y' is what the transcoder writes for the inputs that the model has",
+        "1 - sum |y' - y|^2 / sum |y - mean y|^2, summed over the outputs y of all MLPs, those of each layer divided by their deviation in the first batch, with one mean over all tokens; y' is the output of the transcoder for the model's own inputs",
     ),
-    ("explained_variance_per_layer", "the same of the output of each MLP alone"),
+    ("explained_variance_per_layer", "explained_variance of the output of each MLP separately"),
     (
         "cross_entropy",
-        "mean loss of the next token in nats: of the model, and with the outputs of all MLPs replaced by what the transcoder writes for the inputs that it then finds, by zeros, or by their means over these tokens",
+        "mean loss of the next token in nats: of the model, and with the outputs of all MLPs replaced by the outputs of the transcoder for its inputs in that run, by zeros, or by their means over these tokens",
     ),
 ];
 
-/// A dictionary at work on a text: what its blocks, which read one after the other, have written.
-struct Writing<'a> {
+/// Outputs of a dictionary on a sequence, accumulated as its blocks run one after another.
+struct Reconstructor<'a> {
     learner: &'a Learner,
     weights: Weights<'a, f32>,
-    /// `(L, N, D)`, in deviations.
+    /// Outputs in scaled units, `(L, N, D)`.
     outputs: Vec<f32>,
 }
 
-impl<'a> Writing<'a> {
-    /// Of a text of so many tokens, of which the first is left out.
+impl<'a> Reconstructor<'a> {
+    /// Starts a sequence of `tokens` tokens, without the first one.
     fn new(learner: &'a Learner, weights: Weights<'a, f32>, tokens: usize) -> Self {
         Self { learner, weights, outputs: learner.objective.biases(weights, tokens - 1) }
     }
 
-    /// Writes what a block makes of the rows that it reads, and gives its latents.
+    /// Runs a block on its input rows, adds its outputs and returns its latents.
     fn read(&mut self, block: usize, rows: &Tensor) -> Result<SparseRows<f32>> {
         let Self { learner, weights, outputs } = self;
         let [scale, _] = learner.scales(block);
@@ -131,7 +133,7 @@ impl<'a> Writing<'a> {
         Ok(active)
     }
 
-    /// What is written at the output of a block, in the units of the model.
+    /// Returns the output of a block in the units of the model.
     fn written(&self, block: usize) -> Result<Tensor> {
         let [_, scale] = self.learner.scales(block);
         let Objective { outputs: width, .. } = self.learner.objective;
@@ -141,21 +143,21 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// What comes in the place of what is written, for all tokens but the first.
+/// Replacement of the outputs, for all tokens but the first.
 enum Replacement<'a> {
-    Reconstruction(Writing<'a>),
+    Reconstruction(Reconstructor<'a>),
     Zeros,
-    /// A row for each block.
+    /// One row per block.
     Means(&'a [Tensor]),
 }
 
-/// Replaces what is written at the hook points of a dictionary.
-struct Replaced<'a> {
+/// Observer that replaces the values at the output hook points of a dictionary.
+struct ReplacingObserver<'a> {
     sites: &'a [[Site; 2]],
     by: Replacement<'a>,
 }
 
-impl Observer for Replaced<'_> {
+impl Observer for ReplacingObserver<'_> {
     fn wants(&self, site: Site) -> bool {
         self.sites.iter().any(|pair| pair.contains(&site))
     }
@@ -163,13 +165,15 @@ impl Observer for Replaced<'_> {
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
         const TOKEN_DIM: usize = 1;
         let block_of = |side: usize| self.sites.iter().position(|pair| pair[side] == site);
-        if let (Some(block), Replacement::Reconstruction(writing)) = (block_of(0), &mut self.by) {
-            writing.read(block, &rows_after_first(site, &value)?)?;
+        if let (Some(block), Replacement::Reconstruction(reconstructor)) = (block_of(0), &mut self.by) {
+            reconstructor.read(block, &rows_after_first(site, &value)?)?;
         }
         let Some(block) = block_of(1) else { return Ok(value) };
         let after = value.narrow(TOKEN_DIM, 1, value.dim(TOKEN_DIM)? - 1)?;
         let rows = match &self.by {
-            Replacement::Reconstruction(writing) => writing.written(block)?.reshape(after.shape())?,
+            Replacement::Reconstruction(reconstructor) => {
+                reconstructor.written(block)?.reshape(after.shape())?
+            }
             Replacement::Zeros => after.zeros_like()?,
             Replacement::Means(means) => {
                 let rows = after.elem_count() / means[block].elem_count();
@@ -181,9 +185,9 @@ impl Observer for Replaced<'_> {
     }
 }
 
-/// Sums over tokens of what is to be written at a hook point.
+/// Sums over tokens for the variance at a hook point.
 struct Variance {
-    /// Of the squared error.
+    /// Sum of the squared error.
     error: f64,
     square: f64,
     sums: Vec<f64>,
@@ -208,22 +212,22 @@ impl Variance {
         self.sums.iter().map(|sum| sum / tokens).collect()
     }
 
-    /// The summed squared distance from the mean.
+    /// Sum of the squared distance from the mean.
     fn total(&self, tokens: f64) -> f64 {
         self.square - tokens * self.mean(tokens).iter().map(|mean| mean * mean).sum::<f64>()
     }
 }
 
 impl Learner {
-    /// How good the dictionary is on texts, each of three tokens at least.
+    /// Evaluates the dictionary on sequences of at least three tokens.
     ///
     /// # Errors
-    /// Those of the model.
+    /// See [`Gpt2LMHeadModel::forward_with`](candle_gpt2::Gpt2LMHeadModel::forward_with).
     pub(crate) fn measure(&self, parameters: &Parameters, texts: &[Vec<u32>]) -> Result<DictionaryMetrics> {
         let values = slices(parameters)?;
         let values: Vec<&[f32]> = values.iter().map(|values| &values[..]).collect();
         let Some(weights) = Weights::of(&values) else {
-            candle_core::bail!("a dictionary has four parameters at least, found {}", values.len());
+            candle_core::bail!("expected at least 4 dictionary parameters, found {}", values.len());
         };
         let Objective { blocks, outputs, latents, .. } = self.objective;
         let mut fired = vec![false; blocks * latents];
@@ -235,9 +239,9 @@ impl Learner {
             let mut record = self.record();
             losses.model += self.loss(ids, &mut record)?;
             predicted += ids.len() - 2;
-            let mut writing = Writing::new(self, weights, ids.len());
+            let mut reconstructor = Reconstructor::new(self, weights, ids.len());
             for (block, [input, _]) in self.sites.iter().enumerate() {
-                let entries = writing.read(block, &rows_of(&record, *input)?)?;
+                let entries = reconstructor.read(block, &rows_of(&record, *input)?)?;
                 let fired = self.objective.of_block_mut(&mut fired, block);
                 for (latent, value) in entries.columns().iter().zip(entries.values()) {
                     fired[*latent] |= *value > 0.0;
@@ -246,7 +250,7 @@ impl Learner {
             }
             for (block, [_, output]) in self.sites.iter().enumerate() {
                 let wanted = rows_of(&record, *output)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
-                layers[block].add(&wanted, &writing.written(block)?)?;
+                layers[block].add(&wanted, &reconstructor.written(block)?)?;
             }
             tokens += ids.len() - 1;
         }
@@ -256,8 +260,8 @@ impl Learner {
         });
         let means = means.collect::<Result<Vec<_>>>()?;
         for ids in texts {
-            let writing = Writing::new(self, weights, ids.len());
-            losses.reconstructed += self.loss_with(ids, Replacement::Reconstruction(writing))?;
+            let reconstructor = Reconstructor::new(self, weights, ids.len());
+            losses.reconstructed += self.loss_with(ids, Replacement::Reconstruction(reconstructor))?;
             losses.zero += self.loss_with(ids, Replacement::Zeros)?;
             losses.mean += self.loss_with(ids, Replacement::Means(&means))?;
         }
@@ -272,7 +276,7 @@ impl Learner {
             let cost = ablated - losses.model;
             (cost != 0.0).then(|| (ablated - losses.reconstructed) / cost)
         };
-        // In deviations, as the loss counts the layers.
+        // In scaled units, in which the loss adds the layers.
         let in_deviations = |of_layer: &dyn Fn(&Variance) -> f64| -> f64 {
             let squared = |block| f64::from(self.scales(block)[1]).powi(2);
             layers.iter().enumerate().map(|(block, layer)| squared(block) * of_layer(layer)).sum()
@@ -300,10 +304,10 @@ impl Learner {
     }
 
     fn loss_with(&self, ids: &[u32], by: Replacement<'_>) -> Result<f64> {
-        self.loss(ids, &mut Replaced { sites: &self.sites, by })
+        self.loss(ids, &mut ReplacingObserver { sites: &self.sites, by })
     }
 
-    /// The summed loss of the predictions of a text but that of the first token.
+    /// Returns the total loss of a sequence's predictions, except the one of the first token.
     fn loss(&self, ids: &[u32], observer: &mut dyn Observer) -> Result<f64> {
         let predictions = ids.len() - 2;
         let input = Tensor::from_slice(ids, (1, ids.len()), self.model.device())?;

@@ -1,16 +1,24 @@
-//! Dictionaries of features in training: what there is to learn, and how.
+//! Dictionaries of features in training: kinds, hyperparameters and hook points.
 //!
-//! A dictionary writes the values `x` of a hook point as a sum of few directions out of many, `x̂ = z W_dec + b_dec`, where few of the
-//! latents `z` are not zero; a transcoder writes the output of an MLP so, from its input, and a cross-layer transcoder the outputs of
-//! all MLPs, from the input of each. `objective.rs` has losses and gradients, `learner.rs` the state between steps, `metrics.rs` how good
-//! a dictionary is, `save.rs` the files, `save_layers.rs` those of cross-layer transcoders.
+//! A dictionary represents the values `x` of a hook point as a sum of few directions out of many,
+//! `x̂ = z W_dec + b_dec`, where few of the latents `z` are nonzero. A transcoder represents the output of an
+//! MLP in this way, from the MLP's input. A cross-layer transcoder represents the outputs of all MLPs, from
+//! the input of each.
 //!
-//! Sources: "Scaling and evaluating sparse autoencoders" (arXiv:2406.04093) and openai/sparse_autoencoder for top-k, dead latents and
-//! the beginning; "BatchTopK Sparse Autoencoders" (arXiv:2412.06410); "Jumping Ahead" (arXiv:2407.14435) for JumpReLU; "Improving
-//! Dictionary Learning with Gated Sparse Autoencoders" (arXiv:2404.16014); "Learning Multi-Level Features with Matryoshka Sparse
-//! Autoencoders" (arXiv:2503.17547); "Transcoders Beat Sparse Autoencoders for Interpretability"
-//! (arXiv:2501.18823) for the skip connection; "Circuit Tracing: Revealing Computational Graphs in Language Models"
-//! (<https://transformer-circuits.pub/2025/attribution-graphs/methods.html>) for cross-layer transcoders.
+//! `objective.rs` has losses and gradients, `learner.rs` the state between steps, `metrics.rs` the
+//! evaluation, `save.rs` the files, and `save_layers.rs` the files of cross-layer transcoders.
+//!
+//! Sources:
+//!
+//! - "Scaling and evaluating sparse autoencoders" (arXiv:2406.04093) and openai/sparse_autoencoder for top-k,
+//!   dead latents and the initialization.
+//! - "BatchTopK Sparse Autoencoders" (arXiv:2412.06410).
+//! - "Jumping Ahead" (arXiv:2407.14435) for JumpReLU.
+//! - "Improving Dictionary Learning with Gated Sparse Autoencoders" (arXiv:2404.16014).
+//! - "Learning Multi-Level Features with Matryoshka Sparse Autoencoders" (arXiv:2503.17547).
+//! - "Transcoders Beat Sparse Autoencoders for Interpretability" (arXiv:2501.18823) for the skip connection.
+//! - "Circuit Tracing: Revealing Computational Graphs in Language Models"
+//!   (<https://transformer-circuits.pub/2025/attribution-graphs/methods.html>) for cross-layer transcoders.
 
 mod learner;
 mod metrics;
@@ -28,14 +36,14 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use learner::Learner;
 pub use metrics::{CrossEntropies, DictionaryMetrics};
-pub(crate) use metrics::{MOST_TOKENS, SHORTEST};
+pub(crate) use metrics::{MAX_EVALUATED_TOKENS, MIN_SEQUENCE_LEN};
 pub use save::{CONFIG_FILE, WEIGHTS_FILE};
 pub(crate) use save::{files, save};
 pub use save_layers::{LAYERS_CONFIG_FILE, layer_files};
 
 use crate::TrainingError;
 
-/// Which latents of a dictionary are active, and what it writes.
+/// Kind of a dictionary, which determines its active latents and its output.
 ///
 /// ```
 /// use candle_gpt2_training::DictionaryKind;
@@ -46,29 +54,35 @@ use crate::TrainingError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DictionaryKind {
-    /// The `k` largest of every token.
+    /// The `k` largest latents of every token are active.
     #[default]
     TopK,
-    /// The largest of a batch, `k` for each token on average; in use those above a threshold, a running mean of the least that was kept.
+    /// The largest latents of a batch are active, `k` per token on average.
+    ///
+    /// Outside training, latents above a threshold are active. The threshold is the running mean of the
+    /// smallest kept value.
     BatchTopK,
-    /// Nested [`DictionaryKind::BatchTopK`]: the first F/16, F/8, F/4, F/2 and all latents each reconstruct the values.
+    /// Nested [`DictionaryKind::BatchTopK`]: the first F/16, F/8, F/4, F/2 and all latents reconstruct the
+    /// values.
     Matryoshka,
-    /// The positive ones, with an L1 penalty.
+    /// Positive latents are active, with an L1 penalty.
     Standard,
-    /// Those above thresholds that are learnt, `k` for each token on average.
+    /// Latents above learned thresholds are active, `k` per token on average.
     JumpRelu,
-    /// Those that a gate opens, with a size of their own.
+    /// Latents with an open gate are active, with a separate magnitude.
     Gated,
-    /// As [`DictionaryKind::BatchTopK`], from the input of an MLP to its output.
+    /// Maps the input of an MLP to its output, with latents as in [`DictionaryKind::BatchTopK`].
     Transcoder,
-    /// The same beside a linear map.
+    /// [`DictionaryKind::Transcoder`] with a parallel linear map.
     SkipTranscoder,
-    /// As [`DictionaryKind::BatchTopK`] over all blocks together, from the input of every MLP to its output and to those after it.
+    /// Maps the input of every MLP to its output and the outputs of later MLPs.
+    ///
+    /// Latents are selected as in [`DictionaryKind::BatchTopK`], over all blocks together.
     CrossLayerTranscoder,
 }
 
 impl DictionaryKind {
-    /// Every kind by its name.
+    /// All kinds with their names.
     pub const NAMES: [(&'static str, Self); 9] = [
         ("top-k", Self::TopK),
         ("batch-top-k", Self::BatchTopK),
@@ -81,17 +95,17 @@ impl DictionaryKind {
         ("cross-layer-transcoder", Self::CrossLayerTranscoder),
     ];
 
-    /// Whether it writes the values of another hook point than it reads.
+    /// Whether the input and output hook points differ.
     pub fn is_transcoder(self) -> bool {
         matches!(self, Self::Transcoder | Self::SkipTranscoder | Self::CrossLayerTranscoder)
     }
 
-    /// Whether a running threshold decides in use.
+    /// Whether a running threshold selects the latents outside training.
     pub(crate) fn has_running_threshold(self) -> bool {
         matches!(self, Self::BatchTopK | Self::Matryoshka) || self.is_transcoder()
     }
 
-    /// Whether a penalty, not `k`, decides how many latents are active.
+    /// Whether a penalty, not `k`, determines the number of active latents.
     pub fn is_penalized(self) -> bool {
         matches!(self, Self::Gated | Self::Standard)
     }
@@ -112,33 +126,42 @@ impl fmt::Display for DictionaryKind {
     }
 }
 
-/// The numbers of a dictionary in training. Part of [`Hyperparameters`](crate::Hyperparameters).
+/// Hyperparameters of a dictionary, part of [`Hyperparameters`](crate::Hyperparameters).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DictionaryNumbers {
-    /// Which latents are active.
+    /// Kind, which determines the active latents.
     pub kind: DictionaryKind,
-    /// The hook point that is read, by any of its names; of a cross-layer transcoder without the block, for it reads every one.
+    /// Input hook point, by any of its names.
+    ///
+    /// For a cross-layer transcoder the name has no block, because it reads every block.
     pub site: String,
-    /// The hook point that is written; `None` for the same one, or, of a transcoder, the output of the MLP in the block of `site`.
+    /// Output hook point; `None` means the default.
+    ///
+    /// The default is the input hook point. For a transcoder, it is the MLP output in the block of `site`.
     pub output_site: Option<String>,
-    /// Number of latents; of a cross-layer transcoder, of each block.
+    /// Number of latents; for a cross-layer transcoder, per block.
     pub latents: usize,
-    /// Active latents for each token, of all blocks together; unused by standard and gated kinds.
+    /// Number of active latents per token, over all blocks; unused by standard and gated dictionaries.
     pub k: usize,
-    /// Weight of sparsity beside the share of variance that is not explained: of JumpReLU the square of `L0 / k − 1`, of standard and gated
-    /// ones the sum of the latents or open gates, divided by the root of the width.
+    /// Weight of the sparsity loss, relative to the fraction of variance unexplained.
+    ///
+    /// For JumpReLU, the sparsity loss is the square of `L0 / k − 1`. For standard and gated dictionaries, it
+    /// is the sum of the latents or open gates, divided by the square root of the width.
     pub sparsity: f64,
-    /// After how many tokens without being active a latent is dead, and learns to explain what the others leave.
+    /// Number of tokens without activity after which a latent is dead; it then learns from the remaining
+    /// error.
     pub dead_after: u64,
 }
 
 impl DictionaryNumbers {
-    /// The hook points that are read and written, and their widths in a model: a pair of them, or of a cross-layer transcoder one for
-    /// each block.
+    /// Returns the input and output hook points with their widths in a model.
+    ///
+    /// There is one pair, or one per block for a cross-layer transcoder.
     ///
     /// # Errors
-    /// When a name is none, a block is not there, or a hook point has no vector for each token; when a dictionary that is no transcoder
-    /// is to write another one than it reads, or there is no MLP to transcode.
+    /// If a name is invalid, a block does not exist, or a hook point does not have one vector per token. If a
+    /// dictionary other than a transcoder has an output hook point, or the output cannot be derived or comes
+    /// before the input.
     pub fn sites(&self, config: &Gpt2Config) -> Result<Vec<[(Site, usize); 2]>, TrainingError> {
         let call = |what: String| TrainingError::Call { what };
         if self.kind == DictionaryKind::CrossLayerTranscoder {
@@ -148,14 +171,15 @@ impl DictionaryNumbers {
             let site = named_site(name).map_err(|error| call(format!("`{option}`: {error}")))?;
             if let Some(layer) = site.layer.filter(|layer| *layer >= config.n_layer) {
                 let what = format!(
-                    "`{option}`: {site}: there is no block {layer}; the model's {} are counted from 0",
+                    "`{option}`: {site}: there is no block {layer}; the model's {} blocks are counted from 0",
                     config.n_layer
                 );
                 return Err(call(what));
             }
             let no_vector = || {
                 call(format!(
-                    "`{option}`: {site} has no vector for each token; take a residual stream, a normalized input, queries, keys, values, \
+                    "`{option}`: {site} does not have one vector per token; \
+                     choose a residual stream, a normalized input, queries, keys, values, \
                      z, or an MLP's neurons or output"
                 ))
             };
@@ -167,15 +191,15 @@ impl DictionaryNumbers {
             (Some(name), true, _) => found("output_site", name)?,
             (None, true, Some(layer)) => found("output_site", &format!("blocks.{layer}.hook_mlp_out"))?,
             (None, true, None) => {
-                return Err(call("`output_site`: give the hook point that the transcoder writes".into()));
+                return Err(call("`output_site`: set the hook point that the transcoder writes to".into()));
             }
             (Some(_), false, _) => {
                 let what =
-                    "`output_site` is for transcoders: the other kinds reconstruct their input".to_owned();
+                    "`output_site` is for transcoders; the other kinds reconstruct their input".to_owned();
                 return Err(call(what));
             }
         };
-        // Sites outside blocks: the embeddings before all blocks, the final norm after them.
+        // Outside the blocks, the embeddings come before all blocks, and the final norm after them.
         let order = |site: Site| match (site.layer, site.kind) {
             (Some(layer), _) => (layer + 1, site),
             (None, SiteKind::Embed | SiteKind::PosEmbed) => (0, site),
@@ -191,16 +215,17 @@ impl DictionaryNumbers {
         Ok(vec![[input, output]])
     }
 
-    /// The hook points of a cross-layer transcoder.
+    /// Returns the hook points of a cross-layer transcoder.
     fn sites_of_blocks(&self, config: &Gpt2Config) -> Result<Vec<[(Site, usize); 2]>, TrainingError> {
         let call = |what: String| TrainingError::Call { what };
         if self.output_site.is_some() {
-            let what = "`output_site`: a cross-layer transcoder writes the outputs of all MLPs";
+            let what = "`output_site`: a cross-layer transcoder writes the outputs of all MLPs; \
+                remove the option";
             return Err(call(what.into()));
         }
         let blocks = config.n_layer;
         let inputs = named_sites(&self.site, blocks).map_err(|error| call(format!("`site`: {error}")))?;
-        // circuit-tracer means another value by ln2.hook_normalized, see `Transcoders`.
+        // circuit-tracer uses ln2.hook_normalized for a different value, see `Transcoders`.
         if inputs.iter().any(|site| TranscoderInput::of_kind(site.kind) != Some(TranscoderInput::ResidMid)) {
             let what = format!(
                 "`site`: a cross-layer transcoder reads hook_resid_mid of every block; found {}",
@@ -211,7 +236,8 @@ impl DictionaryNumbers {
         let is_whole = inputs.len() == blocks && inputs.iter().all(|site| site.kind == inputs[0].kind);
         if !is_whole {
             let what = format!(
-                "`site`: a cross-layer transcoder reads all blocks; give the hook point without a block, as hook_resid_mid; found {}",
+                "`site`: a cross-layer transcoder reads all blocks; \
+                 give the hook point without a block, such as hook_resid_mid; found {}",
                 self.site
             );
             return Err(call(what));
@@ -224,38 +250,38 @@ impl DictionaryNumbers {
             .collect())
     }
 
-    /// Number of trained values, for a model of this configuration.
+    /// Number of trained values, for a model with this configuration.
     ///
     /// # Errors
-    /// Those of [`DictionaryNumbers::sites`].
+    /// See [`DictionaryNumbers::sites`].
     pub fn parameter_count(&self, config: &Gpt2Config) -> Result<usize, TrainingError> {
         let (sites, latents) = (self.sites(config)?, self.latents);
         let blocks = sites.len();
-        let [(_, inputs), (_, outputs)] = sites[0]; // A dictionary has a block.
+        let [(_, inputs), (_, outputs)] = sites[0]; // There is at least one block.
         let more = match self.kind {
             DictionaryKind::JumpRelu => latents,
             DictionaryKind::Gated => 2 * latents,
             DictionaryKind::SkipTranscoder => inputs * outputs,
             _ => 0,
         };
-        // From each block to its own output and to those after it.
+        // From each block to its own output and the outputs of later blocks.
         let decoder = blocks * (blocks + 1) / 2 * latents * outputs;
         Ok(decoder + blocks * (latents * (inputs + 1) + outputs) + more)
     }
 
-    /// Checks every number.
+    /// Validates every hyperparameter.
     ///
     /// # Errors
-    /// When one is out of its range, and those of [`DictionaryNumbers::sites`].
+    /// If one is out of range, and in the cases of [`DictionaryNumbers::sites`].
     pub fn check(&self, config: &Gpt2Config) -> Result<(), TrainingError> {
-        /// Far more than any dictionary of GPT-2 has.
-        const MOST_LATENTS: usize = 1 << 24;
+        /// Maximum number of latents, far above any dictionary of GPT-2.
+        const MAX_LATENTS: usize = 1 << 24;
         let refuse = |option, expected: String, found: String| {
             Err(TrainingError::OptionOutOfRange { option, expected, found })
         };
         let blocks = self.sites(config)?.len();
-        if !(1..=MOST_LATENTS).contains(&self.latents) {
-            return refuse("latents", format!("from 1 to {MOST_LATENTS}"), self.latents.to_string());
+        if !(1..=MAX_LATENTS).contains(&self.latents) {
+            return refuse("latents", format!("from 1 to {MAX_LATENTS}"), self.latents.to_string());
         }
         let latents = blocks * self.latents;
         if !(1..=latents).contains(&self.k) {

@@ -1,26 +1,30 @@
-//! The loss of a dictionary on a batch, and its gradient: by hand, so that the decoder's rows of active latents alone are read.
+//! Loss of a dictionary on a batch, and its manually derived gradient.
 //!
-//! With `xc = x − b_dec` (of a transcoder `xc = x`) and `a = xc W_encᵀ + b_enc`, a few entries of `a` become the latents `z`; then
-//! `ŷ = z W_dec + b_dec (+ x W_skipᵀ)`, and the loss is `‖ŷ − y‖² / ‖y − mean y‖²` over the batch, the share of variance that is not
-//! explained, and what follows of the kind:
+//! The manual gradient reads only the decoder rows of active latents. With `xc = x − b_dec` (for a transcoder
+//! `xc = x`) and `a = xc W_encᵀ + b_enc`, a few entries of `a` become the latents `z`. Then
+//! `ŷ = z W_dec + b_dec (+ x W_skipᵀ)`. The loss is the fraction of variance unexplained over the batch,
+//! `‖ŷ − y‖² / ‖y − mean y‖²`, plus terms of the kind:
 //!
 //! ```text
-//! top-k, batch-top-k   1/32 · min(dead / (D/2), 1) · ‖e − ê‖² / ‖e − mean e‖²: e = y − ŷ, a constant; ê = â W_dec of the D/2 largest
-//!                      a of dead latents, also of negative ones, as in SAELens
-//! matryoshka           the same; the share is the mean over the first F/16, F/8, F/4, F/2 and all latents, each by itself
+//! top-k, batch-top-k,  1/32 · min(dead / (L D/2), 1) · ‖e − ê‖² / ‖e − mean e‖²: e = y − ŷ is a constant;
+//! transcoders          ê = â W_dec with the D/2 largest a of dead latents, even negative ones, as in SAELens
+//! matryoshka           the same; the fraction is the mean over five separate reconstructions, with the first
+//!                      F/16, F/8, F/4, F/2 and all latents
 //! standard             λ mean Σ z / √C, with directions of length 1
-//! JumpReLU             λ (L0 / k − 1)², z = a · 1[a > θ]; over the width ω around θ, ∂z/∂θ = −θ/ω and ∂1[a > θ]/∂θ = −1/ω
-//! gated                λ mean Σ π₊ / √C, and ‖π₊ W_dec + b_dec − y‖² / ‖y − mean y‖² in which W_dec and b_dec are constants;
-//!                      π = a opens the gates, and z = 1[π > 0] · (exp(r) · (a − b_enc) + b_mag)₊
+//! JumpReLU             λ (L0 / k − 1)², z = a · 1[a > θ]; within the width ω around θ,
+//!                      ∂z/∂θ = −θ/ω and ∂1[a > θ]/∂θ = −1/ω
+//! gated                λ mean Σ π₊ / √C, and ‖π₊ W_dec + b_dec − y‖² / ‖y − mean y‖² with constant W_dec and
+//!                      b_dec; π = a opens the gates, and z = 1[π > 0] · (exp(r) · (a − b_enc) + b_mag)₊
 //! ```
 //!
-//! Gradients of a selection are those of what it selects. Matrices have a row for each latent: `W_enc` is `(F, C)`, the transpose of
-//! SAELens'.
+//! Gradients flow only through selected entries. Matrices have one row per latent: `W_enc` is `(F, C)`, the
+//! transpose of SAELens's.
 //!
-//! A cross-layer transcoder has `L` blocks, each with an input, latents and an output of its own, and latents write to the outputs of
-//! their block and of those after it: `ŷ_k = Σ_{l ≤ k} z_l W_dec_{l→k} + b_dec_k`. The largest are chosen among the latents of all
-//! blocks, and the losses are sums over all outputs. Every other kind has one block. Values and parameters of blocks lie one after the
-//! other, as do the matrices of a decoder: those of block 0 to each output, of block 1 to each from the second on, and so forth.
+//! A cross-layer transcoder has `L` blocks, each with its own input, latents and output. Latents write to the
+//! outputs of their block and of later blocks: `ŷ_k = Σ_{l ≤ k} z_l W_dec_{l→k} + b_dec_k`. The largest
+//! latents are selected among all blocks, and the losses are sums over all outputs. Every other kind has one
+//! block. Values and parameters of the blocks are concatenated. The matrices of a decoder are in this order:
+//! from block 0 to every output, from block 1 to every output except the first, and so on.
 
 use std::ops::Range;
 
@@ -30,29 +34,32 @@ use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows, map_items};
 use super::{DictionaryKind, DictionaryNumbers};
 use crate::TrainingError;
 
-/// What dead latents count in the loss.
+/// Weight of the loss of dead latents.
 const AUXILIARY_SHARE: f64 = 1.0 / 32.0;
-/// Width around a threshold in which it learns, in deviations of the input: JumpReLU's bandwidth.
+/// Width around a threshold in which it receives gradients, in scaled units: JumpReLU's bandwidth.
 pub(super) const BANDWIDTH: f64 = 0.1;
-/// Rows that one task selects the latents of.
+/// Number of rows per task in the selection of latents.
 const PART_ROWS: usize = 16;
 
-/// The parameters of a dictionary, in the order in which the trainer holds them.
+/// Parameters of a dictionary, in the order of the trainer.
 #[derive(Clone, Copy)]
 pub(super) struct Weights<'a, T> {
-    /// `(L, F, C)`.
+    /// Encoder, `(L, F, C)`.
     pub(super) encoder: &'a [T],
-    /// `(L, F)`.
+    /// Encoder bias, `(L, F)`.
     pub(super) encoder_bias: &'a [T],
-    /// A matrix `(F, D)` for each output that each block writes.
+    /// Decoder, one matrix `(F, D)` per pair of a block and an output that it writes.
     pub(super) decoder: &'a [T],
-    /// `(L, D)`.
+    /// Decoder bias, `(L, D)`.
     pub(super) decoder_bias: &'a [T],
-    /// Of the kind: the logarithm of the thresholds `(F)`; `r` and `b_mag` `(F)`; the skip connection `(D, C)`.
+    /// Additional parameters of the kind.
+    ///
+    /// These are the logarithms of the thresholds `(F)`, `r` and `b_mag` `(F)`, or the skip connection
+    /// `(D, C)`.
     pub(super) more: [&'a [T]; 2],
 }
 
-/// The names of the parameters of a kind.
+/// Returns the parameter names of a kind.
 pub(super) fn names(kind: DictionaryKind) -> &'static [&'static str] {
     match kind {
         DictionaryKind::TopK
@@ -68,104 +75,106 @@ pub(super) fn names(kind: DictionaryKind) -> &'static [&'static str] {
 }
 
 impl<'a, T> Weights<'a, T> {
-    /// The parameters from their values in the order of [`names`], of which there are four at least.
+    /// Creates the weights from at least four values in the order of [`names`].
     pub(super) fn of(values: &[&'a [T]]) -> Option<Self> {
         let [encoder, encoder_bias, decoder, decoder_bias, more @ ..] = values else { return None };
         let more = [0, 1].map(|index| more.get(index).copied().unwrap_or_default());
         Some(Self { encoder, encoder_bias, decoder, decoder_bias, more })
     }
 
-    /// With the encoder of one block.
+    /// Returns the weights with the encoder of one block.
     pub(super) fn of_block(self, objective: &Objective, block: usize) -> Self {
         let encoder = objective.of_block(self.encoder, block);
         Self { encoder, encoder_bias: objective.of_block(self.encoder_bias, block), ..self }
     }
 }
 
-/// What a dictionary is, apart from its parameters.
+/// Structure of a dictionary, without its parameters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Objective {
     pub(super) kind: DictionaryKind,
     pub(super) k: usize,
     pub(super) sparsity: f64,
-    /// Blocks, `L`: of cross-layer transcoders the model's, else 1.
+    /// Number of blocks, `L`: the model's for a cross-layer transcoder, otherwise 1.
     pub(super) blocks: usize,
-    /// Width of the input of a block, `C`.
+    /// Input width of a block, `C`.
     pub(super) inputs: usize,
-    /// Width of the output of a block, `D`.
+    /// Output width of a block, `D`.
     pub(super) outputs: usize,
-    /// Latents of a block, `F`.
+    /// Number of latents per block, `F`.
     pub(super) latents: usize,
 }
 
-/// Whether latents are chosen as in training, or as in use.
+/// Selection of active latents.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Selection {
     Training,
-    /// With the running threshold, if the kind has one.
+    /// Selection outside training, with the running threshold if the kind has one.
     Use(f64),
 }
 
-/// The latents of some rows.
+/// Latents of a batch of rows.
 pub(super) struct Encoded<T> {
     /// `xc`, `(L, N, C)`.
-    centred: Vec<T>,
+    centered: Vec<T>,
     /// `a`, `(L, N, F)`.
     before: Vec<T>,
-    /// The latents of each block; of JumpReLU in training also, with 0, those that are near their threshold and below it.
+    /// Active latents of each block.
+    ///
+    /// In training, JumpReLU also includes latents slightly below their threshold, with value 0.
     pub(super) active: Vec<SparseRows<T>>,
-    /// The least value that was kept, where the largest were.
-    least: Option<f64>,
+    /// Smallest kept value, if the kind keeps the largest.
+    min_kept: Option<f64>,
 }
 
-/// The loss of a batch and what comes with it.
+/// Loss, gradients and statistics of a batch.
 pub(super) struct Computed<T> {
     pub(super) loss: f64,
-    /// In the order of the parameters.
+    /// Gradients in the order of the parameters.
     pub(super) gradients: Vec<Vec<T>>,
-    /// Which latents were active in any row.
+    /// Flags of the latents that were active in any row.
     pub(super) fired: Vec<bool>,
-    /// The least value that was kept, where the largest were.
-    pub(super) least: Option<f64>,
+    /// Smallest kept value, if the kind keeps the largest.
+    pub(super) min_kept: Option<f64>,
 }
 
 impl Objective {
-    /// That of a dictionary of a model of this configuration.
+    /// Creates the objective of a dictionary for a model with this configuration.
     ///
     /// # Errors
-    /// Those of [`DictionaryNumbers::sites`].
+    /// See [`DictionaryNumbers::sites`].
     pub(super) fn new(numbers: &DictionaryNumbers, config: &Gpt2Config) -> Result<Self, TrainingError> {
         let DictionaryNumbers { kind, k, sparsity, latents, .. } = *numbers;
         let sites = numbers.sites(config)?;
-        let [(_, inputs), (_, outputs)] = sites[0]; // A dictionary has a block.
+        let [(_, inputs), (_, outputs)] = sites[0]; // There is at least one block.
         Ok(Self { kind, k, sparsity, blocks: sites.len(), inputs, outputs, latents })
     }
 
-    /// What one block has of values, or parameters, of all.
+    /// Returns the part of one block from concatenated values or parameters.
     pub(super) fn of_block<'a, V>(&self, values: &'a [V], block: usize) -> &'a [V] {
         let count = values.len() / self.blocks;
         &values[block * count..(block + 1) * count]
     }
 
-    /// The same, to be changed.
+    /// Mutable version of [`Objective::of_block`].
     pub(super) fn of_block_mut<'a, V>(&self, values: &'a mut [V], block: usize) -> &'a mut [V] {
         let count = values.len() / self.blocks;
         &mut values[block * count..(block + 1) * count]
     }
 
-    /// Where the decoder has the matrix from the latents of a block to the output of one that is not before it.
+    /// Range of the decoder matrix from the latents of a block to the output of that or a later block.
     pub(super) fn matrix(&self, block: usize, target: usize) -> Range<usize> {
         let before: usize = (0..block).map(|block| self.blocks - block).sum();
         let size = self.latents * self.outputs;
         (before + target - block) * size..(before + target - block + 1) * size
     }
 
-    /// How many matrices a decoder has.
+    /// Number of matrices in the decoder.
     pub(super) fn matrices(&self) -> usize {
         self.blocks * (self.blocks + 1) / 2
     }
 
-    /// Where the decoder has what each latent writes: a row for each output.
+    /// Returns the ranges of each latent's direction in the decoder, one row per output.
     pub(super) fn directions(&self) -> impl Iterator<Item = impl Iterator<Item = Range<usize>> + Clone> {
         let (all, width) = (*self, self.outputs);
         let of_latent = move |block: usize, latent: usize| {
@@ -177,7 +186,7 @@ impl Objective {
         (0..all.blocks).flat_map(move |block| (0..all.latents).map(move |latent| of_latent(block, latent)))
     }
 
-    /// The latents of rows, `(L, N, C)`.
+    /// Computes the latents of rows, `(L, N, C)`.
     pub(super) fn encode<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -186,31 +195,31 @@ impl Objective {
     ) -> Encoded<T> {
         let Self { inputs, latents, .. } = *self;
         let rows = x.len() / (self.blocks * inputs);
-        let mut centred = x.to_vec();
+        let mut centered = x.to_vec();
         if !self.kind.is_transcoder() {
-            for row in centred.chunks_mut(inputs) {
+            for row in centered.chunks_mut(inputs) {
                 row.iter_mut().zip(weights.decoder_bias).for_each(|(value, bias)| *value -= *bias);
             }
         }
         let mut of_blocks = (0..self.blocks).map(|block| {
             let weights = weights.of_block(self, block);
             let encoder = MatrixView::new(weights.encoder, latents, inputs);
-            let centred = MatrixView::new(self.of_block(&centred, block), rows, inputs);
-            T::product(centred, encoder.transposed(), Some(weights.encoder_bias))
+            let centered = MatrixView::new(self.of_block(&centered, block), rows, inputs);
+            T::product(centered, encoder.transposed(), Some(weights.encoder_bias))
         });
         let mut before = of_blocks.next().unwrap_or_default();
         before.reserve_exact((self.blocks - 1) * rows * latents);
         of_blocks.for_each(|of_block| before.extend(of_block));
-        let (active, least) = self.select(weights, &before, selection);
-        Encoded { centred, before, active, least }
+        let (active, min_kept) = self.select(weights, &before, selection);
+        Encoded { centered, before, active, min_kept }
     }
 
-    /// The outputs of so many rows before a block has written to them, `(L, N, D)`.
+    /// Returns the outputs of `rows` rows before any block has written to them, `(L, N, D)`.
     pub(super) fn biases<T: Float>(&self, weights: Weights<'_, T>, rows: usize) -> Vec<T> {
         (0..self.blocks).flat_map(|block| self.of_block(weights.decoder_bias, block).repeat(rows)).collect()
     }
 
-    /// Adds what a block, which reads `x` `(N, C)`, writes to the outputs: its latents, and its skip connection.
+    /// Adds the outputs of a block with input `x` `(N, C)`: those of its latents and skip connection.
     pub(super) fn write<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -226,7 +235,7 @@ impl Objective {
         self.write_latents(weights, block, active, outputs);
     }
 
-    /// Adds what the latents of a block write to the outputs.
+    /// Adds the outputs of a block's latents.
     fn write_latents<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -240,7 +249,9 @@ impl Objective {
         }
     }
 
-    /// What a gradient of the outputs is for entries of a block, and, added to its gradient, for the decoder.
+    /// Backpropagates a gradient of the outputs to the entries of a block.
+    ///
+    /// Adds the decoder's part to `of_decoder`, and returns the gradient of the entries.
     fn write_back<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -262,7 +273,7 @@ impl Objective {
         of_latents
     }
 
-    /// What the latents of a block write to one output.
+    /// Returns the decoder matrix from the latents of a block to one output.
     fn decoder<'a, T: Float>(
         &self,
         weights: Weights<'a, T>,
@@ -272,12 +283,12 @@ impl Objective {
         MatrixView::new(&weights.decoder[self.matrix(block, target)], self.latents, self.outputs)
     }
 
-    /// The sum of the squared distances of rows from the mean of their block.
+    /// Sum of the squared distances of the rows from the mean of their block.
     fn deviations<T: Float>(&self, values: &[T]) -> f64 {
         (0..self.blocks).map(|block| deviations(self.of_block(values, block), self.outputs)).sum()
     }
 
-    /// The latents of values before their selection, and the least that was kept.
+    /// Selects latents, and returns them with the smallest kept value.
     fn select<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -329,7 +340,7 @@ impl Objective {
         }
     }
 
-    /// The size of a latent whose gate has this value, which is greater than 0.
+    /// Returns the magnitude of a latent with this positive gate value.
     fn magnitude<T: Float>(&self, weights: Weights<'_, T>, latent: usize, gate: T) -> T {
         let [scale, bias] = weights.more;
         let own = gate - weights.encoder_bias[latent];
@@ -337,7 +348,7 @@ impl Objective {
         if size > T::ZERO { size } else { T::ZERO }
     }
 
-    /// Entries of each row of every block; `of_row` is given the block, too.
+    /// Selects entries from each row of every block; `of_row` receives the block and the row.
     fn each_row<T: Float>(
         &self,
         before: &[T],
@@ -355,16 +366,18 @@ impl Objective {
         (0..self.blocks).map(of_block).collect()
     }
 
-    /// The largest positive values of all rows and blocks together, `k` for each row; of equals the first.
+    /// Keeps the largest positive values of all rows and blocks, `k` per row on average.
+    ///
+    /// Ties are resolved in favor of the first.
     fn largest_of_batch<T: Float>(&self, before: &[T]) -> (Vec<SparseRows<T>>, Option<f64>) {
         let wanted = self.k * (before.len() / (self.blocks * self.latents));
         let mut positive: Vec<T> = before.iter().copied().filter(|value| *value > T::ZERO).collect();
         if positive.len() <= wanted {
-            let least = positive.iter().map(|value| value.to_f64()).reduce(f64::min);
+            let min_kept = positive.iter().map(|value| value.to_f64()).reduce(f64::min);
             let of_row = |_, row: &[T]| {
                 row.iter().copied().enumerate().filter(|(_, value)| *value > T::ZERO).collect()
             };
-            return (self.each_row(before, of_row), least);
+            return (self.each_row(before, of_row), min_kept);
         }
         let (above, cut, _) =
             positive.select_nth_unstable_by(wanted - 1, |a, b| b.to_f64().total_cmp(&a.to_f64()));
@@ -385,8 +398,9 @@ impl Objective {
         ((0..self.blocks).map(of_block).collect(), Some(cut.to_f64()))
     }
 
-    /// The loss of `x` `(L, N, C)` with `y` `(L, N, D)` to be written, and its gradients. `dead` tells the latents that are to explain
-    /// what the others leave.
+    /// Computes the loss of `x` `(L, N, C)` with the target `y` `(L, N, D)`, and its gradients.
+    ///
+    /// `dead` marks the latents that should explain the remaining error.
     pub(super) fn compute<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -395,7 +409,7 @@ impl Objective {
     ) -> Computed<T> {
         let Self { inputs, outputs, latents, .. } = *self;
         let encoded = self.encode(weights, x, Selection::Training);
-        let Encoded { centred, before, active, least } = &encoded;
+        let Encoded { centered, before, active, min_kept } = &encoded;
 
         let variance = self.deviations(y);
         let of_variance = if variance > 0.0 { 1.0 / variance } else { 1.0 };
@@ -413,7 +427,7 @@ impl Objective {
             });
             let count = dead.iter().filter(|dead| **dead).count();
             let share = AUXILIARY_SHARE * (count as f64 / (self.blocks * most) as f64).min(1.0);
-            // e − ê with e = y − ŷ, and so minus that: ê + (ŷ − y).
+            // The residual e − ê with e = y − ŷ is computed with the opposite sign: ê + (ŷ − y).
             let scale = self.deviations(&error);
             let of_scale = if scale > 0.0 { share / scale } else { 0.0 };
             let mut left = error;
@@ -424,11 +438,11 @@ impl Objective {
             T::scale(&mut left, 2.0 * of_scale);
             for (block, revived) in revived.iter().enumerate() {
                 let of_revived = self.write_back(weights, block, revived, &left, &mut sums.decoder);
-                sums.encode(block, &revived.with_values(of_revived), centred);
+                sums.encode(block, &revived.with_values(of_revived), centered);
             }
         }
         if !self.kind.is_transcoder() {
-            // The input is taken less the output's bias.
+            // The output bias is subtracted from the input.
             let mut back = std::mem::take(&mut sums.before);
             T::scale(&mut back, -1.0);
             let encoder = MatrixView::new(weights.encoder, latents, inputs);
@@ -442,11 +456,13 @@ impl Objective {
                 fired[*latent] |= *value > T::ZERO;
             }
         }
-        let least = *least;
-        Computed { loss, gradients: sums.in_order(self.kind), fired, least }
+        let min_kept = *min_kept;
+        Computed { loss, gradients: sums.in_order(self.kind), fired, min_kept }
     }
 
-    /// The share of variance that is not explained, with the penalty of the kind, and `ŷ − y`; adds the gradients.
+    /// Computes the fraction of variance unexplained with the kind's penalty, and `ŷ − y`.
+    ///
+    /// Adds the gradients to `sums`.
     fn reconstruct<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -455,8 +471,8 @@ impl Objective {
         encoded: &Encoded<T>,
         sums: &mut Gradients<T>,
     ) -> (f64, Vec<T>) {
-        let Encoded { centred, active, .. } = encoded;
-        let rows = active[0].rows(); // There is a block.
+        let Encoded { centered, active, .. } = encoded;
+        let rows = active[0].rows(); // There is at least one block.
         let mut error = self.biases(weights, rows);
         for (block, active) in active.iter().enumerate() {
             self.write(weights, block, (self.of_block(x, block), active), &mut error);
@@ -490,14 +506,16 @@ impl Objective {
                     of_latents[0].iter_mut().for_each(|gradient| *gradient += T::of(of_one));
                 }
                 for (block, (active, of_latents)) in active.iter().zip(of_latents).enumerate() {
-                    sums.encode(block, &active.with_values(of_latents), centred);
+                    sums.encode(block, &active.with_values(of_latents), centered);
                 }
             }
         }
         (loss, error)
     }
 
-    /// The mean share of variance that the first latents of each size do not explain, and `ŷ − y` of all; adds the gradients.
+    /// Computes the mean fraction of variance unexplained over all nested sizes.
+    ///
+    /// Also returns `ŷ − y` of the full dictionary, and adds the gradients to `sums`.
     fn nested<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -521,36 +539,36 @@ impl Objective {
             parts.push((part, error.clone()));
             first = size;
         }
-        // Latents are in every size from their own on.
+        // A latent is part of every nested size from its own on.
         let mut gradient = vec![T::ZERO; error.len()];
         for (part, mut error) in parts.into_iter().rev() {
             T::scale(&mut error, 2.0 * of_share);
             T::add_to(&mut gradient, &error);
             let of_part = self.write_back(weights, 0, &part, &gradient, &mut sums.decoder);
-            sums.encode(0, &part.with_values(of_part), &encoded.centred);
+            sums.encode(0, &part.with_values(of_part), &encoded.centered);
         }
         T::sum_columns(&gradient, &mut sums.decoder_bias, true);
         (loss, error)
     }
 
-    /// The sizes of nested dictionaries, the smallest first.
+    /// Sizes of the nested dictionaries, in increasing order.
     fn nested_sizes(&self) -> Vec<usize> {
         let mut sizes: Vec<usize> = [16, 8, 4, 2, 1].map(|part| (self.latents / part).max(1)).into();
         sizes.dedup();
         sizes
     }
 
-    /// The least of the largest values of all rows, `k` for each.
-    pub(super) fn least<T: Float>(&self, weights: Weights<'_, T>, x: &[T]) -> Option<f64> {
-        self.encode(weights, x, Selection::Training).least
+    /// Returns the smallest of the largest values in all rows, `k` per row on average.
+    pub(super) fn min_kept<T: Float>(&self, weights: Weights<'_, T>, x: &[T]) -> Option<f64> {
+        self.encode(weights, x, Selection::Training).min_kept
     }
 
-    /// Whether dead latents get a loss of their own.
+    /// Whether dead latents have their own loss.
     fn learns_from_dead(&self) -> bool {
         self.kind == DictionaryKind::TopK || self.kind.has_running_threshold()
     }
 
-    /// The way back through JumpReLU, and the loss of sparsity.
+    /// Computes the backward pass of JumpReLU, and returns the sparsity loss.
     fn jump<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -562,7 +580,7 @@ impl Objective {
         let (rows, wanted) = (active.rows() as f64, self.k as f64);
         let count = active.values().iter().filter(|value| **value > T::ZERO).count();
         let excess = count as f64 / rows / wanted - 1.0;
-        // Of each ∂1[a > θ]/∂θ.
+        // Gradient of each ∂1[a > θ]/∂θ.
         let of_count = 2.0 * self.sparsity * excess / wanted / rows;
         let mut back = Vec::with_capacity(of_latents.len());
         let mut place = 0;
@@ -575,16 +593,18 @@ impl Objective {
                 let distance = encoded.before[row * self.latents + latent].to_f64() - threshold;
                 if distance.abs() < BANDWIDTH / 2.0 {
                     let of_threshold = -(threshold * gradient.to_f64() + of_count) / BANDWIDTH;
-                    // Of its logarithm.
+                    // Gradient of the threshold's logarithm.
                     sums.more[0][latent] += T::of(of_threshold * threshold);
                 }
             }
         }
-        sums.encode(0, &active.with_values(back), &encoded.centred);
+        sums.encode(0, &active.with_values(back), &encoded.centered);
         self.sparsity * excess * excess
     }
 
-    /// The way back through gates and sizes, the loss of sparsity, and that of what the gates alone write.
+    /// Computes the backward pass of gates and magnitudes.
+    ///
+    /// Returns the sparsity loss plus the loss of the reconstruction from the gates alone.
     fn gate<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -625,17 +645,17 @@ impl Objective {
             }
             back.push(of_own);
         }
-        sums.multiply(0, &active.with_values(back), &encoded.centred);
+        sums.multiply(0, &active.with_values(back), &encoded.centered);
         loss
     }
 }
 
-/// Gradients as they are added up.
+/// Accumulated gradients.
 struct Gradients<T> {
     objective: Objective,
     encoder: Vec<T>,
     encoder_bias: Vec<T>,
-    /// Of `xc W_encᵀ`, summed over the rows.
+    /// Gradient of `xc W_encᵀ`, summed over the rows.
     before: Vec<T>,
     decoder: Vec<T>,
     decoder_bias: Vec<T>,
@@ -656,17 +676,17 @@ impl<T: Float> Gradients<T> {
         }
     }
 
-    /// Adds what gradients of some entries of `xc W_encᵀ` of a block are for its encoder; `centred` is that of all blocks.
-    fn multiply(&mut self, block: usize, entries: &SparseRows<T>, centred: &[T]) {
+    /// Adds the gradients of a block's entries of `xc W_encᵀ` to its encoder; `centered` has all blocks.
+    fn multiply(&mut self, block: usize, entries: &SparseRows<T>, centered: &[T]) {
         let all = self.objective;
-        let centred = MatrixView::new(all.of_block(centred, block), entries.rows(), all.inputs);
-        T::add_sparse_gradient(entries, centred, all.of_block_mut(&mut self.encoder, block));
+        let centered = MatrixView::new(all.of_block(centered, block), entries.rows(), all.inputs);
+        T::add_sparse_gradient(entries, centered, all.of_block_mut(&mut self.encoder, block));
         add_columns(entries, all.of_block_mut(&mut self.before, block));
     }
 
-    /// The same of entries of `a`, and so for its bias too.
-    fn encode(&mut self, block: usize, entries: &SparseRows<T>, centred: &[T]) {
-        self.multiply(block, entries, centred);
+    /// Adds the gradients of a block's entries of `a` to its encoder and bias.
+    fn encode(&mut self, block: usize, entries: &SparseRows<T>, centered: &[T]) {
+        self.multiply(block, entries, centered);
         add_columns(entries, self.objective.of_block_mut(&mut self.encoder_bias, block));
     }
 
@@ -677,14 +697,14 @@ impl<T: Float> Gradients<T> {
     }
 }
 
-/// Adds the entries of each column.
+/// Adds the sum of each column to `sums`.
 fn add_columns<T: Float>(entries: &SparseRows<T>, sums: &mut [T]) {
     for (column, value) in entries.columns().iter().zip(entries.values()) {
         sums[*column] += *value;
     }
 }
 
-/// The `count` largest values of a row among the allowed ones, in the order of their places; of equals the first.
+/// Returns the `count` largest allowed values of a row in index order; the first wins a tie.
 fn largest<T: Float>(row: &[T], count: usize, is_allowed: impl Fn(usize, T) -> bool) -> Vec<(usize, T)> {
     let all = row.iter().copied().enumerate();
     let mut found: Vec<(usize, T)> = all.filter(|(place, value)| is_allowed(*place, *value)).collect();
@@ -698,12 +718,12 @@ fn largest<T: Float>(row: &[T], count: usize, is_allowed: impl Fn(usize, T) -> b
     found
 }
 
-/// The sum of the squares.
+/// Sum of the squares.
 pub(super) fn squares<T: Float>(values: &[T]) -> f64 {
     values.iter().map(|value| value.to_f64() * value.to_f64()).sum()
 }
 
-/// The sum of the squared distances of rows from their mean.
+/// Sum of the squared distances of the rows from their mean.
 fn deviations<T: Float>(values: &[T], width: usize) -> f64 {
     let rows = values.len() / width.max(1);
     let mut mean = vec![0.0; width];
@@ -730,7 +750,7 @@ mod tests {
     const LATENTS: usize = 23;
 
     fn objective(kind: DictionaryKind) -> Objective {
-        // A transcoder writes another width than it reads.
+        // The input and output widths of a transcoder differ.
         let outputs = if kind.is_transcoder() { 9 } else { INPUTS };
         let blocks = if kind == DictionaryKind::CrossLayerTranscoder { 3 } else { 1 };
         Objective { kind, k: 4 * blocks, sparsity: 0.7, blocks, inputs: INPUTS, outputs, latents: LATENTS }
@@ -759,7 +779,7 @@ mod tests {
                 "W_dec" => noise(objective.matrices() * LATENTS * outputs, 0.4),
                 "b_dec" => noise(blocks * outputs, 0.3),
                 "W_skip" => noise(outputs * INPUTS, 0.2),
-                // Thresholds around half the size of what comes before them.
+                // Thresholds around half of the magnitude of the values before selection.
                 "log_threshold" => noise(LATENTS, 0.3).into_iter().map(|value| value - 0.7).collect(),
                 _ => noise(blocks * LATENTS, 0.2),
             });
@@ -793,7 +813,7 @@ mod tests {
         value > 0.0
     }
 
-    /// One where a value is among the `count` largest ones of its row that are allowed.
+    /// Returns 1 for each value among the `count` largest allowed ones in its row, otherwise 0.
     fn mask(before: &Tensor, count: usize, is_allowed: impl Fn(usize, f64) -> bool) -> Result<Tensor> {
         let rows = before.to_vec2::<f64>()?;
         let of_row = |row: &Vec<f64>| {
@@ -808,14 +828,16 @@ mod tests {
         Tensor::new(rows.iter().map(of_row).collect::<Vec<_>>(), &Device::Cpu)
     }
 
-    /// The values of each block, `(rows, width)`.
+    /// Returns the values of each block, `(rows, width)`.
     fn of_blocks(values: &Tensor, blocks: usize) -> Result<Vec<Tensor>> {
         let rows = values.dim(0)? / blocks;
         (0..blocks).map(|block| values.narrow(0, block * rows, rows)).collect()
     }
 
-    /// The loss from dense matrices and candle's operations, and, of JumpReLU, what the thresholds get. What blocks have lies side by
-    /// side, and the whole decoder has zeros where a block writes to none before it.
+    /// Computes the loss with dense matrices and candle's operations, and JumpReLU's threshold gradients.
+    ///
+    /// Values of blocks are concatenated. The dense decoder has zeros between a block and the outputs of
+    /// earlier blocks.
     fn reference(case: &Case) -> Result<(f64, Vec<Vec<f64>>)> {
         let Case { objective, parameters, x, y, dead } = case;
         let Objective { kind, k, sparsity, blocks, inputs, outputs, latents } = *objective;
@@ -843,9 +865,9 @@ mod tests {
         let decoder = Tensor::cat(&sources.collect::<Result<Vec<_>>>()?, 0)?; // (L · F, L · D)
         let (x, y) = (tensor(x, (blocks * ROWS, inputs))?, tensor(y, (blocks * ROWS, outputs))?);
         let y = Tensor::cat(&of_blocks(&y, blocks)?, 1)?; // (N, L · D)
-        let centred = if kind.is_transcoder() { x.clone() } else { x.broadcast_sub(decoder_bias)? };
-        let own = of_blocks(&centred, blocks)?.into_iter().zip(of_blocks(encoder, blocks)?);
-        let own = own.map(|(centred, encoder)| centred.matmul(&encoder.t()?));
+        let centered = if kind.is_transcoder() { x.clone() } else { x.broadcast_sub(decoder_bias)? };
+        let own = of_blocks(&centered, blocks)?.into_iter().zip(of_blocks(encoder, blocks)?);
+        let own = own.map(|(centered, encoder)| centered.matmul(&encoder.t()?));
         let own = Tensor::cat(&own.collect::<Result<Vec<_>>>()?, 1)?; // (N, L · F)
         let before = own.broadcast_add(encoder_bias)?;
         let fixed = before.detach();
@@ -902,7 +924,7 @@ mod tests {
         }
         if kind == DictionaryKind::JumpRelu {
             let excess = chosen.sum_all()?.to_scalar::<f64>()? / ROWS as f64 / k as f64 - 1.0;
-            // What each latent's value gets, and so its threshold where the value is near.
+            // Gradient of each latent's value, which reaches the threshold if the value is near it.
             let of_values =
                 (error.matmul(&decoder.t()?)?.broadcast_div(&variance)? * 2.0)?.to_vec2::<f64>()?;
             let before = fixed.to_vec2::<f64>()?;
@@ -927,7 +949,7 @@ mod tests {
             let revived = (before * masks)?.matmul(&decoder)?;
             let left = error.detach().neg()?; // e = y − ŷ
             let scale = left.broadcast_sub(&left.mean_keepdim(0)?)?.sqr()?.sum_all()?;
-            // A third of the latents are dead: in each block 7 or 8, which is at least D/2.
+            // A third of the latents are dead: 7 or 8 in each block, which is at least D/2.
             loss = (loss + (((left - revived)?.sqr()?.sum_all()? / scale)? / 32.0)?)?;
         }
         let gradients = loss.backward()?;
@@ -941,11 +963,11 @@ mod tests {
         Ok((loss.sum_all()?.to_scalar()?, all))
     }
 
-    /// Sums of few products in f64.
+    /// Tolerance for sums of few products in f64.
     const SAME: f64 = 1e-12;
 
     #[test]
-    fn loss_and_gradients_are_those_of_dense_matrices() -> Result<()> {
+    fn loss_and_gradients_match_dense_matrices() -> Result<()> {
         for (name, kind) in DictionaryKind::NAMES {
             let case = Case::new(kind);
             let (loss, expected) = reference(&case)?;
@@ -966,11 +988,11 @@ mod tests {
         Ok(())
     }
 
-    /// Where neither the selection nor what is held fixed changes, and without dead latents.
+    /// Checks kinds whose gradient is exact while the selection does not change, without dead latents.
     #[test]
-    fn the_gradient_is_the_slope_of_the_loss() {
+    fn gradient_matches_finite_differences() {
         const STEP: f64 = 1e-6;
-        // What the gates alone write holds the decoder fixed, so that its slope is not the gradient either.
+        // The loss of the gates alone holds the decoder constant, so its slope is not the gradient either.
         let estimated = [DictionaryKind::JumpRelu, DictionaryKind::Gated];
         for (name, kind) in DictionaryKind::NAMES.into_iter().filter(|(_, kind)| !estimated.contains(kind)) {
             let mut case = Case::new(kind);
@@ -986,7 +1008,7 @@ mod tests {
                         loss
                     };
                     let slope = (loss_at(STEP) - loss_at(-STEP)) / (2.0 * STEP);
-                    // Rounding of the loss over the step.
+                    // Tolerance for rounding of the loss divided by the step.
                     assert!((slope - gradient[place]).abs() < 1e-8, "{name}: {parameter}[{place}]: {slope}");
                 }
             }
@@ -994,14 +1016,14 @@ mod tests {
     }
 
     #[test]
-    fn as_many_latents_are_active_as_are_wanted() {
+    fn selection_activates_the_requested_number_of_latents() {
         let top_k = Case::new(DictionaryKind::TopK).encoded(Selection::Training);
         for row in 0..ROWS {
             let kept: Vec<(usize, f64)> = top_k.active[0].row(row).collect();
             assert_eq!(kept.len(), 4);
-            let least = kept.iter().map(|(_, value)| *value).fold(f64::INFINITY, f64::min);
+            let min_kept = kept.iter().map(|(_, value)| *value).fold(f64::INFINITY, f64::min);
             let before = &top_k.before[row * LATENTS..(row + 1) * LATENTS];
-            assert_eq!(before.iter().filter(|value| **value >= least).count(), 4, "the largest");
+            assert_eq!(before.iter().filter(|value| **value >= min_kept).count(), 4, "the largest");
         }
         for kind in
             [DictionaryKind::BatchTopK, DictionaryKind::SkipTranscoder, DictionaryKind::CrossLayerTranscoder]
@@ -1010,21 +1032,22 @@ mod tests {
             let wanted = case.objective.k * ROWS;
             let batch = case.encoded(Selection::Training);
             assert_eq!(batch.values().len(), wanted);
-            let least = batch.least.unwrap();
-            // In use, what is above the threshold: all of them but the least one.
-            assert_eq!(case.encoded(Selection::Use(least)).values().len(), wanted - 1);
+            let min_kept = batch.min_kept.unwrap();
+            // Outside training, all values above the threshold are active, which excludes the smallest kept
+            // one.
+            assert_eq!(case.encoded(Selection::Use(min_kept)).values().len(), wanted - 1);
         }
-        // Fewer positive values than are wanted are all kept.
+        // If there are fewer positive values than wanted, all of them are kept.
         let mut case = Case::new(DictionaryKind::BatchTopK);
         case.objective.k = LATENTS;
         let positive = case.encoded(Selection::Training);
         assert_eq!(positive.values().len(), positive.before.iter().filter(|value| **value > 0.0).count());
-        // Equal values: the first ones.
+        // The first values win a tie.
         assert_eq!(largest(&[1.0, 2.0, 2.0, -1.0, 2.0], 2, is_positive), [(1, 2.0), (2, 2.0)]);
         assert_eq!(largest(&[1.0, 2.0, -3.0, -1.0], 1, |place, _| place > 1), [(3, -1.0)]);
         let objective = Objective { latents: 3, k: 1, ..objective(DictionaryKind::BatchTopK) };
-        let (kept, least) = objective.largest_of_batch(&[5.0, 1.0, 1.0, 1.0, 0.0, 2.0]);
+        let (kept, min_kept) = objective.largest_of_batch(&[5.0, 1.0, 1.0, 1.0, 0.0, 2.0]);
         let kept = &kept[0];
-        assert_eq!((kept.columns(), kept.values(), least), (&[0, 2][..], &[5.0, 2.0][..], Some(2.0)));
+        assert_eq!((kept.columns(), kept.values(), min_kept), (&[0, 2][..], &[5.0, 2.0][..], Some(2.0)));
     }
 }

@@ -1,8 +1,9 @@
-//! A dictionary as SAELens keeps it: `sae_weights.safetensors` and `cfg.json`.
+//! Files of a dictionary in the format of SAELens: `sae_weights.safetensors` and `cfg.json`.
 //!
-//! The scale of the values is folded into the weights, so that a reader takes the model's own values. Latents then count in the model's
-//! units and directions keep their length of 1: with `s` for the scale, `z(s x) = s z'(x)` where biases and thresholds are divided by
-//! `s`. What was trained with the largest of a batch is read with a threshold, as SAELens saves it: `jumprelu`.
+//! The scale of the activations is folded into the weights, so a reader uses unscaled activations of the
+//! model. Latents are then in the model's units, and directions keep length 1. With the scale `s`,
+//! `z(s x) = s z'(x)` if biases and thresholds are divided by `s`. Kinds that select the largest latents of a
+//! batch are saved with a threshold, like SAELens: `jumprelu`.
 //!
 //! Source: SAELens 6.54.12, `sae_lens/saes/sae.py`, `transcoder.py`, `gated_sae.py`.
 
@@ -18,22 +19,22 @@ use serde_json::{Value, json};
 use super::{DictionaryKind, Learner, save_layers};
 use crate::{Parameters, TrainingError};
 
-/// The file of a dictionary's tensors in its folder.
+/// Name of the file with a dictionary's tensors.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_training::WEIGHTS_FILE, "sae_weights.safetensors");
 /// ```
 pub const WEIGHTS_FILE: &str = "sae_weights.safetensors";
-/// The file that tells what a dictionary is.
+/// Name of the file with a dictionary's configuration.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_training::CONFIG_FILE, "cfg.json");
 /// ```
 pub const CONFIG_FILE: &str = "cfg.json";
-/// The version of SAELens whose layout this is.
+/// SAELens version of this layout.
 const LAYOUT: &str = "6.0.0";
 
-/// The files that [`save`] writes.
+/// Returns the names of the files that [`save`] writes.
 pub(crate) fn files(learner: &Learner) -> Vec<String> {
     match learner.objective.kind {
         DictionaryKind::CrossLayerTranscoder => save_layers::files(learner),
@@ -41,8 +42,9 @@ pub(crate) fn files(learner: &Learner) -> Vec<String> {
     }
 }
 
-/// Writes the files into a folder, in place of those that are there, with tensors of this type. `context` is the number of tokens of a
-/// text in training.
+/// Writes the files to a folder, replacing existing ones, with tensors of this dtype.
+///
+/// `context` is the sequence length in training.
 pub(crate) fn save(
     learner: &Learner,
     parameters: &Parameters,
@@ -60,7 +62,7 @@ pub(crate) fn save(
     Ok(replace_file(&folder.join(CONFIG_FILE), |partial| Ok(fs::write(partial, text)?))?)
 }
 
-/// The tensors by SAELens' names, for values as the model has them.
+/// Returns the tensors by their SAELens names, for unscaled activations.
 fn tensors(learner: &Learner, parameters: &Parameters) -> candle_core::Result<BTreeMap<String, Tensor>> {
     let kind = learner.objective.kind;
     let [of_input, of_output] = learner.scales(0).map(f64::from);
@@ -87,7 +89,7 @@ fn tensors(learner: &Learner, parameters: &Parameters) -> candle_core::Result<BT
     Ok(tensors)
 }
 
-/// SAELens' configuration of the tensors.
+/// Returns SAELens's configuration for the tensors.
 fn config(learner: &Learner, context: usize) -> Value {
     let objective = &learner.objective;
     let [input, output] = learner.sites[0];
@@ -105,7 +107,7 @@ fn config(learner: &Learner, context: usize) -> Value {
         "architecture": architecture,
         "d_in": objective.inputs,
         "d_sae": objective.latents,
-        // What a reader computes in, whatever the file has.
+        // Compute dtype of a reader, independent of the file's dtype.
         "dtype": "float32",
         "device": "cpu",
         "apply_b_dec_to_input": !is_transcoder,

@@ -1,10 +1,15 @@
-//! A cross-layer transcoder as circuit-tracer keeps it: for each layer `W_enc_{l}.safetensors` with `W_enc_{l}` `(F, C)`, `b_enc_{l}`,
-//! `threshold_{l}` `(F)` and `b_dec_{l}` `(C)`, and `W_dec_{l}.safetensors` with `W_dec_{l}` `(F, L − l, C)`; beside them `config.yaml`.
+//! Files of a cross-layer transcoder in the format of circuit-tracer.
 //!
-//! The scales are folded into the weights, so that a reader takes the model's own values: that of what a layer reads into its encoder,
-//! that of what it writes into every decoder to it. Latents stay in deviations, for layers have different ones.
+//! Each layer `l` has `W_enc_{l}.safetensors` with `W_enc_{l}` `(F, C)`, `b_enc_{l}`, `threshold_{l}` `(F)`
+//! and `b_dec_{l}` `(C)`. It also has `W_dec_{l}.safetensors` with `W_dec_{l}` `(F, L − l, C)`. The folder
+//! has one `config.yaml`.
 //!
-//! `config.yaml` is removed before the tensors are replaced and written after them: a folder that has it is whole.
+//! The scales are folded into the weights, so a reader uses unscaled activations of the model. The input
+//! scale of a layer goes into its encoder, and its output scale into every decoder that writes to it. Latents
+//! stay in scaled units, because the scales of layers differ.
+//!
+//! `config.yaml` is removed before the tensors are replaced, and written after them. A folder with this file
+//! is therefore complete.
 //!
 //! Source: decoderesearch/circuit-tracer, `circuit_tracer/transcoder/cross_layer_transcoder.py` at 05774bb.
 
@@ -20,14 +25,14 @@ use super::Learner;
 use super::objective::Objective;
 use crate::{Parameters, TrainingError};
 
-/// The file that describes a folder of transcoders.
+/// Name of the file that describes a folder of transcoders.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_training::LAYERS_CONFIG_FILE, "config.yaml");
 /// ```
 pub const LAYERS_CONFIG_FILE: &str = "config.yaml";
 
-/// The files of a cross-layer transcoder that have the tensors of one layer.
+/// Returns the names of the files with the tensors of one layer of a cross-layer transcoder.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_training::layer_files(3), ["W_enc_3.safetensors", "W_dec_3.safetensors"]);
@@ -36,13 +41,13 @@ pub fn layer_files(layer: usize) -> [String; 2] {
     ["W_enc", "W_dec"].map(|name| format!("{name}_{layer}.safetensors"))
 }
 
-/// The files that [`save`] writes.
+/// Returns the names of the files that [`save`] writes.
 pub(super) fn files(learner: &Learner) -> Vec<String> {
     let of_layers = (0..learner.objective.blocks).flat_map(layer_files);
     of_layers.chain([LAYERS_CONFIG_FILE.to_owned()]).collect()
 }
 
-/// Writes the files into a folder, in place of those that are there, with tensors of this type.
+/// Writes the files to a folder, replacing existing ones, with tensors of this dtype.
 pub(super) fn save(
     learner: &Learner,
     parameters: &Parameters,
@@ -64,7 +69,7 @@ pub(super) fn save(
     Ok(replace_file(&config, |partial| Ok(fs::write(partial, config_text(learner))?))?)
 }
 
-/// The tensors of both files of a layer, for values as the model has them.
+/// Returns the tensors of both files of a layer, for unscaled activations.
 fn tensors(
     learner: &Learner,
     parameters: &Parameters,
@@ -73,7 +78,7 @@ fn tensors(
     let Objective { blocks, latents, outputs, .. } = learner.objective;
     let parameter = |name: &str| match parameters.get(name) {
         Some(variable) => Ok(variable.as_tensor().detach()),
-        None => candle_core::bail!("a cross-layer transcoder has `{name}`"),
+        None => candle_core::bail!("parameter `{name}` of the cross-layer transcoder is missing"),
     };
     let of_layer = |name: &str, count: usize| parameter(name)?.narrow(0, layer * count, count)?.contiguous();
     let [of_input, of_output] = learner.scales(layer).map(f64::from);
@@ -93,10 +98,10 @@ fn tensors(
     Ok([encoder.map(named).into(), decoder.map(named).into()])
 }
 
-/// The text of `config.yaml`.
+/// Returns the content of `config.yaml`.
 fn config_text(learner: &Learner) -> String {
     let [input, output] = learner.sites[0].map(|site| site.kind.hook());
-    // A text of JSON is one of YAML.
+    // A JSON string is also valid YAML.
     let model = serde_json::Value::from(&learner.model_name[..]);
     format!(
         "model_name: {model}\nmodel_kind: cross_layer_transcoder\nfeature_input_hook: {input}\nfeature_output_hook: {output}\n\

@@ -1,5 +1,6 @@
-//! Training where the CPU's kernels are not, on the device that `GPT2_TEST_DEVICE` names, and on the CPU without them: the losses
-//! are those of the kernels.
+//! Training without the CPU kernels, compared with the losses of the CPU kernels.
+//!
+//! It runs on the device that `GPT2_TEST_DEVICE` selects.
 
 use candle_core::{DType, Device};
 use candle_gpt2::{Activation, Gpt2Config, HeadKind};
@@ -11,7 +12,7 @@ use candle_gpt2_training::{
 };
 
 const STEPS: u64 = 50;
-/// Of the losses, which are near 3: roundings of f32, and what fifty steps of AdamW make of them.
+/// Tolerance for losses near 3: f32 rounding that accumulates over fifty steps of AdamW.
 const TOLERANCE: f64 = 1e-5;
 
 fn config(dropout: f64) -> Gpt2Config {
@@ -33,12 +34,14 @@ fn numbers() -> Hyperparameters {
     }
 }
 
-/// Words of a made-up grammar: there is something to learn.
+/// Returns tokens of a synthetic, learnable sequence.
 fn tokens() -> Vec<u32> {
     (0..3000u32).map(|place| (place * place / 3 + place % 7 * 5) % 53).collect()
 }
 
-/// The loss of each step; before them that of the first model on some examples, and after them that of the last one.
+/// Returns the loss of each step.
+///
+/// The first and last entries are the losses of the initial and final model on `batch`.
 fn losses(mut trainer: Trainer, data: &dyn Data, batch: &dyn Examples) -> Vec<f64> {
     let mut losses = vec![trainer.evaluate(batch).unwrap()];
     losses.extend((0..STEPS).map(|_| trainer.step(data).unwrap().loss));
@@ -52,7 +55,7 @@ fn trainer(config: &Gpt2Config, numbers: &Hyperparameters, device: &Device) -> T
 }
 
 fn adapted(config: &Gpt2Config, numbers: &Hyperparameters, device: &Device) -> Trainer {
-    // Of a model that says something, or there would be next to no gradients.
+    // The base model has larger weights, because gradients would otherwise be close to zero.
     let config = &Gpt2Config { initializer_range: 0.2, ..config.clone() };
     let base = Parameters::initialize(config, 5, device).unwrap();
     let lora = LoraConfig { rank: 2, alpha: 5.0, targets: ["c_attn", "c_fc"].map(str::to_owned).to_vec() };
@@ -71,7 +74,7 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 }
 
 #[test]
-fn fifty_steps_have_the_losses_of_the_kernels() {
+fn fifty_steps_match_the_cpu_kernels() {
     let (tokens, numbers) = (tokens(), numbers());
     let windows = Windows::new(&tokens, numbers.context, numbers.seed).unwrap();
     let batch = windows.batch(0, 4);
@@ -79,11 +82,11 @@ fn fifty_steps_have_the_losses_of_the_kernels() {
     for (what, numbers, dropout, recomputes, make) in [
         ("plain", &accumulated, 0.0, false, trainer as fn(&Gpt2Config, &Hyperparameters, &Device) -> Trainer),
         ("with dropout", &numbers, 0.1, false, trainer),
-        ("computed again, with dropout", &numbers, 0.1, true, trainer),
+        ("recomputed, with dropout", &numbers, 0.1, true, trainer),
         ("adapters", &numbers, 0.0, false, adapted),
     ] {
         if dropout > 0.0 && device().is_metal() {
-            skipped("an Apple GPU draws masks of its own");
+            skipped("an Apple GPU samples different masks");
             continue;
         }
         let config = config(dropout);
@@ -92,19 +95,24 @@ fn fifty_steps_have_the_losses_of_the_kernels() {
         };
         let expected = run(&Device::Cpu);
         let [before, .., after] = expected[..] else { panic!("{what}: no losses") };
-        assert!((after - before).abs() > 1e-3, "{what}: from {before} to {after} says nothing");
+        assert!(
+            (after - before).abs() > 1e-3,
+            "{what}: the change from {before} to {after} is too small to compare"
+        );
         let found = composed(|| run(&device()));
-        assert_ne!(found, expected, "{what}: another path rounds otherwise");
+        assert_ne!(found, expected, "{what}: a different path rounds differently");
         assert_near(what, &found, &expected, TOLERANCE);
     }
 }
 
-/// The targets of a row of inputs, of tokens and those that follow them.
+/// Returns the targets of a row from its input tokens and the tokens that follow.
 type Targets<'a> = &'a dyn Fn(&[u32], &[u32]) -> Vec<u32>;
 
-/// Rows of all lengths up to the context, with labels and with answers; all weights, those of the last block, and adapters.
+/// Rows of all lengths up to the context, with labels and answers.
+///
+/// Trains all weights, the last block only, and adapters.
 #[test]
-fn fifty_steps_on_rows_have_the_losses_of_the_kernels() {
+fn fifty_steps_on_rows_match_the_cpu_kernels() {
     let tokens = tokens();
     let language_model = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.1, resid_pdrop: 0.1, ..config(0.0) };
     let labels = ["one", "two", "three"].map(str::to_owned).to_vec();
@@ -115,7 +123,7 @@ fn fifty_steps_on_rows_have_the_losses_of_the_kernels() {
         Row { inputs: inputs.into(), targets: targets(inputs, next).into() }
     };
     let rows = |targets: Targets| (0..40).map(|index| row(index, targets)).collect();
-    let labelled: Vec<Row> = rows(&|inputs, _| vec![inputs[0] % 3]);
+    let labeled: Vec<Row> = rows(&|inputs, _| vec![inputs[0] % 3]);
     let answers: Vec<Row> = rows(&|inputs, next| {
         let start = inputs.len() / 2;
         next[start..inputs.len()].to_vec()
@@ -125,19 +133,19 @@ fn fifty_steps_on_rows_have_the_losses_of_the_kernels() {
         Trainer::with_fixed(config, trained, fixed, numbers.clone()).unwrap()
     };
     if device().is_metal() {
-        return skipped("an Apple GPU draws masks of its own");
+        return skipped("an Apple GPU samples different masks");
     }
     let numbers = Hyperparameters { batch_size: 4, ..numbers() };
     type Make<'a> = &'a dyn Fn(&Gpt2Config, &Hyperparameters, &Device) -> Trainer;
     for (what, config, set, make) in [
-        ("labels", &classifier, RowSet::new(labelled.clone(), None, 3), &trainer as Make),
+        ("labels", &classifier, RowSet::new(labeled.clone(), None, 3), &trainer as Make),
         (
             "weighted labels, last block",
             &classifier,
-            RowSet::new(labelled.clone(), Some(vec![1.0, 2.5, 0.5]), 3),
+            RowSet::new(labeled.clone(), Some(vec![1.0, 2.5, 0.5]), 3),
             &last_block,
         ),
-        ("labels, adapters", &classifier, RowSet::new(labelled, None, 3), &adapted),
+        ("labels, adapters", &classifier, RowSet::new(labeled, None, 3), &adapted),
         ("answers", &language_model, RowSet::new(answers.clone(), None, 3), &trainer),
         ("answers, adapters", &language_model, RowSet::new(answers, None, 3), &adapted),
     ] {
@@ -145,15 +153,18 @@ fn fifty_steps_on_rows_have_the_losses_of_the_kernels() {
         let run = |device: &Device| losses(make(config, &numbers, device), &set, &*some);
         let (expected, found) = (run(&Device::Cpu), composed(|| run(&device())));
         let [before, .., after] = expected[..] else { panic!("{what}: no losses") };
-        assert!((after - before).abs() > 1e-3, "{what}: from {before} to {after} says nothing");
-        assert_ne!(found, expected, "{what}: another path rounds otherwise");
+        assert!(
+            (after - before).abs() > 1e-3,
+            "{what}: the change from {before} to {after} is too small to compare"
+        );
+        assert_ne!(found, expected, "{what}: a different path rounds differently");
         assert_near(what, &found, &expected, TOLERANCE);
     }
 }
 
-/// candle computes SiLU, between operations of ours.
+/// Covers SiLU, which candle computes between this project's operations.
 #[test]
-fn blocks_that_are_computed_again_have_the_same_losses_to_the_last_bit() {
+fn recomputed_blocks_have_bit_identical_losses() {
     let tokens = tokens();
     let numbers = Hyperparameters { accumulate: 2, ..numbers() };
     let windows = Windows::new(&tokens, numbers.context, numbers.seed).unwrap();
@@ -163,26 +174,30 @@ fn blocks_that_are_computed_again_have_the_same_losses_to_the_last_bit() {
         [Activation::GeluTanh, Activation::Silu, Activation::Relu].into_iter().zip(makes)
     {
         let config = Gpt2Config { activation_function, ..config(0.2) };
-        let run = |again| losses(make(&config, &numbers, &Device::Cpu).recomputing(again), &windows, &batch);
+        let run = |recomputes| {
+            losses(make(&config, &numbers, &Device::Cpu).recomputing(recomputes), &windows, &batch)
+        };
         assert_eq!(run(false), run(true), "{activation_function:?}");
     }
 }
 
-/// In bf16 a logit near 1 is 2^-9 off, and so is about what a loss may be; the weights, which are f32, lose nothing of small steps.
+/// In bf16, a logit near 1 has an error of 2^-9, and losses have a similar one.
+///
+/// The weights are f32, so small steps are not lost.
 #[test]
-fn fifty_steps_in_bf16_follow_those_in_f32() {
+fn fifty_steps_in_bf16_follow_f32() {
     let (tokens, numbers) = (tokens(), numbers());
     let windows = Windows::new(&tokens, numbers.context, numbers.seed).unwrap();
     let batch = windows.batch(0, 4);
     let config = config(0.0);
     for make in [trainer, adapted] {
         let expected = losses(make(&config, &numbers, &Device::Cpu), &windows, &batch);
-        let halved = Hyperparameters { compute_dtype: ComputeDType::Bf16, ..numbers.clone() };
+        let halved = Hyperparameters { compute_dtype: ComputeDType::BF16, ..numbers.clone() };
         let found = losses(make(&config, &halved, &device()), &windows, &batch);
-        let again = losses(make(&config, &halved, &device()).recomputing(true), &windows, &batch);
-        // The same forwards; backwards, gradients in bf16 are added up in another order.
-        assert_eq!(again[..2], found[..2], "bf16, computed again");
-        assert_near("bf16, computed again", &again, &found, 2e-3);
+        let recomputed = losses(make(&config, &halved, &device()).recomputing(true), &windows, &batch);
+        // The forward passes are equal. The backward pass adds bf16 gradients in another order.
+        assert_eq!(recomputed[..2], found[..2], "bf16, recomputed");
+        assert_near("bf16, recomputed", &recomputed, &found, 2e-3);
         let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(worst > 1e-5, "bf16 rounds: {worst}");
         assert_near("bf16", &found, &expected, 0.02);

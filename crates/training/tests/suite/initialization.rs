@@ -1,4 +1,4 @@
-//! Fresh weights of both kinds.
+//! Fresh weights of both initializations.
 
 use candle_core::{DType, Device};
 use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel};
@@ -19,7 +19,8 @@ fn mimetic_weights_change_positions_heads_and_mlps() {
         assert_eq!(values(usual) != values(mimetic), is_changed, "{name}");
     }
     let positions = mimetic.get("wpe.weight").unwrap().to_vec2::<f32>().unwrap();
-    // Four frequencies, each a 1000^(1/4)th of the one before; sines first. The mean square is that of weights with a deviation of 0.02.
+    // There are four frequencies, each a factor of 1000^(1/4) below the previous one; sines come first. The
+    // mean square matches weights with a standard deviation of 0.02.
     for (position, row) in positions.iter().enumerate() {
         for frequency in 0..4 {
             let angle = position as f64 * 3.0 / 1000f64.powf(frequency as f64 / 4.0);
@@ -37,10 +38,10 @@ fn mimetic_weights_change_positions_heads_and_mlps() {
         let (c_attn, c_proj) = (weight("c_attn"), weight("c_proj"));
         let mlp = mimetic.get(&format!("h.{block}.mlp.c_proj.weight")).unwrap();
         assert!(values(mlp).iter().all(|value| *value == 0.0), "block {block}");
-        // Columns of the previous-token head are those of the induction head's keys, which the next test covers.
+        // The columns of the previous-token head match the induction head's keys, which the next test covers.
         let first_column = if block == 0 { 4 } else { 0 };
         for (row, column) in (0..8).flat_map(|row| (first_column..8).map(move |column| (row, column))) {
-            // Rows are outputs; the values begin behind 8 queries and 8 keys.
+            // The rows are outputs; the values follow 8 queries and 8 keys.
             let expected = f64::from(c_attn[16 + column][row]) * part;
             assert!((f64::from(c_proj[row][column]) - expected).abs() < 1e-9, "block {block}");
         }
@@ -48,7 +49,7 @@ fn mimetic_weights_change_positions_heads_and_mlps() {
 }
 
 #[test]
-fn mimetic_weights_begin_with_a_previous_token_head_and_an_induction_head() {
+fn mimetic_weights_contain_previous_token_and_induction_heads() {
     let text = r#"{"vocab_size": 512, "n_positions": 96, "n_embd": 256, "n_layer": 3, "n_head": 4, "initializer_range": 0.05}"#;
     let config = Gpt2Config::from_json(text).unwrap();
     let scores = |initialization| {
@@ -60,8 +61,8 @@ fn mimetic_weights_begin_with_a_previous_token_head_and_an_induction_head() {
         head_scores(&model, &random_rows(5, 8, 32, 1, 512), None).unwrap()
     };
     let (usual, mimetic) = (scores(Initialization::Gpt2), scores(Initialization::Mimetic));
-    let told = format!("previous {:?}, induction {:?}", mimetic.previous, mimetic.induction);
-    assert!(mimetic.previous[0][0] > 0.8 && mimetic.induction[1][0] > 0.12, "{told}");
-    // Attention spread evenly over all tokens gives at most a twentieth to any of them.
+    let message = format!("previous {:?}, induction {:?}", mimetic.previous, mimetic.induction);
+    assert!(mimetic.previous[0][0] > 0.8 && mimetic.induction[1][0] > 0.12, "{message}");
+    // Uniform attention over all tokens assigns at most a twentieth to each.
     assert!(usual.previous[0][0] < 0.1 && usual.induction[1][0] < 0.06);
 }

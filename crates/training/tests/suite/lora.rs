@@ -1,11 +1,12 @@
-//! Low-rank adapters: what they leave alone, what they add, what they are written as.
+//! Low-rank adapters: affected layers, merged weights and file format.
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::Gpt2Config;
+use candle_gpt2::{Gpt2Config, HeadKind};
 use candle_gpt2_testing::{Fixture, assert_close_absolute, values};
 use candle_gpt2_training::{Batch, Hyperparameters, Lora, LoraConfig, Parameters, Trainer, Windows};
+use serde_json::{Value, json};
 
 const TARGETS: [&str; 2] = ["c_attn", "c_proj"];
 
@@ -13,7 +14,7 @@ fn lora_config() -> LoraConfig {
     LoraConfig { rank: 3, alpha: 6.0, targets: TARGETS.map(str::to_owned).to_vec() }
 }
 
-/// The model and the weights of a fixture.
+/// Returns the model and the weights of a fixture.
 fn base() -> (Gpt2Config, HashMap<String, Tensor>) {
     let fixture = Fixture::open("training/tied");
     let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
@@ -39,7 +40,7 @@ fn tokens() -> Vec<u32> {
 }
 
 #[test]
-fn fresh_adapters_change_nothing_and_trained_ones_only_their_layers() {
+fn fresh_adapters_are_neutral_and_training_changes_only_targets() {
     let (config, tensors) = base();
     let tokens = tokens();
     let windows = Windows::new(&tokens, 12, 1).unwrap();
@@ -63,7 +64,7 @@ fn fresh_adapters_change_nothing_and_trained_ones_only_their_layers() {
 }
 
 #[test]
-fn a_merged_weight_is_the_sum_of_its_formula() {
+fn merged_weight_matches_the_lora_formula() {
     let mut trainer = trainer(3);
     let tokens = tokens();
     let windows = Windows::new(&tokens, 12, 1).unwrap();
@@ -84,26 +85,47 @@ fn a_merged_weight_is_the_sum_of_its_formula() {
 }
 
 #[test]
-fn adapters_are_written_under_the_names_of_peft() {
+fn adapters_are_saved_with_peft_names() {
     let folder = tempfile::tempdir().unwrap();
     let trainer = trainer(1);
     trainer.lora().unwrap().save(trainer.parameters(), folder.path(), Some("gpt2")).unwrap();
     let path = folder.path().join("adapter_model.safetensors");
     let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
-    // Two blocks with c_attn and two c_proj each, A and B.
+    // Two blocks, each with c_attn and two c_proj, A and B.
     assert_eq!(tensors.len(), 2 * 3 * 2);
     let name = "base_model.model.transformer.h.0.attn.c_attn";
     assert_eq!(tensors[&format!("{name}.lora_A.weight")].dims(), [3, 24]);
     assert_eq!(tensors[&format!("{name}.lora_B.weight")].dims(), [72, 3]);
     let config = std::fs::read(folder.path().join("adapter_config.json")).unwrap();
-    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
     assert_eq!(config["base_model_name_or_path"], "gpt2");
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(3), Some(6.0)));
-    assert_eq!(config["target_modules"], serde_json::json!(TARGETS));
+    assert_eq!(config["target_modules"], json!(TARGETS));
+}
+
+/// PEFT loads a head only if `task_type` and `modules_to_save` match the model's class.
+#[test]
+fn saved_task_matches_the_head() {
+    let labels = ["one", "two", "three"].map(str::to_owned).to_vec();
+    for (head, task, module) in [
+        (HeadKind::LanguageModel, json!("CAUSAL_LM"), Value::Null),
+        (HeadKind::SequenceClassification, json!("SEQ_CLS"), json!(["score"])),
+        (HeadKind::TokenClassification, json!("TOKEN_CLS"), json!(["classifier"])),
+        (HeadKind::DoubleHeads, Value::Null, json!(["multiple_choice_head"])),
+    ] {
+        let config = Gpt2Config { head, id2label: labels.clone(), ..base().0 };
+        let parameters = Parameters::initialize(&config, 1, &Device::Cpu).unwrap();
+        let (lora, adapters) = Lora::new(&config, lora_config(), &parameters, 1).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        lora.save(&adapters, folder.path(), None).unwrap();
+        let config = std::fs::read(folder.path().join("adapter_config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        assert_eq!((&config["task_type"], &config["modules_to_save"]), (&task, &module), "{head:?}");
+    }
 }
 
 #[test]
-fn options_out_of_range_are_refused() {
+fn out_of_range_options_are_rejected() {
     let (config, _) = base();
     for (wrong, expected) in [
         (LoraConfig { rank: 0, ..lora_config() }, "`lora_rank`: expected from 1 to the model's width of 24"),
@@ -112,7 +134,7 @@ fn options_out_of_range_are_refused() {
         (LoraConfig { targets: Vec::new(), ..lora_config() }, "found none"),
         (
             LoraConfig { targets: vec!["wte".into()], ..lora_config() },
-            "some of c_attn, c_proj, c_fc, found wte",
+            "one or more of c_attn, c_proj, c_fc, found wte",
         ),
     ] {
         let error = wrong.check(&config).unwrap_err();

@@ -1,4 +1,6 @@
-//! The crate from outside, a module a subject. One program, because linking takes longer than compiling does.
+//! Tests of the public API, one module per subject.
+//!
+//! They are one program, because linking takes longer than compiling.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

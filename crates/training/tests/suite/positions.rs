@@ -1,4 +1,4 @@
-//! Windows that begin at another position than 0, and trainings whose windows grow.
+//! Windows that start at a position other than 0, and training with growing windows.
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, Pass};
@@ -16,7 +16,7 @@ fn trainer(numbers: Hyperparameters) -> Trainer {
 }
 
 #[test]
-fn gradients_reach_the_positions_of_the_window_and_no_other() {
+fn gradients_reach_only_the_positions_of_the_window() {
     let trainer = trainer(Hyperparameters { context: 5, ..Hyperparameters::default() });
     let batch = |first_position| Batch {
         inputs: (1..11).collect(),
@@ -39,7 +39,7 @@ fn gradients_reach_the_positions_of_the_window_and_no_other() {
 }
 
 #[test]
-fn a_step_of_a_ramp_sees_its_own_windows() {
+fn each_step_of_a_ramp_uses_its_own_window_size() {
     let numbers = Hyperparameters {
         steps: 4,
         context: 16,

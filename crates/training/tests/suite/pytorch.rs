@@ -1,4 +1,6 @@
-//! Gradients and optimizer against PyTorch (`scripts/reference/training.py`), on the device that `GPT2_TEST_DEVICE` names.
+//! Gradients and optimizers compared with PyTorch (`scripts/reference/training.py`).
+//!
+//! `GPT2_TEST_DEVICE` selects the device.
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Pass};
@@ -6,12 +8,12 @@ use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_testing::{Fixture, device, values, worst};
 use candle_gpt2_training::{Batch, Hyperparameters, OptimizerKind, Parameters, Schedule, Trainer};
 
-/// Largest difference of a gradient, relative to the largest value of its tensor.
+/// Tolerance for gradients, relative to the largest value in the tensor.
 const GRADIENT_TOLERANCE: f64 = 1e-4;
-/// Largest difference of a loss, relative to it.
+/// Relative tolerance for losses.
 const LOSS_TOLERANCE: f64 = 1e-4;
 
-/// The model and the batch of a fixture.
+/// Returns a fixture with its model and batch.
 fn case(name: &str, numbers: Hyperparameters) -> (Fixture, Trainer, Batch) {
     let fixture = Fixture::open(&format!("training/{name}"));
     let config = Gpt2Config::from_json(&fixture.recorded()["config"].to_string()).unwrap();
@@ -30,10 +32,10 @@ fn case(name: &str, numbers: Hyperparameters) -> (Fixture, Trainer, Batch) {
 }
 
 #[test]
-fn every_parameter_has_the_gradient_of_pytorch() {
+fn gradients_of_every_parameter_match_pytorch() {
     for name in ["tied", "untied", "scaled"] {
         let (fixture, trainer, batch) = case(name, Hyperparameters::default());
-        // A training pass whose dropout rates are zero.
+        // Training pass with dropout rates of zero.
         let mut generator = RandomStream::new(1);
         let (loss, gradients) = trainer.gradients(&batch, &mut Pass::training(&mut generator), 1).unwrap();
         let expected = values(&fixture.tensor("loss"))[0];
@@ -55,12 +57,12 @@ fn every_parameter_has_the_gradient_of_pytorch() {
 }
 
 #[test]
-fn ten_steps_of_adamw_have_the_losses_of_pytorch() {
+fn ten_adamw_steps_match_pytorch() {
     ten_steps("optimizer", OptimizerKind::AdamW);
 }
 
 #[test]
-fn ten_steps_of_muon_have_the_losses_of_pytorch() {
+fn ten_muon_steps_match_pytorch() {
     ten_steps("muon", OptimizerKind::Muon);
 }
 
@@ -87,7 +89,7 @@ fn ten_steps(name: &str, optimizer: OptimizerKind) {
         assert!((found / loss - 1.0).abs() < LOSS_TOLERANCE, "step {index}: loss {found}, expected {loss}");
         let norm_error = (report.gradient_norm / norm - 1.0).abs();
         assert!(norm_error < 1e-3, "step {index}: norm {}, expected {norm}", report.gradient_norm);
-        assert!(index > 5 || norm > 1.0, "clipping bites in step {index}");
+        assert!(index > 5 || norm > 1.0, "clipping takes effect in step {index}");
         assert!((report.learning_rate / rate - 1.0).abs() < 1e-9, "step {index}: rate");
     }
 }
@@ -112,14 +114,14 @@ fn accumulated_batches_have_the_gradient_of_one_large_batch() {
 }
 
 #[test]
-fn fresh_weights_have_the_deviations_of_gpt2() {
+fn initial_weights_have_gpt2_standard_deviations() {
     let config = Gpt2Config { vocab_size: 300, n_positions: 64, n_embd: 96, n_head: 4, ..Gpt2Config::gpt2() };
     let parameters = Parameters::initialize(&config, 7, &Device::Cpu).unwrap();
     let deviation = |name: &str| {
         let values = values(parameters.get(name).unwrap());
         (values.iter().map(|value| value * value).sum::<f64>() / values.len() as f64).sqrt()
     };
-    // 9,216 values and more: the standard error of a deviation is below 0.8 percent of it.
+    // Each tensor has at least 9,216 values, so the standard error of its deviation is below 0.8 percent.
     for (name, expected) in [
         ("wte.weight", 0.02),
         ("wpe.weight", 0.02),

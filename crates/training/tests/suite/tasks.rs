@@ -1,4 +1,6 @@
-//! Fine-tuning on labels and on answers against PyTorch and PEFT (`scripts/reference/training.py`).
+//! Fine-tuning on labels and answers, compared with PyTorch and PEFT.
+//!
+//! `scripts/reference/training.py` writes the fixtures.
 
 use std::collections::HashMap;
 
@@ -10,17 +12,17 @@ use candle_gpt2_training::{
     Data, Examples, Hyperparameters, Lora, LoraConfig, Parameters, Row, Rows, Schedule, Share, Trainer,
 };
 
-/// Largest difference of a loss, relative to it.
+/// Relative tolerance for losses.
 const LOSS_TOLERANCE: f64 = 1e-4;
 
-/// Rows one after the other, and from the front again.
+/// Rows in their original order, repeated cyclically.
 struct InOrder {
     rows: Vec<Row>,
     label_weights: Option<Vec<f32>>,
 }
 
 impl InOrder {
-    fn taken(&self, first: u64, count: usize) -> impl Iterator<Item = &Row> {
+    fn cyclic_rows(&self, first: u64, count: usize) -> impl Iterator<Item = &Row> {
         let first = usize::try_from(first).unwrap();
         (first..first + count).map(|index| &self.rows[index % self.rows.len()])
     }
@@ -28,11 +30,11 @@ impl InOrder {
 
 impl Data for InOrder {
     fn examples(&self, first: u64, count: usize) -> Box<dyn Examples> {
-        Box::new(Rows::new(self.taken(first, count), self.label_weights.as_deref()))
+        Box::new(Rows::new(self.cyclic_rows(first, count), self.label_weights.as_deref()))
     }
 
     fn tokens(&self, first: u64, count: usize) -> usize {
-        self.taken(first, count).map(|row| row.inputs.len()).sum()
+        self.cyclic_rows(first, count).map(|row| row.inputs.len()).sum()
     }
 }
 
@@ -40,7 +42,7 @@ fn whole_numbers(fixture: &Fixture, name: &str) -> Vec<u32> {
     fixture.tensor(name).to_dtype(DType::U32).unwrap().to_vec1().unwrap()
 }
 
-/// The rows of a fixture.
+/// Returns the rows of a fixture.
 fn rows(fixture: &Fixture, config: &Gpt2Config) -> InOrder {
     let mut ids = &whole_numbers(fixture, "ids")[..];
     let lengths = whole_numbers(fixture, "lengths");
@@ -50,7 +52,7 @@ fn rows(fixture: &Fixture, config: &Gpt2Config) -> InOrder {
         ids = rest;
         rows.push(match config.head {
             HeadKind::SequenceClassification => Row { inputs: row.into(), targets: [target].into() },
-            // The prompt's length.
+            // For answers, the target is the prompt's length.
             _ => Row { inputs: row[..row.len() - 1].into(), targets: row[target as usize..].into() },
         });
     }
@@ -58,7 +60,7 @@ fn rows(fixture: &Fixture, config: &Gpt2Config) -> InOrder {
     InOrder { rows, label_weights: weights.map(|weights| weights.to_vec1().unwrap()) }
 }
 
-/// The training of a fixture, with its rows.
+/// Returns the trainer of a fixture, with its rows.
 fn case(name: &str) -> (Fixture, Trainer, InOrder) {
     let fixture = Fixture::open(&format!("training/{name}"));
     let recorded = fixture.recorded();
@@ -90,10 +92,10 @@ fn case(name: &str) -> (Fixture, Trainer, InOrder) {
                 targets,
             };
             let (lora, adapters) = Lora::new(&config, lora, &parameters, 1).unwrap();
-            let given = fixture.tensors_below("adapter.");
+            let stored = fixture.tensors_below("adapter.");
             let trained: Vec<&str> = adapters.iter().map(|(name, _)| name).collect();
-            assert_eq!(trained.len(), given.len() + usize::from(config.num_labels() > 0), "{trained:?}");
-            for (name, tensor) in &given {
+            assert_eq!(trained.len(), stored.len() + usize::from(config.num_labels() > 0), "{trained:?}");
+            for (name, tensor) in &stored {
                 adapters.get(name).unwrap().set(tensor).unwrap();
             }
             Trainer::with_adapters(&config, lora, adapters, numbers).unwrap()
@@ -104,20 +106,18 @@ fn case(name: &str) -> (Fixture, Trainer, InOrder) {
 }
 
 #[test]
-fn ten_steps_of_each_kind_have_the_losses_of_pytorch() {
+fn ten_steps_of_each_kind_match_pytorch() {
     let names = "classify_all classify_weighted classify_blocks classify_adapters answer_all answer_blocks \
         answer_adapters";
     for name in names.split(' ') {
         let (fixture, mut trainer, rows) = case(name);
         let expected = |name: &str| values(&fixture.tensor(name));
         let steps = expected("losses").into_iter().zip(expected("norms")).zip(expected("rates"));
-        let mut largest: f64 = 0.0;
         for (index, ((loss, norm), rate)) in steps.enumerate() {
             let report = trainer.step(&rows).unwrap();
             assert_eq!(report.step, index as u64 + 1);
             let error = (report.loss / loss - 1.0).abs();
             assert!(error < LOSS_TOLERANCE, "{name}, step {index}: loss {}, expected {loss}", report.loss);
-            largest = largest.max(error);
             let norm_error = (report.gradient_norm / norm - 1.0).abs();
             assert!(
                 norm_error < 1e-3,
@@ -130,14 +130,14 @@ fn ten_steps_of_each_kind_have_the_losses_of_pytorch() {
     }
 }
 
-/// Rows that share a pass have the gradients that each has alone, and the last block alone those that it has among all.
+/// Rows that share a pass have the same gradients as separate rows.
 #[test]
-fn rows_side_by_side_have_the_gradients_of_rows_alone() {
+fn packed_rows_have_the_gradients_of_separate_rows() {
     for name in ["classify_weighted", "answer_all"] {
         let (_, trainer, rows) = case(name);
         let all = Rows::new(&rows.rows, rows.label_weights.as_deref());
-        let (loss, together) = trainer.gradients(&all, &mut Pass::inference(), 1).unwrap();
-        let mut sums: Vec<Tensor> = together.iter().map(|gradient| gradient.zeros_like().unwrap()).collect();
+        let (loss, packed) = trainer.gradients(&all, &mut Pass::inference(), 1).unwrap();
+        let mut sums: Vec<Tensor> = packed.iter().map(|gradient| gradient.zeros_like().unwrap()).collect();
         let mut total = 0.0;
         for row in &rows.rows {
             let alone = Rows::new([row], rows.label_weights.as_deref());
@@ -151,21 +151,21 @@ fn rows_side_by_side_have_the_gradients_of_rows_alone() {
                 .collect();
         }
         assert!((total / loss - 1.0).abs() < 1e-6, "{name}: {total} and {loss}");
-        for (sum, together) in sums.iter().zip(&together) {
-            assert_close_absolute(sum, together, 1e-5, name);
+        for (sum, packed) in sums.iter().zip(&packed) {
+            assert_close_absolute(sum, packed, 1e-5, name);
         }
-        // Blocks that are computed again give the same bits.
+        // Recomputed blocks give the same bits.
         let recomputing = trainer.recomputing(true);
         let again = recomputing.gradients(&all, &mut Pass::inference().recomputing(true), 1).unwrap().1;
-        for (again, together) in again.iter().zip(&together) {
-            assert_eq!(values(again), values(together), "{name}");
+        for (again, packed) in again.iter().zip(&packed) {
+            assert_eq!(values(again), values(packed), "{name}");
         }
     }
 }
 
-/// Two and four processes, each with its share of every batch: the sums are the step of one.
+/// Two and four processes compute a share of every batch each; the sums equal a single-process step.
 #[test]
-fn the_shares_of_a_step_add_up_to_it() {
+fn shares_sum_to_the_whole_step() {
     for name in ["classify_weighted", "answer_all"] {
         let (_, mut trainer, rows) = case(name);
         let (loss, whole) = trainer.share_of_step(&rows, Share::WHOLE).unwrap();
@@ -186,7 +186,7 @@ fn the_shares_of_a_step_add_up_to_it() {
 }
 
 #[test]
-fn frozen_parameters_stay_as_they_are_and_have_no_gradients() {
+fn frozen_parameters_are_unchanged_and_have_no_gradients() {
     let (fixture, mut trainer, rows) = case("classify_blocks");
     let before: HashMap<String, Tensor> = fixture.tensors_below("parameter.");
     let trained: Vec<String> = trainer.parameters().iter().map(|(name, _)| name.to_owned()).collect();

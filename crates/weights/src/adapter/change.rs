@@ -1,4 +1,4 @@
-//! Changes of a parameter by adapters: a replacement, products of low rank, and added vectors.
+//! Parameter changes made by adapters: replacements, low-rank products and added vectors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2_kernels::{AdaptedMatrix, Matrix};
 
-/// The changes of parameters, by the model's names.
+/// Parameter changes, keyed by the model's parameter name.
 pub(crate) type Changes = HashMap<String, Change>;
 
-/// The change of one parameter.
+/// Change of a single parameter.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Change {
-    /// The value that takes the parameter's place, `(out, in)`.
+    /// Value that replaces the parameter, `(out, in)`.
     pub(super) replacement: Option<Tensor>,
     pub(super) products: Vec<Product>,
-    /// Vectors that are added.
+    /// Vectors to add.
     pub(super) offsets: Vec<Tensor>,
 }
 
-/// `scale · b a`, with `a` `(rank, in)` and `b` `(out, rank)`.
+/// Low-rank product `scale · b a`, with `a` of shape `(rank, in)` and `b` of shape `(out, rank)`.
 #[derive(Debug, Clone)]
 pub(super) struct Product {
     pub(super) a: Tensor,
@@ -28,7 +28,7 @@ pub(super) struct Product {
 }
 
 impl Change {
-    /// The parameter with the change, on the CPU in f32.
+    /// Applies the change to the parameter, on the CPU in f32.
     fn applied(&self, base: Tensor) -> Result<Tensor> {
         let mut value = match &self.replacement {
             Some(replacement) => replacement.clone(),
@@ -44,13 +44,13 @@ impl Change {
         Ok(value)
     }
 
-    /// Whether the parameter's own value is not needed.
+    /// Whether the parameter's own value is unused.
     pub(super) fn is_replacement(&self) -> bool {
         self.replacement.is_some()
     }
 }
 
-/// A parameter with the change that adapters make to it.
+/// Applies the adapters' change, if any, to a parameter.
 pub(crate) fn changed(changes: &Changes, name: &str, base: Tensor) -> Result<Tensor> {
     match changes.get(name) {
         Some(change) => change.applied(base.to_device(&Device::Cpu)?.to_dtype(DType::F32)?),

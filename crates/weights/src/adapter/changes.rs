@@ -1,4 +1,4 @@
-//! From the tensors of an adapter to the changes of a model's parameters.
+//! Conversion of an adapter's tensors into changes of a model's parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,19 +11,19 @@ use crate::error::ShapeOf;
 use crate::naming::{EMBEDDING, HEAD, MODEL_PREFIX, Orientation, Origin, checkpoint_shape, is_of_head};
 use crate::{Checkpoint, TensorFile, WeightsError};
 
-/// The prefix that PEFT puts before a model's own names.
+/// Prefix that PEFT adds to the model's own names.
 const PEFT_PREFIX: &str = "base_model.model.";
-/// The name that PEFT gives an adapter, which files rarely keep.
+/// PEFT's default adapter name, which files rarely contain.
 const DEFAULT_NAME: &str = ".default";
-/// Modules that can have adapters besides the linear layers of blocks.
+/// Modules besides the linear layers of blocks that can have adapters.
 const TABLES: [&str; 2] = ["wte", "wpe"];
 
-/// The part that a tensor plays in an adapter.
+/// Role of a tensor in an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Part {
     A,
     B,
-    /// The bias of `B`.
+    /// Bias of `B`.
     Bias,
     EmbeddingA,
     EmbeddingB,
@@ -43,20 +43,22 @@ impl Part {
     }
 }
 
-/// The tensors of an adapter by what they are for.
+/// Adapter tensors grouped by purpose.
 struct Sorted<'a> {
-    /// Tensors of products, by module and part.
+    /// Tensors of low-rank products, by module and part.
     parts: BTreeMap<(String, Part), &'a Tensor>,
-    /// Values of whole parameters, by the model's name; whether it is the base layer's, which a tied head shares.
+    /// Whole parameters by the model's name: base-layer flag, name in the file and value.
+    ///
+    /// A base layer is shared with a tied head.
     whole: BTreeMap<String, (bool, &'a str, &'a Tensor)>,
-    /// The prefix of the model's names in the file.
+    /// Prefix of the model's names in the file.
     prefix: &'static str,
 }
 
-/// One reason why an adapter does not fit, a line each.
+/// Reasons why an adapter does not fit, one per line.
 type Faults = Vec<String>;
 
-/// Adds an adapter's changes to those of a checkpoint.
+/// Adds an adapter's changes to a checkpoint.
 pub(super) fn apply(
     checkpoint: &mut Checkpoint,
     adapter: &Adapter,
@@ -68,7 +70,7 @@ pub(super) fn apply(
     }
     let TensorFile { tensors, .. } = TensorFile::read(&adapter.file)?;
     let sorted = sort(&tensors).map_err(refuse)?;
-    // PEFT looks for a tied embedding by this module alone, GPT-2's `wte` not being among the names that it knows.
+    // PEFT finds tied embeddings only through `lm_head`; GPT-2's `wte` is not among the names it knows.
     let has_head =
         sorted.whole.contains_key(HEAD) || sorted.parts.keys().any(|(module, _)| module == "lm_head");
     if adapter.config.ties_head && has_head {
@@ -80,7 +82,7 @@ pub(super) fn apply(
     let mut faults = Faults::new();
     let (found, base_layers) = changes(adapter, weight, &sorted, &parameters, &own_config, &mut faults)?;
     if faults.is_empty() && found.is_empty() {
-        faults.push("it holds no tensor of an adapter".into());
+        faults.push("the file contains no adapter tensors".into());
     }
     if !faults.is_empty() {
         let (path, model) = (adapter.file.clone(), checkpoint.weights_path().to_owned());
@@ -88,13 +90,13 @@ pub(super) fn apply(
         return Err(WeightsError::AdapterMismatch { path, model, base, faults });
     }
     check_combination(checkpoint, weight, &found).map_err(refuse)?;
-    take_up(checkpoint, own_config, found, &base_layers);
+    merge_changes(checkpoint, own_config, found, &base_layers);
     let rule = format!("the adapter {} is merged, with weight {weight}", adapter.folder().display());
     checkpoint.add_rule(rule);
     Ok(())
 }
 
-/// Sorts an adapter's tensors by their names.
+/// Groups an adapter's tensors by their names.
 fn sort(tensors: &BTreeMap<String, Tensor>) -> std::result::Result<Sorted<'_>, String> {
     let mut sorted = Sorted { parts: BTreeMap::new(), whole: BTreeMap::new(), prefix: "" };
     for (file_name, tensor) in tensors {
@@ -107,7 +109,7 @@ fn sort(tensors: &BTreeMap<String, Tensor>) -> std::result::Result<Sorted<'_>, S
         }
         if !is_finite(tensor) {
             return Err(format!(
-                "tensor `{shown}` holds values that are not finite; train or download the adapter again"
+                "tensor `{shown}` contains NaN or infinite values; train or download the adapter again"
             ));
         }
         if name.starts_with(MODEL_PREFIX) {
@@ -128,7 +130,7 @@ fn sort(tensors: &BTreeMap<String, Tensor>) -> std::result::Result<Sorted<'_>, S
         };
         if !is_new {
             return Err(format!(
-                "tensor `{shown}` is there twice, with and without prefixes; save the adapter again"
+                "duplicate tensor `{shown}`, with and without prefixes; save the adapter again"
             ));
         }
     }
@@ -140,7 +142,7 @@ fn is_finite(tensor: &Tensor) -> bool {
     values.is_ok_and(|values| values.iter().all(|value| value.is_finite()))
 }
 
-/// The model's configuration, with the classification head that the adapter brings.
+/// Returns the model's configuration, with the classification head that the adapter contains.
 fn with_head(config: &Gpt2Config, sorted: &Sorted) -> Gpt2Config {
     let head = sorted.whole.iter().find_map(|(name, (.., tensor))| {
         let kind =
@@ -156,13 +158,13 @@ fn with_head(config: &Gpt2Config, sorted: &Sorted) -> Gpt2Config {
     }
 }
 
-/// The parameters by name, with the head over the vocabulary even if it is tied.
+/// Returns the parameters by name, including the language-model head even if it is tied.
 fn parameters(config: &Gpt2Config) -> BTreeMap<String, Parameter> {
     let untied = Gpt2Config { tie_word_embeddings: false, ..config.clone() };
     expected_parameters(&untied).into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect()
 }
 
-/// The changes that an adapter makes, and the parameters whose base layer it replaces.
+/// Returns an adapter's changes and the parameters whose base layer it replaces.
 fn changes(
     adapter: &Adapter,
     weight: f64,
@@ -188,7 +190,7 @@ fn changes(
             ));
             continue;
         }
-        // The shape would not tell: `attn.c_proj` is square.
+        // The kind decides, because the shape is ambiguous: `attn.c_proj` is square.
         let value = match parameter.kind {
             ParameterKind::Linear => tensor.t()?.contiguous()?,
             _ => (*tensor).clone(),
@@ -217,7 +219,7 @@ fn changes(
         }
         let [out_features, in_features] = *shape.as_slice() else { continue };
         let rank = adapter.config.rank(&full);
-        // An embedding's `A` has a column for each row of the table.
+        // An embedding's `A` has one column for each row of the table.
         let (kinds, expected) = match is_table {
             true => ([Part::EmbeddingA, Part::EmbeddingB], [[rank, out_features], [in_features, rank]]),
             false => ([Part::A, Part::B], [[rank, in_features], [out_features, rank]]),
@@ -282,7 +284,7 @@ fn changes(
             faults.push(unknown(&shown, tensor, config));
         } else if !is_own || !adapter.config.is_target(&full, is_linear) {
             faults.push(format!(
-                "tensor `{shown}`: found {}, and adapter_config.json does not select it (target_modules, layers_to_transform, lora_bias)",
+                "tensor `{shown}`: found {}, but adapter_config.json does not select it (target_modules, layers_to_transform, lora_bias)",
                 ShapeOf(tensor.dims())
             ));
         }
@@ -290,26 +292,26 @@ fn changes(
     Ok((changes, base_layers))
 }
 
-/// Whether `all-linear` of PEFT selects this weight: linear layers but the head over the vocabulary.
+/// Whether PEFT's `all-linear` selects this weight: every linear layer except the language-model head.
 fn is_linear(name: &str, kind: ParameterKind) -> bool {
     kind.is_multiplied() && ![EMBEDDING, HEAD].contains(&name)
 }
 
-/// A tensor for something that the model does not have.
+/// Error message for a tensor without a matching parameter in the model.
 fn unknown(name: &str, tensor: &Tensor, config: &Gpt2Config) -> String {
     format!(
-        "tensor `{name}`: found {}, and the model of {} blocks has no such parameter",
+        "tensor `{name}`: found {}, not a parameter of this model with {} blocks",
         ShapeOf(tensor.dims()),
         config.n_layer
     )
 }
 
-/// A module's name in the model that PEFT wraps.
+/// Full module name in the model that PEFT wraps.
 fn full_name(prefix: &str, module: &str) -> String {
     if is_of_head(&format!("{module}.weight")) { module.to_owned() } else { format!("{prefix}{module}") }
 }
 
-/// Products add up; whole parameters do not.
+/// Rejects invalid combinations: products add up, but whole parameters do not.
 fn check_combination(
     checkpoint: &Checkpoint,
     weight: f64,
@@ -321,25 +323,25 @@ fn check_combination(
     #[expect(clippy::float_cmp, reason = "only the default is exact")]
     if let (Some(name), true) = (whole.first(), weight != 1.0) {
         return Err(format!(
-            "it stores `{name}` as a whole (modules_to_save or bias), which has no weight; leave the weight out"
+            "the adapter replaces `{name}` (modules_to_save or bias), which cannot be weighted; omit the weight"
         ));
     }
     let is_replaced = |name: &String| checkpoint.changes.get(name).is_some_and(Change::is_replacement);
     if let Some(name) = whole.iter().find(|name| is_replaced(name)) {
-        return Err(format!("another adapter stores `{name}` as a whole too; give only one of them"));
+        return Err(format!("another adapter also replaces `{name}`; use only one of them"));
     }
     Ok(())
 }
 
-/// Gives a checkpoint the changes, and unties its head if embedding and head differ then.
-fn take_up(
+/// Adds the changes to a checkpoint and unties its head if embedding and head then differ.
+fn merge_changes(
     checkpoint: &mut Checkpoint,
     config: Gpt2Config,
     mut found: Changes,
     base_layers: &BTreeSet<String>,
 ) {
     let is_tied = config.head.has_language_model() && config.tie_word_embeddings;
-    // Embedding and head are one tensor in PEFT's base model: replacing one replaces both.
+    // In PEFT's base model, embedding and head are one tensor: replacing one replaces both.
     let shared = |from: &str, to: &str, found: &mut Changes| {
         let value = found.get(from).and_then(|change| change.replacement.clone());
         let has_own = found.get(to).is_some_and(Change::is_replacement);
@@ -366,7 +368,7 @@ fn take_up(
         whole.products.extend(change.products);
         whole.offsets.extend(change.offsets);
     }
-    // A head that only the adapter has.
+    // Adds parameters of a head that only the adapter has.
     for parameter in expected_parameters(&checkpoint.config) {
         let name = parameter.name.clone();
         checkpoint.naming.parameters.entry(name).or_insert((Origin::Zeros, parameter));

@@ -1,18 +1,18 @@
-//! `adapter_config.json` of a LoRA adapter: its settings, and the layers and ranks that they choose.
+//! `adapter_config.json` of a LoRA adapter: its settings and the modules and ranks they select.
 //!
-//! Source: `LoraConfig`, `check_target_module_exists` and `get_pattern_key` of PEFT 0.21. A setting that would change the
-//! numbers and is not listed here is rejected by name.
+//! Source: `LoraConfig`, `check_target_module_exists` and `get_pattern_key` of PEFT 0.21. Unlisted settings
+//! that could affect the results are rejected by name.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
-/// Settings without influence on the numbers of a trained adapter.
+/// Settings that do not affect the results of a trained adapter.
 const NEUTRAL: [&str; 17] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
     "eva_config",
-    // `Conv1D` is known by the layer.
+    // The layer itself determines whether it is a `Conv1D`.
     "fan_in_fan_out",
     "inference_mode",
     "init_lora_weights",
@@ -44,16 +44,16 @@ const KNOWN: [&str; 14] = [
     "use_dora",
     "use_rslora",
 ];
-/// Values of `init_lora_weights` that leave the base weights as they are; the others start from changed ones.
-const PLAIN_STARTS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
-/// Largest rank; the files' shapes decide which one it is.
+/// Values of `init_lora_weights` that leave the base weights unchanged; other values modify them.
+const NEUTRAL_INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+/// Maximum rank. The tensor shapes are checked against the rank separately.
 const MAX_RANK: u64 = 1 << 20;
-/// Most names or patterns in one setting.
+/// Maximum number of names or patterns in one setting.
 const MAX_PATTERNS: usize = 4096;
-/// Most memory of a compiled pattern.
+/// Maximum memory of a compiled pattern, in bytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
-/// The settings that decide what an adapter adds to a model.
+/// Settings that determine an adapter's changes to a model.
 #[derive(Debug, Clone)]
 pub(super) struct AdapterConfig {
     /// `base_model_name_or_path`.
@@ -67,7 +67,7 @@ pub(super) struct AdapterConfig {
     is_rank_stabilized: bool,
     /// Whether `B` has a bias.
     pub(super) has_bias: bool,
-    /// Whether an adapter of the output head is also one of the embedding.
+    /// Whether an adapter of the output head also applies to the embedding.
     pub(super) ties_head: bool,
     targets: Modules,
     excluded: Modules,
@@ -76,25 +76,25 @@ pub(super) struct AdapterConfig {
     saved: Vec<Regex>,
 }
 
-/// A choice of modules.
+/// Selection of modules.
 #[derive(Debug, Clone)]
 enum Modules {
-    /// Names, or the ends of names after a dot.
+    /// Full names, or suffixes that follow a dot.
     Named(Vec<String>),
-    /// A pattern for the whole name.
+    /// Pattern for the full name.
     Matching(Regex),
-    /// Every linear layer but the output head.
+    /// Every linear layer except the output head.
     AllLinear,
 }
 
 impl AdapterConfig {
-    /// Reads the settings. The error says which one is wrong, and what to do.
+    /// Parses the settings. The error names the invalid setting and suggests a fix.
     pub(super) fn new(json: &[u8]) -> Result<Self, String> {
         let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
         let settings = serde_json::from_slice::<Value>(json)
             .map_err(|error| format!("not valid JSON: {error} (numbers must be finite)"))?;
         let Value::Object(settings) = settings else {
-            return Err("expected an object of settings".into());
+            return Err("expected a JSON object".into());
         };
         check_type(&settings)?;
         let settings = Settings(settings);
@@ -109,7 +109,7 @@ impl AdapterConfig {
             return Err(settings.wrong("bias", "none, all or lora_only"));
         }
         let patterns = settings.list("layers_pattern")?.unwrap_or_default();
-        // The first number in a name is that of its block.
+        // The first number in a module name is its block index.
         let in_layers = |pattern: &str| format!(r"^(?:|.*?\.){pattern}\.(?P<index>\d+)\.");
         let layer_patterns = match patterns.is_empty() {
             true => vec![settings.pattern("layers_pattern", r"^.*?\.[^.]*\.(?P<index>\d+)\.")?],
@@ -136,12 +136,12 @@ impl AdapterConfig {
         })
     }
 
-    /// The rank of a module's adapter.
+    /// Returns the rank of a module's adapter.
     pub(super) fn rank(&self, module: &str) -> usize {
         first_match(&self.ranks, module).unwrap_or(self.rank)
     }
 
-    /// The factor of a module's product.
+    /// Returns the scaling factor of a module's product.
     pub(super) fn scale(&self, module: &str) -> f64 {
         let rank = self.rank(module) as f64;
         let alpha = first_match(&self.alphas, module).unwrap_or(self.alpha);
@@ -153,7 +153,7 @@ impl AdapterConfig {
         self.saved.iter().any(|pattern| pattern.is_match(module))
     }
 
-    /// Whether a module has an adapter. `is_linear` excludes embeddings and the output head.
+    /// Whether a module has an adapter. `is_linear` is false for embeddings and the output head.
     pub(super) fn is_target(&self, module: &str, is_linear: bool) -> bool {
         if self.excluded.contain(module, is_linear) || self.is_saved(module) {
             return false;
@@ -162,10 +162,10 @@ impl AdapterConfig {
         self.targets.contain(module, is_linear) && (!is_listed || self.is_in_layers(module))
     }
 
-    /// Whether the module is in one of `layers_to_transform`, which a list of names can be limited to.
+    /// Whether the module is in one of `layers_to_transform`, which restricts a list of module names.
     fn is_in_layers(&self, module: &str) -> bool {
         let Some(layers) = &self.layers else { return true };
-        // An exact name is not limited.
+        // An exact module name is not restricted.
         if matches!(&self.targets, Modules::Named(names) if names.iter().any(|name| name == module)) {
             return true;
         }
@@ -189,7 +189,7 @@ impl Modules {
     }
 }
 
-/// The value of the first pattern that matches the end of a module's name.
+/// Returns the value of the first pattern that matches the end of a module's name.
 fn first_match<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
     patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
 }
@@ -198,28 +198,28 @@ fn rank_of(value: &Value) -> Option<usize> {
     value.as_u64().filter(|rank| (1..=MAX_RANK).contains(rank)).and_then(|rank| usize::try_from(rank).ok())
 }
 
-/// Only LoRA is a sum of the weights and a product.
+/// Rejects all types except LoRA, the only one that adds a product to the weights.
 fn check_type(settings: &Map<String, Value>) -> Result<(), String> {
     match settings.get("peft_type") {
         Some(Value::String(name)) if name == "LORA" => Ok(()),
         Some(other) => Err(format!(
-            "`peft_type` is {}; only LORA adapters are supported: merge it with PEFT's `merge_and_unload()`, and use that model",
+            "`peft_type` is {}; only LORA adapters are supported: merge it with PEFT's `merge_and_unload()`, and use the merged model",
             shown(other)
         )),
         None => Err("`peft_type` is missing; expected the adapter_config.json of a PEFT adapter".into()),
     }
 }
 
-/// A value as messages show it.
+/// Formats a value for error messages.
 fn shown(value: &Value) -> String {
     candle_gpt2::excerpt(&value.to_string()).into_owned()
 }
 
-/// The settings with their names.
+/// Settings by name.
 struct Settings(Map<String, Value>);
 
 impl Settings {
-    /// The value of a setting, unless it is null.
+    /// Returns the value of a setting, unless it is null.
     fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -229,15 +229,15 @@ impl Settings {
         format!("`{name}` is {found}; expected {expected}")
     }
 
-    /// Rejects settings that change the numbers in an unsupported way.
+    /// Rejects settings that affect the results in an unsupported way.
     fn check_unsupported(&self) -> Result<(), String> {
-        const WAY_OUT: &str = "merge the adapter with PEFT's `merge_and_unload()`, and use that model";
+        const REMEDY: &str = "merge the adapter with PEFT's `merge_and_unload()`, and use the merged model";
         if self.flag("use_dora")? {
-            return Err(format!("`use_dora`: DoRA adapters are not supported; {WAY_OUT}"));
+            return Err(format!("`use_dora`: DoRA adapters are not supported; {REMEDY}"));
         }
         match self.get("init_lora_weights") {
             None | Some(Value::Bool(_)) => {}
-            Some(Value::String(start)) if PLAIN_STARTS.contains(&start.as_str()) => {}
+            Some(Value::String(init)) if NEUTRAL_INITS.contains(&init.as_str()) => {}
             Some(other) => {
                 return Err(format!(
                     "`init_lora_weights` is {}, which changes the base weights; convert the adapter with PEFT's \
@@ -256,7 +256,7 @@ impl Settings {
         let is_known = |name: &str| NEUTRAL.contains(&name) || KNOWN.contains(&name);
         match self.0.iter().find(|(name, value)| !is_known(name) && !is_empty(value)) {
             Some((name, value)) => Err(format!(
-                "`{}` is {}, a setting that is not supported and may change the numbers; {WAY_OUT}",
+                "`{}` is {}, an unsupported setting that may change the results; {REMEDY}",
                 candle_gpt2::excerpt(name),
                 shown(value)
             )),
@@ -282,11 +282,11 @@ impl Settings {
     }
 
     fn text(&self, name: &str) -> Result<Option<&str>, String> {
-        let read = |value| Value::as_str(value).ok_or_else(|| self.wrong(name, "a text"));
+        let read = |value| Value::as_str(value).ok_or_else(|| self.wrong(name, "a string"));
         self.get(name).map(read).transpose()
     }
 
-    /// One text, or a list of them.
+    /// Reads a single string or a list of strings.
     fn list(&self, name: &str) -> Result<Option<Vec<&str>>, String> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let texts: Option<Vec<&str>> = match value {
@@ -314,7 +314,7 @@ impl Settings {
 
     fn pattern(&self, name: &str, pattern: &str) -> Result<Regex, String> {
         let built = RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build();
-        built.map_err(|_| self.wrong(name, "a regular expression without look-around and back references"))
+        built.map_err(|_| self.wrong(name, "a regular expression without look-around or backreferences"))
     }
 
     fn patterns(
@@ -326,7 +326,7 @@ impl Settings {
         texts.iter().map(|text| self.pattern(name, &pattern(text))).collect()
     }
 
-    /// Values for modules whose names end as a pattern says, in the order of the file.
+    /// Reads values for module-name patterns, which match at the end of a name, in file order.
     fn by_pattern<T>(
         &self,
         name: &str,
@@ -343,7 +343,7 @@ impl Settings {
         entries.iter().map(entry).collect()
     }
 
-    /// `layers_to_transform`: one number or several.
+    /// Reads `layers_to_transform`, either one index or several.
     fn layers(&self) -> Result<Option<Vec<u64>>, String> {
         let name = "layers_to_transform";
         let layers = match self.get(name) {
@@ -351,11 +351,11 @@ impl Settings {
             Some(Value::Array(items)) => items.iter().map(Value::as_u64).collect(),
             Some(value) => value.as_u64().map(|layer| vec![layer]),
         };
-        let layers: Vec<u64> = layers.ok_or_else(|| self.wrong(name, "numbers of blocks"))?;
+        let layers: Vec<u64> = layers.ok_or_else(|| self.wrong(name, "block indices"))?;
         Ok(Some(layers).filter(|layers| !layers.is_empty()))
     }
 
-    /// A text that is not blank.
+    /// Reads a string that is not blank.
     fn name(&self, name: &str) -> Result<Option<String>, String> {
         Ok(self.text(name)?.filter(|text| !text.trim().is_empty()).map(str::to_owned))
     }
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_chosen_as_peft_does() {
+    fn target_modules_match_peft() {
         const MODULES: [&str; 6] = [
             "transformer.h.0.attn.c_attn",
             "transformer.h.0.attn.c_proj",
@@ -403,14 +403,14 @@ mod tests {
             let config = config(&changes).unwrap();
             let is_linear = |module: &str| module.starts_with("transformer.h.");
             let found: Vec<usize> = (0..MODULES.len())
-                .filter(|at| config.is_target(MODULES[*at], is_linear(MODULES[*at])))
+                .filter(|index| config.is_target(MODULES[*index], is_linear(MODULES[*index])))
                 .collect();
             assert_eq!(found, expected, "{changes}");
         }
     }
 
     #[test]
-    fn ranks_and_scales_are_those_of_the_first_pattern() {
+    fn first_matching_pattern_sets_rank_and_scale() {
         let patterns = json!({
             "rank_pattern": {"h.0.attn.c_attn": 2, "c_attn": 16},
             "alpha_pattern": {r"h\.[01]\.attn\.c_attn": 3, "attn": 100},
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_change_the_numbers_are_rejected_by_name() {
+    fn unsupported_settings_are_rejected_by_name() {
         for (changes, expected) in [
             (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\""),
             (json!({"peft_type": "LOHA"}), "merge_and_unload"),
@@ -451,7 +451,7 @@ mod tests {
             (json!({"target_modules": "(?=c)c_attn"}), "without look-around"),
             (json!({"target_modules": [1]}), "`target_modules` is [1]"),
             (json!({"layers_to_transform": ["a"]}), "`layers_to_transform`"),
-            (json!({"base_model_name_or_path": 7}), "`base_model_name_or_path` is 7; expected a text"),
+            (json!({"base_model_name_or_path": 7}), "`base_model_name_or_path` is 7; expected a string"),
         ] {
             let error = config(&changes).unwrap_err();
             assert!(error.contains(expected), "{changes}: {error}");

@@ -1,4 +1,4 @@
-//! A LoRA adapter's folder: its settings and its weights file.
+//! LoRA adapter folder: the settings and the weights file.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,17 @@ use super::names::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, MAX_CONFIG_BYTES};
 use crate::files::Files;
 use crate::{WeightsError, mistaken_file};
 
-/// A LoRA adapter. [`Checkpoint::with_adapters`](crate::Checkpoint::with_adapters) reads its tensors and applies it to its base model.
+/// LoRA adapter on disk.
+///
+/// [`Checkpoint::with_adapters`](crate::Checkpoint::with_adapters) reads its tensors and applies it to its
+/// base model.
 ///
 /// ```no_run
 /// use candle_gpt2_weights::{Adapter, Checkpoint, LoadOptions};
 ///
-/// let adapter = Adapter::open("adapted/adapter".as_ref())?;
+/// let adapter = Adapter::open("adapted/adapter")?;
 /// println!("trained on {}", adapter.base_model().unwrap_or("an unknown model"));
-/// let checkpoint = Checkpoint::open("gpt2".as_ref())?.with_adapters(&[(adapter, 1.0)])?;
+/// let checkpoint = Checkpoint::open("gpt2")?.with_adapters(&[(adapter, 1.0)])?;
 /// let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
@@ -27,12 +30,13 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Reads an adapter's settings, from its folder or one of the two files in it.
+    /// Reads an adapter's settings, from its folder or from one of the two files in it.
     ///
     /// # Errors
-    /// If a file is missing, or the settings are damaged or unsupported. The message names the file and the setting.
-    pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let files = Files::Disk;
+    /// If a file is missing, or the settings are corrupt or unsupported. The message names the file and the
+    /// setting.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
+        let (files, path) = (Files::Disk, path.as_ref());
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let is_part = name == ADAPTER_CONFIG || ADAPTER_WEIGHTS.contains(&name);
         let folder = if is_part { files.folder_of(path) } else { path };
@@ -42,7 +46,7 @@ impl Adapter {
             return Err(refuse(path.to_owned(), no_settings(&files, path)));
         }
         let json = files.read_small(&settings, MAX_CONFIG_BYTES)?;
-        if let Some(what) = mistaken_file::something_else(&json, "settings of the adapter") {
+        if let Some(what) = mistaken_file::misidentified(&json, "adapter settings") {
             return Err(refuse(settings, what));
         }
         let config = AdapterConfig::new(&json).map_err(|what| refuse(settings, what))?;
@@ -50,42 +54,42 @@ impl Adapter {
             ADAPTER_WEIGHTS.map(|name| folder.join(name)).into_iter().find(|file| files.exists(file))
         else {
             let what =
-                format!("there is no {}; copy it from the adapter's source", ADAPTER_WEIGHTS.join(" or "));
+                format!("{} is missing; copy it from the adapter's source", ADAPTER_WEIGHTS.join(" or "));
             return Err(refuse(folder.to_owned(), what));
         };
         Ok(Self { folder: folder.to_owned(), file, config })
     }
 
-    /// The folder that holds the adapter.
+    /// Returns the adapter's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The model that the adapter was trained on: a path, or a name on the Hub.
+    /// Returns the model that the adapter was trained on, as a path or a name on the Hub.
     pub fn base_model(&self) -> Option<&str> {
         self.config.base_model.as_deref()
     }
 
-    /// The revision of the base model on the Hub.
+    /// Returns the revision of the base model on the Hub.
     pub fn base_revision(&self) -> Option<&str> {
         self.config.base_revision.as_deref()
     }
 }
 
-/// The reason why a path without settings is no adapter, and what to do.
+/// Explains why a path without settings is not an adapter, and suggests a fix.
 fn no_settings(files: &Files, path: &Path) -> String {
-    let within = path.join("adapter");
+    let inner = path.join("adapter");
     if !files.exists(path) {
-        return "no such file or folder; give the folder of a LoRA adapter (adapter_config.json and adapter_model.safetensors)"
+        return "no such file or folder; expected the folder of a LoRA adapter (adapter_config.json and adapter_model.safetensors)"
             .into();
     }
-    if files.exists(&within.join(ADAPTER_CONFIG)) {
-        return format!("there is no {ADAPTER_CONFIG}; the adapter is in {}", within.display());
+    if files.exists(&inner.join(ADAPTER_CONFIG)) {
+        return format!("{ADAPTER_CONFIG} is missing; the adapter is in {}", inner.display());
     }
     match files.is_folder(path) {
-        true => format!("there is no {ADAPTER_CONFIG}; give the folder that PEFT saved the adapter in"),
+        true => format!("{ADAPTER_CONFIG} is missing; pass the folder in which PEFT saved the adapter"),
         false => format!(
-            "a file without {ADAPTER_CONFIG} next to it; give the folder that PEFT saved the adapter in (GGUF adapters are not \
+            "a file without {ADAPTER_CONFIG} next to it; pass the folder in which PEFT saved the adapter (GGUF adapters are not \
              supported)"
         ),
     }

@@ -1,7 +1,8 @@
-//! LoRA adapters of PEFT: a folder with `adapter_config.json` and `adapter_model.safetensors` (or `.bin`).
+//! LoRA adapters of PEFT: `adapter_config.json` and `adapter_model.safetensors` (or `.bin`).
 //!
-//! An adapter adds `scale · B A` to weights of its base model and replaces others. [`Checkpoint::with_adapters`] checks it
-//! against the model, and merges each weight in f32 as it is read, before any packing or rounding.
+//! An adapter adds `scale · B A` to some weights of its base model and replaces others.
+//! [`Checkpoint::with_adapters`] checks it against the model. Each weight is merged in f32 when it is read,
+//! before any packing or rounding.
 
 mod change;
 mod changes;
@@ -13,15 +14,16 @@ use crate::{Checkpoint, WeightsError};
 
 pub(crate) use change::{Changes, changed};
 pub use folder::Adapter;
-pub(crate) use names::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, instead_of_model, note_beside};
+pub(crate) use names::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adjacent_note, instead_of_model};
 
 impl Checkpoint {
-    /// Applies adapters, each with a weight that multiplies what it adds: 1 applies it as it was trained. Parameters are
-    /// merged in f32 as they are read.
+    /// Applies adapters, each with a weight that scales its additions; 1 applies it as trained.
+    ///
+    /// Parameters are merged in f32 when they are read.
     ///
     /// # Errors
-    /// If a tensor does not fit the model or one is missing, or adapters cannot be combined. The message names the file and
-    /// the tensors.
+    /// If a tensor does not fit the model or is missing, or the adapters cannot be combined. The message
+    /// names the file and the tensors.
     pub fn with_adapters(mut self, adapters: &[(Adapter, f64)]) -> Result<Self, WeightsError> {
         self.check()?;
         for (adapter, weight) in adapters {

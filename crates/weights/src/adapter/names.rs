@@ -1,18 +1,18 @@
-//! The files of an adapter by their names, and messages about adapters where models are expected.
+//! File names of an adapter, and messages for adapters where a model is expected.
 
 use std::path::Path;
 
 use crate::WeightsError;
 use crate::files::Files;
 
-/// Settings of a PEFT adapter.
+/// Settings file of a PEFT adapter.
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
-/// Weights of an adapter, in the order in which PEFT looks for them.
+/// Weights files of an adapter, in the order in which PEFT looks for them.
 pub(crate) const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
-/// Largest settings that are read: real ones have about a kilobyte.
+/// Maximum size of the settings file; real ones have about a kilobyte.
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The error for a path that holds an adapter and no model: the way to use it.
+/// Returns the error for a path that contains an adapter instead of a model, with a usage hint.
 pub(crate) fn instead_of_model(files: &Files, path: &Path) -> WeightsError {
     let folder = if files.is_folder(path) { path } else { files.folder_of(path) };
     let json = files.read_small(&folder.join(ADAPTER_CONFIG), MAX_CONFIG_BYTES).ok();
@@ -33,8 +33,8 @@ pub(crate) fn instead_of_model(files: &Files, path: &Path) -> WeightsError {
     WeightsError::NotWeights { path: path.to_owned(), what }
 }
 
-/// The note on an adapter next to weights, which may be merged into them already.
-pub(crate) fn note_beside(weights: &str, folder: &Path) -> String {
+/// Returns the note about an adapter next to weights, which may already be merged into them.
+pub(crate) fn adjacent_note(weights: &str, folder: &Path) -> String {
     format!(
         "the adapter next to {weights} ({ADAPTER_CONFIG}) is not applied; to apply it, add `--adapter {}`",
         folder.display()

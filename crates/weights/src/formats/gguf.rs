@@ -1,7 +1,9 @@
-//! GGUF files with architecture `gpt2`: what llama.cpp reads.
+//! GGUF files with architecture `gpt2`, the format of llama.cpp.
 //!
-//! The header becomes a configuration, a tokenizer and a list of tensors, whose blocks candle dequantizes.
-//! Source: `convert_hf_to_gguf.py` of llama.cpp, class `GPT2Model`. Weights of linear layers are `(out, in)`.
+//! The header yields a configuration, a tokenizer and a list of tensors. candle dequantizes their blocks.
+//! Weights of linear layers are `(out, in)`.
+//!
+//! Source: class `GPT2Model` in llama.cpp's `convert_hf_to_gguf.py`.
 
 use candle_gpt2::Gpt2Config;
 use serde_json::json;
@@ -16,20 +18,20 @@ use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
 use crate::tokenizer;
 
-/// Bytes in which the header must end: that of a GPT-2 has 2.5 MB, tokenizer included.
+/// Maximum size of the header; GPT-2's is 2.5 MB, including the tokenizer.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
-/// The format demands an alignment that is a multiple of this.
-const LEAST_ALIGNMENT: u64 = 8;
+/// Smallest alignment in the format; every alignment is a multiple of it.
+const MIN_ALIGNMENT: u64 = 8;
 
-/// llama.cpp's format.
+/// Reader of llama.cpp's format.
 pub(super) const READER: Reader = Reader {
     rank: 5,
-    recognises: |_, start| Ok(start.starts_with(b"GGUF")),
+    matches: |_, start| Ok(start.starts_with(b"GGUF")),
     read: |_, file| read(file),
     read_all: Some(read_all),
 };
 
-/// Reads the header of a model.
+/// Reads the header of a GPT-2 model.
 fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let (header, tensors) = header(&file)?;
@@ -41,23 +43,23 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
                 Some((value, None)) => format!("{value:?}"),
                 None => "none".to_owned(),
             };
-            return Err(refuse(format!("a GGUF file of architecture {found}; only gpt2 can be loaded")));
+            return Err(refuse(format!("unsupported GGUF architecture {found}; only gpt2 can be loaded")));
         }
     }
     let config = config(&header, &tensors).map_err(&refuse)?;
     let tokenizer = tokenizer(&header);
     let mut rules = vec![match &tokenizer {
-        Ok(_) => "the tokenizer is the one inside the file".to_owned(),
-        Err(why) => format!("the tokenizer inside the file is not used: {why}"),
+        Ok(_) => "the tokenizer comes from the weights file".to_owned(),
+        Err(why) => format!("the tokenizer in the weights file is not used: {why}"),
     }];
     let stated = header.get("gpt2.feed_forward_length").and_then(|value| value.as_u64());
     if let Some(stated) = stated.filter(|stated| *stated != config.inner_width() as u64) {
         rules.push(format!(
-            "`gpt2.feed_forward_length` is {stated} in the header, and the tensors show {}, which is used",
+            "`gpt2.feed_forward_length` is {stated} in the header, but the tensors have {}, which is used",
             config.inner_width()
         ));
     }
-    let evidence = "the letters GGUF at the start, architecture gpt2";
+    let evidence = "magic bytes GGUF, architecture gpt2";
     Ok(Source {
         tensors,
         has_own_bytes: true,
@@ -69,7 +71,9 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     })
 }
 
-/// Reads the header of any GGUF file: its tensors, and what of its metadata is a text, a number or a boolean.
+/// Reads the tensors and the metadata of any GGUF file.
+///
+/// Metadata values that are texts, numbers or booleans are returned as text; arrays are skipped.
 fn read_all(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (header, tensors) = header(&file)?;
     let entries = header.metadata.into_iter().filter_map(|(key, value)| {
@@ -80,11 +84,11 @@ fn read_all(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
         Some((key, text.or_else(|| value.as_u64().map(|number| number.to_string()))?))
     });
     let entries = entries.collect();
-    let evidence = "the letters GGUF at the start";
+    let evidence = "magic bytes GGUF";
     Ok((Source { tensors, has_own_bytes: true, ..Source::new(Format::Gguf, evidence, file) }, entries))
 }
 
-/// The header and the tensors that it lists, in the order of their bytes.
+/// Reads the header, and returns it with its tensors in the order of their bytes.
 fn header(file: &CheckpointFile) -> Result<(Header, Vec<StoredTensor>), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
@@ -95,21 +99,21 @@ fn header(file: &CheckpointFile) -> Result<(Header, Vec<StoredTensor>), WeightsE
     let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     names.sort_unstable();
     if names.array_windows().any(|[first, second]| first == second) {
-        return Err(damaged("several tensors have one name".into()));
+        return Err(damaged("duplicate tensor names".into()));
     }
     tensors.sort_by_key(|tensor| tensor.bytes.start);
     Ok((header, tensors))
 }
 
-/// A tensor of the header with its bytes in a file of this length.
+/// Computes a tensor's byte range, and checks it against the file's length.
 fn stored(tensor: &HeaderTensor, data_start: u64, file_bytes: u64) -> Result<StoredTensor, String> {
     let HeaderTensor { name, shape, dtype, block, offset } = tensor;
     let elements = shape.iter().try_fold(1u64, |count, size| count.checked_mul(*size as u64));
     let bytes = match block {
-        Some((in_block, bytes)) => elements
+        Some([in_block, bytes]) => elements
             .filter(|elements| elements.is_multiple_of(*in_block))
             .and_then(|elements| (elements / in_block).checked_mul(*bytes)),
-        // Of an unknown type nothing is read.
+        // Tensors of an unknown type are never read.
         None => elements.map(|_| 0),
     };
     let start = data_start.checked_add(*offset);
@@ -119,9 +123,9 @@ fn stored(tensor: &HeaderTensor, data_start: u64, file_bytes: u64) -> Result<Sto
             "tensor `{name}` of shape {shape:?} lies outside the file of {file_bytes} bytes"
         ));
     };
-    // candle reads blocks where they lie, which is only defined where they are aligned.
-    if !start.is_multiple_of(LEAST_ALIGNMENT) {
-        return Err(format!("tensor `{name}` does not start at a multiple of {LEAST_ALIGNMENT} bytes"));
+    // candle reads blocks in place, and unaligned reads are undefined behavior.
+    if !start.is_multiple_of(MIN_ALIGNMENT) {
+        return Err(format!("tensor `{name}` does not start at a multiple of {MIN_ALIGNMENT} bytes"));
     }
     let (name, shape, dtype) = (name.clone(), shape.clone(), *dtype);
     Ok(StoredTensor { name, shape, dtype, file: 0, bytes: start..end, strides: None, checksum: None })
@@ -141,27 +145,27 @@ fn config(header: &Header, tensors: &[StoredTensor]) -> Result<Gpt2Config, Strin
         "n_head": integer("gpt2.attention.head_count"),
         // llama.cpp's converter writes 4 n_embd in the header, whatever n_inner is.
         "n_inner": expand.and_then(|tensor| tensor.shape.first()),
-        // Written as f32: the shortest decimal that gives it back is the one meant.
+        // The header stores f32. The shortest decimal that rounds to it is the original value.
         "layer_norm_epsilon": epsilon.and_then(|epsilon| epsilon.to_string().parse::<f64>().ok()),
-        // One matrix alone serves as both.
+        // A single matrix serves as both.
         "tie_word_embeddings": head.is_none() || embedding.is_none(),
         "bos_token_id": integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": integer("tokenizer.ggml.eos_token_id"),
         "pad_token_id": integer("tokenizer.ggml.padding_token_id"),
     });
-    for key in gguf_keys::OF_CONFIG {
+    for key in gguf_keys::CONFIG_KEYS {
         if let Some(value) = header.get(&format!("{}{key}", gguf_keys::CONFIG_PREFIX)) {
             json[key] = value.as_f64().map_or_else(|| value.as_bool().into(), Into::into);
         }
     }
-    Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("its header: {error}"))
+    Gpt2Config::from_json(&json.to_string()).map_err(|error| format!("invalid header: {error}"))
 }
 
-/// The tokenizer inside the file: GPT-2's, or one with other merges.
+/// Builds the tokenizer from the file's metadata: GPT-2's, or one with different merges.
 fn tokenizer(header: &Header) -> Result<Tokenizer, String> {
     let texts = |key: &str| -> Result<&[String], String> {
         let value = header.get(key).ok_or_else(|| format!("`{key}` is missing"))?;
-        value.as_texts().ok_or_else(|| format!("`{key}` is not a list of texts"))
+        value.as_texts().ok_or_else(|| format!("`{key}` is not an array of strings"))
     };
     for (key, expected) in [("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "gpt-2")] {
         match header.get(key).and_then(|value| value.as_text()) {
@@ -183,7 +187,7 @@ fn tokenizer(header: &Header) -> Result<Tokenizer, String> {
     let id =
         |key: &str| header.get(key).and_then(|value| value.as_u64()).and_then(|id| u32::try_from(id).ok());
     let around = |flag_key: &str, id_key: &str| match (flag(flag_key), id(id_key)) {
-        (true, None) => Err(format!("`{flag_key}` is true, and there is no `{id_key}`")),
+        (true, None) => Err(format!("`{flag_key}` is true, but `{id_key}` is missing")),
         (is_added, id) => Ok(id.filter(|_| is_added)),
     };
     let before = around("tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id")?;

@@ -1,8 +1,8 @@
-//! Limits on the tensors of a checkpoint, in any format.
+//! Limits on the tensors of a checkpoint in any format.
 
-/// Most tensors of one file; GPT-2 XL has 580.
+/// Maximum number of tensors in a file; GPT-2 XL has 580.
 pub(super) const MAX_TENSORS: usize = 100_000;
-/// Most elements of one tensor: 4 TB in f32.
+/// Maximum number of elements in a tensor, 4 TiB in f32.
 pub(super) const MAX_ELEMENTS: u64 = 1 << 40;
-/// Most axes of one tensor.
+/// Maximum number of dimensions of a tensor.
 pub(super) const MAX_RANK: usize = 8;

@@ -1,4 +1,6 @@
-//! Which format a file has, told by its content, and the file to open in a folder, told by name if that is settled.
+//! Format detection by content, and choice of the weights file in a folder.
+//!
+//! Files with the usual names are chosen by name. Other files are candidates if they contain weights.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -24,18 +26,18 @@ mod reader;
 mod safetensors;
 mod tensorflow;
 
-/// Largest JSON that is taken for an index of shards; real ones have some hundred kilobytes.
+/// Maximum size of a shard index; real ones are a few hundred kilobytes.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
-/// Most files of one checkpoint.
+/// Maximum number of shards in a checkpoint.
 const MAX_SHARDS: usize = 1024;
-/// The names under which transformers saves weights, in the order in which it looks for them.
+/// File names that transformers uses for weights, in its lookup order.
 const USUAL_NAMES: [&str; 4] = [
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 ];
-/// What training leaves beside a checkpoint in a format of weights.
+/// Files that training writes in a weight format, but that do not contain the model.
 const TRAINING_STATE: [&str; 7] = [
     "training_args.bin",
     "optimizer.pt",
@@ -46,7 +48,7 @@ const TRAINING_STATE: [&str; 7] = [
     "training-state.safetensors",
 ];
 
-/// Every kind of file, a row each; the first that recognises a file reads it.
+/// Readers of all formats; the first one that recognizes a file reads it.
 const READERS: [Reader; 7] = [
     pytorch::ZIP,
     pytorch::LEGACY,
@@ -57,32 +59,34 @@ const READERS: [Reader; 7] = [
     SHARD_INDEX,
 ];
 
-/// A rank tells a reader from the others too.
+/// Compile-time check that no two readers have the same rank, because ranks identify readers.
 const _: () = {
     let mut seen = [false; READERS.len()];
-    let mut place = 0;
-    while place < READERS.len() {
-        let rank = READERS[place].rank as usize;
-        assert!(!seen[rank], "two readers of one rank");
+    let mut index = 0;
+    while index < READERS.len() {
+        let rank = READERS[index].rank as usize;
+        assert!(!seen[rank], "two readers have the same rank");
         seen[rank] = true;
-        place += 1;
+        index += 1;
     }
 };
 
-/// The index of a model in several files.
+/// Reader of the index of a sharded model.
 const SHARD_INDEX: Reader = Reader {
     rank: 0,
-    recognises: |file, _| Ok(weight_map(file)?.is_some()),
+    matches: |file, _| Ok(weight_map(file)?.is_some()),
     read: |files, index| open_shards(files, &index),
     read_all: None,
 };
 
-/// Opens the weights at `path`: a folder, a file of any format, an index of shards, or the common beginning of the
-/// names of a TensorFlow checkpoint.
+/// Opens the weights at `path`.
+///
+/// The path can be a folder, a file of any format, a shard index, or the common prefix of a TensorFlow
+/// checkpoint's file names.
 pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let index = with_ending(path, ".index");
     let source = if let Some(only) = files.only() {
-        // Its errors are its own.
+        // A single supplied file is opened directly, so that its error messages are about the file itself.
         open_file(files, &path.join(only))?
     } else if files.is_folder(path) {
         let (weights, notes) = find_weights(files, path)?;
@@ -94,7 +98,7 @@ pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
         let folder = files.folder_of(path);
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         if files.exists(&folder.join(ADAPTER_CONFIG)) {
-            source.notes.push(adapter::note_beside(&name, folder));
+            source.notes.push(adapter::adjacent_note(&name, folder));
         }
         source
     } else if files.is_file(&index) {
@@ -106,21 +110,23 @@ pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
         return Err(adapter::instead_of_model(files, &source.path));
     }
     if source.tensors.is_empty() {
-        let what = "no tensor is in the file; save the model's state_dict()".to_owned();
+        let what = "the file contains no tensors; save the model's state_dict()".to_owned();
         return Err(WeightsError::NotWeights { path: source.path, what });
     }
     Ok(source)
 }
 
-/// Whether there is a checkpoint at a path: a folder with a configuration or weights, a file of weights, or the common beginning
-/// of the names of a TensorFlow checkpoint. It may still be damaged.
+/// Whether a path leads to a checkpoint, which may still be damaged.
+///
+/// The path can be a folder with a configuration or weights, a weights file, or the common prefix of a
+/// TensorFlow checkpoint's file names. A Git LFS pointer counts as a weights file.
 ///
 /// ```
 /// use candle_gpt2_weights::is_checkpoint;
 ///
 /// let folder = tempfile::tempdir()?;
-/// assert!(!is_checkpoint(folder.path()), "an empty folder");
-/// std::fs::write(folder.path().join("model.safetensors"), candle_gpt2_stories::WEIGHTS)?;
+/// assert!(!is_checkpoint(folder.path()), "the folder is empty");
+/// std::fs::write(folder.path().join("model.gguf"), candle_gpt2_stories::WEIGHTS)?;
 /// assert!(is_checkpoint(folder.path()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -130,7 +136,7 @@ pub fn is_checkpoint(path: &Path) -> bool {
         let Ok(file) = files.open(path) else { return false };
         let is_pointer =
             file.first(SNIFFED_BYTES as u64).is_ok_and(|start| mistaken_file::pointer(&start, "").is_some());
-        is_pointer || recognised(&file).is_ok_and(|reader| reader.is_some())
+        is_pointer || detect(&file).is_ok_and(|reader| reader.is_some())
     };
     if !files.is_folder(path) {
         return (files.is_file(path) && holds_weights(path)) || files.is_file(&with_ending(path, ".index"));
@@ -143,20 +149,18 @@ pub fn is_checkpoint(path: &Path) -> bool {
 
 fn open_file(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let file = files.open(path)?;
-    let reader = recognised(&file)?;
+    let reader = detect(&file)?;
     read(files, file, reader)
 }
 
-/// Opens one file of any tensors, with what it says beside them.
+/// Opens a file of arbitrary tensors, and returns them with the file's metadata.
 pub(crate) fn open_tensors(files: &Files, path: &Path) -> Result<TensorsAndEntries, WeightsError> {
     let file = files.open(path)?;
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-    let (source, entries) = match recognised(&file)? {
+    let (source, entries) = match detect(&file)? {
         Some(Reader { read_all: Some(read_all), .. }) => read_all(file)?,
         Some(reader) if reader.rank != safetensors::READER.rank => {
-            return Err(refuse(
-                "neither safetensors, GGUF nor a file of torch.save; give one of them".into(),
-            ));
+            return Err(refuse("expected safetensors, GGUF or a file written by torch.save".into()));
         }
         reader => {
             let source = read(files, file, reader)?;
@@ -172,7 +176,7 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
     let path = file.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     let start = file.first(SNIFFED_BYTES as u64)?;
-    if let Some(what) = mistaken_file::something_else(&start, "weights") {
+    if let Some(what) = mistaken_file::misidentified(&start, "weights") {
         return Err(refuse(what));
     }
     if reader.is_none() && is_json(&start) {
@@ -181,9 +185,9 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
         let is_named_json = path.extension().is_some_and(|end| end == "json");
         let what_to_do = match is_named_json {
             true if find_weights(files, files.folder_of(&path)).is_ok() => {
-                "name its folder, which holds the weights"
+                "pass its folder, which contains the weights"
             }
-            true => "weights in JSON are not read: save them as safetensors or with torch.save",
+            true => "JSON weights are unsupported: save them as safetensors or with torch.save",
             false => "download the file again",
         };
         return Err(refuse(format!("JSON text in place of the weights: {quoted}; {what_to_do}")));
@@ -194,52 +198,54 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
     drop(start);
     let source = match reader {
         Some(reader) => (reader.read)(files, file)?,
-        // It says best what is wrong with a file of no known kind.
+        // For an unknown format, the safetensors reader gives the best error message.
         None => safetensors::read(file)?,
     };
     check(&source).map_err(refuse)?;
     Ok(source)
 }
 
-/// What holds in every format: a number of tensors, names and shapes that a model can have.
+/// Checks what all formats require: tensor count, unique names, plausible shapes, no overlapping data.
 fn check(source: &Source) -> Result<(), String> {
     let tensors = &source.tensors;
     if tensors.len() > MAX_TENSORS {
-        return Err(format!("{} tensors; no GPT-2 has more than {MAX_TENSORS}", tensors.len()));
+        return Err(format!("{} tensors; expected at most {MAX_TENSORS}", tensors.len()));
     }
     let mut names = HashSet::new();
     for tensor in tensors {
         if !names.insert(tensor.name.as_str()) {
-            return Err(format!("tensor `{}` is there twice", tensor.name));
+            return Err(format!("duplicate tensor `{}`", tensor.name));
         }
         let mut nonzero = tensor.shape.iter().filter(|size| **size > 0);
         let elements = nonzero.try_fold(1usize, |count, size| count.checked_mul(*size));
         if elements.is_none_or(|elements| elements as u64 > MAX_ELEMENTS) || tensor.shape.len() > MAX_RANK {
-            return Err(format!("tensor `{}` claims the shape {:?}", tensor.name, tensor.shape));
+            return Err(format!("tensor `{}` has the implausible shape {:?}", tensor.name, tensor.shape));
         }
         check_addressable(tensor, isize::MAX as u64)?;
     }
     if source.has_own_bytes {
-        let mut places: Vec<_> =
+        let mut ranges: Vec<_> =
             tensors.iter().map(|tensor| (tensor.file, tensor.bytes.clone(), &tensor.name)).collect();
-        places.sort_by_key(|(file, bytes, _)| (*file, bytes.start, bytes.end));
-        for pair in places.windows(2) {
+        ranges.sort_by_key(|(file, bytes, _)| (*file, bytes.start, bytes.end));
+        for pair in ranges.windows(2) {
             let [(file, bytes, name), (next_file, next_bytes, next_name)] = pair else { continue };
             if file == next_file && next_bytes.start < bytes.end {
-                return Err(format!("the tensors `{name}` and `{next_name}` overlap; download it again"));
+                return Err(format!("tensors `{name}` and `{next_name}` overlap; download the file again"));
             }
         }
     }
     Ok(())
 }
 
-/// A tensor of weights is held in one piece, in the file's type or in f32, of at most `limit` bytes: 2 GiB on 32 bits.
+/// Rejects a weight tensor that is larger than the address space allows.
+///
+/// A tensor is held in one piece, in the file's dtype or in f32. `limit` is in bytes, 2 GiB on 32 bits.
 fn check_addressable(tensor: &StoredTensor, limit: u64) -> Result<(), String> {
     let in_f32 = (tensor.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
     let needed = in_f32.max(tensor.stored_bytes());
     if tensor.dtype.holds_weights() && needed > limit {
         return Err(format!(
-            "tensor `{}` takes {needed} bytes, and this program of 32 bits holds at most {limit} in one piece; use the 64-bit \
+            "tensor `{}` needs {needed} bytes, but this 32-bit program can allocate at most {limit} at a time; use the 64-bit \
              program",
             tensor.name
         ));
@@ -247,11 +253,11 @@ fn check_addressable(tensor: &StoredTensor, limit: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The reader that a file's content is for.
-fn recognised(file: &CheckpointFile) -> Result<Option<&'static Reader>, WeightsError> {
+/// Returns the reader that recognizes the file's content, if any.
+fn detect(file: &CheckpointFile) -> Result<Option<&'static Reader>, WeightsError> {
     let start = file.first(SNIFFED_BYTES as u64)?;
     for reader in &READERS {
-        if (reader.recognises)(file, &start)? {
+        if (reader.matches)(file, &start)? {
             return Ok(Some(reader));
         }
     }
@@ -262,48 +268,50 @@ fn is_json(start: &[u8]) -> bool {
     start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// The shard of each tensor, if the file is an index of shards.
+/// Returns the shard of each tensor, or `None` if the file is not a shard index.
 fn weight_map(file: &CheckpointFile) -> Result<Option<BTreeMap<String, String>>, WeightsError> {
     if file.len() > MAX_INDEX_BYTES || !is_json(&file.first(SNIFFED_BYTES as u64)?) {
         return Ok(None);
     }
     let index = serde_json::from_slice::<Value>(&file.read(0..file.len())?).ok();
-    let places = index.and_then(|mut index| Some(index.get_mut("weight_map")?.take()));
-    Ok(places.and_then(|places| serde_json::from_value(places).ok()))
+    let shards = index.and_then(|mut index| Some(index.get_mut("weight_map")?.take()));
+    Ok(shards.and_then(|shards| serde_json::from_value(shards).ok()))
 }
 
-/// Opens every shard that an index names; all of them lie beside it.
+/// Opens every shard of an index; all shards must be next to the index.
 fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsError> {
     let path = index.path();
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-    let places = weight_map(index)?.unwrap_or_default();
-    let names: HashSet<&str> = places.values().map(String::as_str).collect();
+    let shard_names = weight_map(index)?.unwrap_or_default();
+    let names: HashSet<&str> = shard_names.values().map(String::as_str).collect();
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_unstable();
     if names.is_empty() || names.len() > MAX_SHARDS {
-        return Err(refuse(format!("an index of {} shards; expected from 1 to {MAX_SHARDS}", names.len())));
+        return Err(refuse(format!("the index lists {} shards; expected 1 to {MAX_SHARDS}", names.len())));
     }
     let mut whole: Option<Source> = None;
     let mut seen = HashSet::new();
     for name in names {
-        // A name that leaves the folder could reach any file of the system.
+        // A name with a path could reach any file on the system.
         if Path::new(name).file_name() != Some(name.as_ref()) || name.contains('\\') {
-            return Err(refuse(format!("the shard name `{name}` is a path; shards are next to their index")));
+            return Err(refuse(format!(
+                "the shard name `{name}` is a path; shards must be next to their index"
+            )));
         }
         let shard_path = path.with_file_name(name);
         if !files.exists(&shard_path) {
-            return Err(refuse(format!("the shard {name} is missing; add it to the others")));
+            return Err(refuse(format!("the shard {name} is missing; put it next to the others")));
         }
-        // An index among its own shards would be opened for ever.
+        // An index that lists itself as a shard would be opened forever.
         let file = files.open(&shard_path)?;
-        let reader = recognised(&file)?;
+        let reader = detect(&file)?;
         if reader.is_some_and(|reader| reader.rank == SHARD_INDEX.rank) {
-            return Err(refuse(format!("the shard {name} is an index itself")));
+            return Err(refuse(format!("the shard {name} is itself an index")));
         }
         let shard = read(files, file, reader)?;
         let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let misplaced =
-            places.iter().find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));
+            shard_names.iter().find(|(tensor, shard)| *shard == name && !own.contains(tensor.as_str()));
         if let Some((tensor, _)) = misplaced {
             return Err(refuse(format!("tensor `{tensor}` is not in {name}, where the index places it")));
         }
@@ -323,65 +331,67 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
             }
         }
     }
-    let whole = whole.ok_or_else(|| refuse("an index without shards".into()))?;
-    let evidence = format!("{}, in the shards of an index", whole.evidence);
+    let whole = whole.ok_or_else(|| refuse("the index lists no shards".into()))?;
+    let evidence = format!("{}, in shards listed by an index", whole.evidence);
     Ok(Source { path: path.to_owned(), evidence, ..whole })
 }
 
-/// The file to open in a folder: one of the usual names, else the only file whose content is weights; with notes on the files that
-/// are not read.
+/// Chooses the weights file of a folder, and returns notes on the files that are not read.
+///
+/// One of the usual names comes first. Otherwise, exactly one file must contain weights.
 fn find_weights(files: &Files, folder: &Path) -> Result<(PathBuf, Vec<String>), WeightsError> {
     let has = |name: &str| files.exists(&folder.join(name));
     let mut notes = Vec::new();
     if let Some(usual) = USUAL_NAMES.into_iter().find(|name| has(name)) {
         let index = format!("{usual}.index.json");
         if has(&index) {
-            notes.push(format!("{usual} is read; {index} and its shards beside it are not"));
+            notes.push(format!("{usual} is used; {index} and its shards are ignored"));
         }
         if has(ADAPTER_CONFIG) {
-            notes.push(adapter::note_beside(usual, folder));
+            notes.push(adapter::adjacent_note(usual, folder));
         }
         return Ok((folder.join(usual), notes));
     }
     let names = files.names(folder)?;
-    let Found { candidates, others } = candidates(files, folder, &names);
-    let no_weights = |found: String| Err(WeightsError::NoWeights { folder: files.told(folder), found });
-    let way_out = match files {
-        Files::Disk => "name the file itself",
-        Files::Given(_) => "give one of them alone",
+    let WeightsSearch { candidates, others } = candidates(files, folder, &names);
+    let no_weights =
+        |found: String| Err(WeightsError::NoWeights { folder: files.display_name(folder), found });
+    let remedy = match files {
+        Files::Disk => "pass one of them",
+        Files::Given(_) => "supply only one of them",
     };
     match candidates.as_slice() {
         [only] => {
             if has(ADAPTER_CONFIG) {
-                notes.push(adapter::note_beside(only, folder));
+                notes.push(adapter::adjacent_note(only, folder));
             }
             Ok((folder.join(only), notes))
         }
         [] if has(ADAPTER_CONFIG) => Err(adapter::instead_of_model(files, folder)),
         [] if others.is_empty() => no_weights(format!(
-            ", and no other weights file{}; add the weights, or name the folder that holds them",
-            among(names)
+            " and no other weights file{}; add the weights, or pass the folder that contains them",
+            list_names(names)
         )),
-        [] => no_weights(format!(", and no other weights file: {}", others.join("; "))),
+        [] => no_weights(format!(" and no other weights file: {}", others.join("; "))),
         shards if shards.iter().all(|name| is_shard(name)) => no_weights(format!(
-            ", but the shards {} without their index; add the index (model.safetensors.index.json)",
+            ", only the shards {} without their index; add the index (model.safetensors.index.json)",
             shards.join(", ")
         )),
-        several => no_weights(format!(", but several others ({}); {way_out}", several.join(", "))),
+        several => no_weights(format!(", but several others ({}); {remedy}", several.join(", "))),
     }
 }
 
-/// Files of a folder without the usual names.
-struct Found {
-    /// Those that may be the model.
+/// Search result for a folder without the usual file names.
+struct WeightsSearch {
+    /// Files that may contain the model.
     candidates: Vec<String>,
-    /// Reasons why others are not.
+    /// Reasons why other files do not contain weights.
     others: Vec<String>,
 }
 
-fn candidates(files: &Files, folder: &Path, names: &[String]) -> Found {
-    /// Most reasons in one message.
-    const MOST_REASONS: usize = 3;
+fn candidates(files: &Files, folder: &Path, names: &[String]) -> WeightsSearch {
+    /// Maximum number of reasons in a message.
+    const MAX_REASONS: usize = 3;
     let mut found: Vec<(u8, String)> = Vec::new();
     let mut others = Vec::new();
     let mut in_shards: HashSet<String> = HashSet::new();
@@ -391,8 +401,8 @@ fn candidates(files: &Files, folder: &Path, names: &[String]) -> Found {
         }
         let Ok(file) = files.open(&folder.join(name)) else { continue };
         let Ok(start) = file.first(SNIFFED_BYTES as u64) else { continue };
-        match recognised(&file) {
-            // Other archives begin alike.
+        match detect(&file) {
+            // Other zip archives begin with the same bytes.
             Ok(Some(reader)) if reader.rank == pytorch::ZIP.rank && !pytorch::is_torch_archive(&start) => {}
             Ok(Some(reader)) => {
                 if reader.rank == SHARD_INDEX.rank {
@@ -408,18 +418,18 @@ fn candidates(files: &Files, folder: &Path, names: &[String]) -> Found {
             }
         }
     }
-    // The pieces of a model in several files are one candidate.
+    // The shards of an index are not separate candidates.
     found.retain(|(_, name)| !in_shards.contains(name));
     if let Some(named) = named_by_tensorflow(files, folder) {
         found.retain(|(rank, name)| *rank != tensorflow::READER.rank || *name == named);
     }
     found.sort();
     others.sort();
-    others.truncate(MOST_REASONS);
-    Found { candidates: found.into_iter().map(|(_, name)| name).collect(), others }
+    others.truncate(MAX_REASONS);
+    WeightsSearch { candidates: found.into_iter().map(|(_, name)| name).collect(), others }
 }
 
-/// Whether a name is that of one of several shards, such as `model-00001-of-00002.safetensors`.
+/// Whether a name is a shard's, such as `model-00001-of-00002.safetensors`.
 pub(crate) fn is_shard(name: &str) -> bool {
     let Some((before, after)) = name.split_once("-of-") else { return false };
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -427,7 +437,7 @@ pub(crate) fn is_shard(name: &str) -> bool {
     is_number(number) && is_number(after.split('.').next().unwrap_or_default())
 }
 
-/// Whether a name is one that weights have.
+/// Whether a name has an extension that is common for weights.
 fn is_like_weights(name: &str) -> bool {
     const ENDINGS: [&str; 17] = [
         "safetensors",
@@ -454,31 +464,33 @@ fn is_like_weights(name: &str) -> bool {
         .is_some_and(|ending| ENDINGS.contains(&ending))
 }
 
-/// The first of some names, in words.
-fn among(mut names: Vec<String>) -> String {
+/// Formats the first few names for an error message.
+fn list_names(mut names: Vec<String>) -> String {
     const SHOWN: usize = 6;
     names.sort_unstable();
     let more = names.len().saturating_sub(SHOWN);
     names.truncate(SHOWN);
     match (names.is_empty(), more) {
         (true, _) => String::new(),
-        (_, 0) => format!(" among {}", names.join(", ")),
-        (_, more) => format!(" among {} and {more} more", names.join(", ")),
+        (_, 0) => format!(" (found {})", names.join(", ")),
+        (_, more) => format!(" (found {} and {more} more)", names.join(", ")),
     }
 }
 
-/// Name of the index that TensorFlow's file `checkpoint` calls the latest: `model_checkpoint_path: "…"`.
+/// Returns the index that TensorFlow's file `checkpoint` names as the latest.
+///
+/// The file contains a line such as `model_checkpoint_path: "…"`.
 fn named_by_tensorflow(files: &Files, folder: &Path) -> Option<String> {
     let text = files.read_small(&folder.join("checkpoint"), MAX_INDEX_BYTES).ok()?;
     let text = String::from_utf8(text).ok()?;
     let path = text.lines().find_map(|line| line.trim().strip_prefix("model_checkpoint_path:"))?;
-    // It may hold the folder of the machine that wrote it; the files lie here.
+    // The path may be from the machine that wrote it, so only the file name counts.
     let name = Path::new(path.trim().trim_matches('"')).file_name()?;
     let index = with_ending(Path::new(name), ".index").to_str()?.to_owned();
     files.is_file(&folder.join(&index)).then_some(index)
 }
 
-/// `path` with `ending` after its whole name.
+/// Appends `ending` to the whole file name.
 fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);

@@ -1,11 +1,13 @@
-//! A pickle reader that can build containers, numbers, text and references to tensor data, and nothing else.
+//! Restricted pickle reader for containers, numbers, text and references to tensor data.
 //!
-//! A pickle is a program for a stack machine, and Python's own reader would import and call whatever it names. This one
-//! knows the handful of names that `torch.save` writes and refuses every other at sight. Values live in one list and
-//! refer to each other by index: memory stays within a small multiple of the file, and neither depth, cycles nor
-//! repetition can blow it up.
+//! A pickle is a program for a stack machine. Python's own reader imports and calls whatever the program
+//! names. This reader accepts only the few names that `torch.save` writes, and rejects all others
+//! immediately.
 //!
-//! Source: CPython's `Lib/pickletools.py` for the instructions, PyTorch's `torch/_utils.py` and
+//! Values are stored in one list and refer to each other by index. Memory therefore stays within a small
+//! multiple of the file size, regardless of depth, cycles or repetition.
+//!
+//! Sources: CPython's `Lib/pickletools.py` for the instructions, PyTorch's `torch/_utils.py` and
 //! `torch/serialization.py` for the names.
 
 use std::collections::HashMap;
@@ -13,10 +15,10 @@ use std::rc::Rc;
 
 use super::limits::MAX_RANK;
 
-/// Index of a value.
+/// Index of a value in a pickle.
 pub(crate) type Id = usize;
 
-/// A value of a pickle.
+/// Value in a pickle.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
     None,
@@ -28,17 +30,17 @@ pub(crate) enum Value {
     List(Vec<Id>),
     Tuple(Vec<Id>),
     Dict(Vec<(Id, Id)>),
-    /// A name that may be called, see [`Callable`].
+    /// Accepted name; see [`Callable`].
     Callable(Callable),
-    /// The elements of one or more tensors, kept outside the pickle.
+    /// Elements of one or more tensors, stored outside the pickle.
     Storage(Rc<Storage>),
     Tensor(Box<TensorReference>),
 }
 
-/// The data that tensors share.
+/// Data that one or more tensors view.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Storage {
-    /// Under which name or number the file keeps it.
+    /// Name or number of the storage in the file.
     pub(crate) key: String,
     /// PyTorch's name of the element type, such as `Float`.
     pub(crate) dtype: String,
@@ -46,42 +48,44 @@ pub(crate) struct Storage {
     pub(crate) elements: usize,
 }
 
-/// A view into a storage.
+/// View into a storage.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TensorReference {
     pub(crate) storage: Rc<Storage>,
-    /// First element, counted in elements.
+    /// Index of the first element in the storage.
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
     pub(crate) strides: Vec<usize>,
-    /// PyTorch's name of the element type, if it is not that of the storage.
+    /// PyTorch's name of the element type, if it differs from the storage's.
     pub(crate) dtype: Option<Rc<str>>,
 }
 
-/// What a pickle may call.
+/// Names that a pickle may use.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Callable {
-    /// `collections.OrderedDict` and `defaultdict`.
+    /// `collections.OrderedDict`, `defaultdict` and `Counter`.
     Dict,
     /// `torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`.
     RebuildTensor,
-    /// `torch._utils._rebuild_tensor_v3`: the seventh argument is the type of the elements.
+    /// `torch._utils._rebuild_tensor_v3`, whose seventh argument is the element type.
     RebuildTypedTensor,
-    /// A type of elements, such as `torch.uint16`: named, never called.
+    /// Element type such as `torch.uint16`, named but never called.
     DType(Rc<str>),
-    /// `torch._utils._rebuild_parameter`: gives its first argument.
+    /// Function that returns its first argument, such as `torch._utils._rebuild_parameter`.
     First,
-    /// A storage type such as `torch.FloatStorage`: named, never called.
+    /// Storage type such as `torch.FloatStorage`, named but never called.
     StorageType(Rc<str>),
-    /// Something that training programs keep beside the weights: it becomes `None`, and nothing of it is run.
+    /// Object that training programs save with the weights.
+    ///
+    /// It becomes `None`, and none of its code runs.
     Inert,
 }
 
-/// Most values of one pickle; that of GPT-2 XL has some ten thousand.
+/// Maximum number of values in a pickle; GPT-2 XL's has about ten thousand.
 const MAX_VALUES: usize = 1 << 20;
-/// Longest name of a storage or a callable: real ones are numbers and a few words.
+/// Maximum length in bytes of a storage's or callable's name; real ones are a few words.
 const MAX_KEY_BYTES: usize = 256;
-/// Data of training programs that is skipped: numbers, types, paths and arguments, by module and name.
+/// Objects of training programs to skip, by module and name: numbers, types, paths, arguments.
 const INERT: [(&str, &[&str]); 9] = [
     ("numpy", &["dtype", "ndarray"]),
     ("numpy.core.multiarray", &["scalar", "_reconstruct"]),
@@ -93,8 +97,8 @@ const INERT: [(&str, &[&str]); 9] = [
     ("builtins", &["complex", "slice", "set", "frozenset", "bytearray"]),
     ("__builtin__", &["complex", "slice", "set", "frozenset", "bytearray"]),
 ];
-/// Types of elements, members of `torch`.
-const DTYPES: [&str; 22] = [
+/// Element types, which are members of `torch`.
+pub(super) const DTYPES: [&str; 22] = [
     "float16",
     "bfloat16",
     "float32",
@@ -118,7 +122,9 @@ const DTYPES: [&str; 22] = [
     "float8_e8m0fnu",
     "float4_e2m1fn_x2",
 ];
-/// The names a pickle may call, with what they become. Everything else is refused.
+/// Names that a pickle may call, with their replacements.
+///
+/// Besides these, only the types in `DTYPES`, the names in `INERT` and storage types are accepted.
 const CALLABLES: [(&str, &str, Callable); 10] = [
     ("torch._utils", "_rebuild_tensor_v3", Callable::RebuildTypedTensor),
     ("collections", "Counter", Callable::Dict),
@@ -132,12 +138,12 @@ const CALLABLES: [(&str, &str, Callable); 10] = [
     ("torch", "Size", Callable::First),
 ];
 
-/// A pickle that was read: all of its values, and which of them is the result.
+/// Decoded pickle: all of its values, and the index of the result.
 #[derive(Debug)]
 pub(crate) struct Pickle {
     values: Vec<Value>,
     root: Id,
-    /// Bytes of the pickle.
+    /// Size of the pickle in bytes.
     pub(crate) length: usize,
 }
 
@@ -157,17 +163,17 @@ impl Pickle {
         Ok(Self { values: machine.values, root, length: machine.position })
     }
 
-    /// The result.
+    /// Returns the result of the pickle.
     pub(crate) fn root(&self) -> &Value {
         &self.values[self.root]
     }
 
-    /// The value `id`.
+    /// Returns the value with index `id`.
     pub(crate) fn value(&self, id: Id) -> &Value {
         &self.values[id]
     }
 
-    /// Every tensor, at any depth.
+    /// Iterates over all tensors, at any depth.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorReference> {
         self.values.iter().filter_map(|value| match value {
             Value::Tensor(tensor) => Some(&**tensor),
@@ -175,12 +181,12 @@ impl Pickle {
         })
     }
 
-    /// The value under a text key of a dictionary; the last one if a key repeats.
+    /// Returns the value for a text key of a dictionary; if the key repeats, the last one.
     pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
         self.entries(dict).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }
 
-    /// The entries of a dictionary whose keys are text.
+    /// Iterates over the entries of a dictionary that have text keys.
     pub(crate) fn entries<'a>(&'a self, dict: &'a Value) -> impl Iterator<Item = (&'a str, &'a Value)> {
         let entries = match dict {
             Value::Dict(entries) => entries.as_slice(),
@@ -198,18 +204,20 @@ struct Machine<'a> {
     position: usize,
     values: Vec<Value>,
     stack: Vec<Id>,
-    /// Heights of the stack at the open marks.
+    /// Stack heights at the open marks.
     marks: Vec<usize>,
     memo: HashMap<u64, Id>,
 }
 
 impl Machine<'_> {
-    /// Runs to the STOP instruction; each instruction consumes at least one byte, so this ends.
+    /// Runs up to the STOP instruction.
+    ///
+    /// The loop terminates, because each instruction consumes at least one byte.
     fn run(&mut self) -> Result<Id, String> {
         loop {
             let [instruction] = self.take::<1>()?;
             if self.values.len() > MAX_VALUES || self.stack.len() > 2 * MAX_VALUES {
-                return Err(format!("it holds more than {MAX_VALUES} values"));
+                return Err(format!("it contains more than {MAX_VALUES} values"));
             }
             match instruction {
                 b'.' => return self.pop(),
@@ -255,7 +263,7 @@ impl Machine<'_> {
                     self.push(Value::Float(value));
                 }
                 b'F' => {
-                    let value = self.take_line()?.parse().map_err(|_| "a float that is none".to_owned())?;
+                    let value = self.take_line()?.parse().map_err(|_| "an invalid float".to_owned())?;
                     self.push(Value::Float(value));
                 }
                 b'X' => {
@@ -270,7 +278,7 @@ impl Machine<'_> {
                     let length = u64::from_le_bytes(self.take()?);
                     self.push_text(length)?;
                 }
-                // Byte strings of Python 2 are text here: its checkpoints keep their keys in them.
+                // Python 2 byte strings become text, because old checkpoints use them as keys.
                 b'T' => {
                     let length = u32::from_le_bytes(self.take()?);
                     self.push_text(length.into())?;
@@ -294,7 +302,7 @@ impl Machine<'_> {
                 b')' => self.push(Value::Tuple(Vec::new())),
                 0x85..=0x87 => {
                     let length = usize::from(instruction - 0x84);
-                    let start = self.stack.len().checked_sub(length).ok_or("the stack is too short")?;
+                    let start = self.stack.len().checked_sub(length).ok_or("stack underflow")?;
                     let items = self.stack.split_off(start);
                     self.push(Value::Tuple(items));
                 }
@@ -350,8 +358,7 @@ impl Machine<'_> {
                     self.memo.insert(index.into(), self.top()?);
                 }
                 b'p' => {
-                    let index =
-                        self.take_line()?.parse().map_err(|_| "a memo index that is none".to_owned())?;
+                    let index = self.take_line()?.parse().map_err(|_| "an invalid memo index".to_owned())?;
                     self.memo.insert(index, self.top()?);
                 }
                 b'h' => {
@@ -363,15 +370,14 @@ impl Machine<'_> {
                     self.recall(index.into())?;
                 }
                 b'g' => {
-                    let index =
-                        self.take_line()?.parse().map_err(|_| "a memo index that is none".to_owned())?;
+                    let index = self.take_line()?.parse().map_err(|_| "an invalid memo index".to_owned())?;
                     self.recall(index)?;
                 }
                 b'c' => {
                     let module = self.take_line()?.to_owned();
                     let name = self.take_line()?.to_owned();
                     if name.len() > MAX_KEY_BYTES {
-                        return Err("a name too long to be one that torch.save writes".into());
+                        return Err("a name too long for torch.save".into());
                     }
                     self.push_callable(&module, &name)?;
                 }
@@ -379,10 +385,10 @@ impl Machine<'_> {
                     let (name, module) = (self.pop()?, self.pop()?);
                     let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
                     else {
-                        return Err("a name that is not a text".into());
+                        return Err("a name that is not a string".into());
                     };
                     if module.len().max(name.len()) > MAX_KEY_BYTES {
-                        return Err("a name too long to be one that torch.save writes".into());
+                        return Err("a name too long for torch.save".into());
                     }
                     let (module, name) = (module.clone(), name.clone());
                     self.push_callable(&module, &name)?;
@@ -396,10 +402,12 @@ impl Machine<'_> {
                     let (arguments, callable) = (self.pop()?, self.pop()?);
                     self.call(callable, arguments)?;
                 }
-                // The attributes of an object: of what can be built here, none matters.
+                // BUILD sets the attributes of an object, which do not matter for any supported object.
                 b'b' => drop(self.pop()?),
                 other => {
-                    return Err(format!("the instruction 0x{other:02x} is not one that torch.save writes"));
+                    return Err(format!(
+                        "unexpected instruction 0x{other:02x}, which torch.save does not write"
+                    ));
                 }
             }
         }
@@ -421,7 +429,7 @@ impl Machine<'_> {
         let rest = &self.bytes[self.position..];
         let length = rest.iter().position(|byte| *byte == b'\n').ok_or("the pickle ends early")?;
         self.position += length + 1;
-        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is not a text".to_owned())
+        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is not UTF-8".to_owned())
     }
 
     fn push(&mut self, value: Value) {
@@ -442,12 +450,14 @@ impl Machine<'_> {
     }
 
     fn push_integer(&mut self, digits: &str) -> Result<(), String> {
-        let value = digits.parse().map_err(|_| "an integer that is none".to_owned())?;
+        let value = digits.parse().map_err(|_| "an invalid integer".to_owned())?;
         self.push(Value::Int(value));
         Ok(())
     }
 
-    /// An integer of any length, little-endian in two's complement; one that passes 64 bits is kept as its bytes.
+    /// Pushes a little-endian two's complement integer of any length.
+    ///
+    /// Integers longer than 64 bits are kept as bytes.
     fn push_long(&mut self, length: u64) -> Result<(), String> {
         let bytes = self.take_slice(length)?.to_vec();
         let value = if bytes.len() > 8 {
@@ -473,7 +483,7 @@ impl Machine<'_> {
             _ if INERT.iter().any(|(of, names)| *of == module && names.contains(&name)) => Callable::Inert,
             _ => {
                 return Err(format!(
-                    "the pickle uses `{module}.{name}`, which weights do not need; nothing was run: save the weights alone, \
+                    "the pickle uses `{module}.{name}`, which weights do not need; nothing was run: save only the weights, \
                      `torch.save(model.state_dict(), path)`"
                 ));
             }
@@ -485,25 +495,25 @@ impl Machine<'_> {
     fn pop(&mut self) -> Result<Id, String> {
         let floor = self.marks.last().copied().unwrap_or(0);
         if self.stack.len() <= floor {
-            return Err("the stack is too short".into());
+            return Err("stack underflow".into());
         }
-        self.stack.pop().ok_or_else(|| "the stack is too short".to_owned())
+        self.stack.pop().ok_or_else(|| "stack underflow".to_owned())
     }
 
     fn top(&self) -> Result<Id, String> {
-        self.stack.last().copied().ok_or_else(|| "the stack is too short".to_owned())
+        self.stack.last().copied().ok_or_else(|| "stack underflow".to_owned())
     }
 
     fn pop_to_mark(&mut self) -> Result<Vec<Id>, String> {
-        let mark = self.marks.pop().ok_or("there is no mark")?;
+        let mark = self.marks.pop().ok_or("the stack has no mark")?;
         if mark > self.stack.len() {
-            return Err("the stack is too short".into());
+            return Err("stack underflow".into());
         }
         Ok(self.stack.split_off(mark))
     }
 
     fn recall(&mut self, index: u64) -> Result<(), String> {
-        let id = self.memo.get(&index).copied().ok_or("the memo has no such entry")?;
+        let id = self.memo.get(&index).copied().ok_or("an unknown memo index")?;
         self.stack.push(id);
         Ok(())
     }
@@ -531,9 +541,9 @@ impl Machine<'_> {
 
     fn call(&mut self, callable: Id, arguments: Id) -> Result<(), String> {
         let Value::Callable(callable) = self.values[callable].clone() else {
-            return Err("the pickle calls what cannot be called".into());
+            return Err("the pickle calls a value that is not callable".into());
         };
-        // Only the first arguments matter; a copy of all could be as large as the file, at every call.
+        // Only the first arguments matter. Copying all of them could cost the file's size in every call.
         let arguments: Vec<Id> = match &self.values[arguments] {
             Value::Tuple(arguments) => arguments.iter().copied().take(7).collect(),
             _ => return Err("a call without a tuple of arguments".into()),
@@ -552,10 +562,10 @@ impl Machine<'_> {
                 let dtype = match (callable, rest) {
                     (Callable::RebuildTypedTensor, [_, _, dtype, ..]) => match &self.values[*dtype] {
                         Value::Callable(Callable::DType(name)) => Some(Rc::clone(name)),
-                        _ => return Err("a tensor without a type of elements".into()),
+                        _ => return Err("a tensor without an element type".into()),
                     },
                     (Callable::RebuildTypedTensor, _) => {
-                        return Err("a tensor without a type of elements".into());
+                        return Err("a tensor without an element type".into());
                     }
                     _ => None,
                 };
@@ -576,13 +586,13 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// What a persistent id refers to: `("storage", type, key, location, elements, …)`.
+    /// Reads the target of a persistent id: `("storage", type, key, location, elements, …)`.
     fn storage(&self, reference: Id) -> Result<Storage, String> {
         let Value::Tuple(parts) = &self.values[reference] else {
-            return Err("a reference to data that is not a tuple".into());
+            return Err("a storage reference that is not a tuple".into());
         };
         let [kind, dtype, key, _, elements, view @ ..] = parts.as_slice() else {
-            return Err("a reference to data with too few parts".into());
+            return Err("a storage reference with too few fields".into());
         };
         let views_whole = view.iter().all(|part| self.values[*part] == Value::None);
         match (&self.values[*kind], &self.values[*dtype], &self.values[*key]) {
@@ -590,17 +600,17 @@ impl Machine<'_> {
                 if kind == "storage" && views_whole =>
             {
                 if key.len() > MAX_KEY_BYTES || dtype.len() > MAX_KEY_BYTES {
-                    return Err("a reference to data with a name too long".into());
+                    return Err("a storage reference with a name too long".into());
                 }
                 Ok(Storage { key: key.clone(), dtype: dtype.to_string(), elements: self.size(*elements)? })
             }
-            _ => Err("a reference to data that is none of a tensor".into()),
+            _ => Err("an invalid storage reference".into()),
         }
     }
 
     fn size(&self, id: Id) -> Result<usize, String> {
         match self.values[id] {
-            Value::Int(size) => usize::try_from(size).map_err(|_| format!("a size of {size}")),
+            Value::Int(size) => usize::try_from(size).map_err(|_| format!("an invalid size, {size}")),
             _ => Err("a size that is not an integer".into()),
         }
     }
@@ -608,7 +618,7 @@ impl Machine<'_> {
     fn sizes(&self, id: Id) -> Result<Vec<usize>, String> {
         match &self.values[id] {
             Value::Tuple(ids) | Value::List(ids) if ids.len() > MAX_RANK => {
-                Err(format!("a tensor of {} axes", ids.len()))
+                Err(format!("a tensor with {} dimensions", ids.len()))
             }
             Value::Tuple(ids) | Value::List(ids) => ids.iter().map(|id| self.size(*id)).collect(),
             _ => Err("sizes that are not a tuple".into()),
@@ -621,12 +631,12 @@ mod tests {
     use super::*;
 
     fn error(bytes: &[u8]) -> String {
-        Pickle::read(bytes).expect_err("a refusal")
+        Pickle::read(bytes).expect_err("the pickle should be rejected")
     }
 
     #[test]
     fn containers_and_numbers_are_read() {
-        // {'a': [1, -2], 'b': (2.5, None, True)}, as protocol 2 writes it.
+        // {'a': [1, -2], 'b': (2.5, None, True)} in protocol 2.
         let bytes = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\xfe\xff\xff\xffeX\x01\x00\x00\x00bq\x03G@\x04\x00\x00\x00\x00\x00\x00N\x88\x87q\x04u.rest";
         let pickle = Pickle::read(bytes).unwrap();
         assert_eq!(pickle.length, bytes.len() - 4);
@@ -640,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn long_integers_have_their_sign() {
+    fn long_integers_keep_their_sign() {
         let int = |bytes: &[u8]| Pickle::read(bytes).unwrap().root().clone();
         assert_eq!(int(b"\x8a\x01\xff."), Value::Int(-1));
         assert_eq!(int(b"\x8a\x02\xff\x00."), Value::Int(255));
@@ -649,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_the_list_can_be_named() {
+    fn globals_outside_the_allowlist_are_rejected() {
         for bytes in [
             &b"cos\nsystem\n(X\x02\x00\x00\x00lstR."[..],
             b"cbuiltins\neval\n.",
@@ -657,16 +667,19 @@ mod tests {
             b"ctorch\nload\n.",
             b"cos.FloatStorage\nFloatStorage\n.",
         ] {
-            let told = error(bytes);
-            assert!(told.contains("nothing was run") && told.contains("model.state_dict()"), "{told}");
+            let message = error(bytes);
+            assert!(
+                message.contains("nothing was run") && message.contains("model.state_dict()"),
+                "{message}"
+            );
         }
-        assert!(error(b"ios\nsystem\n.").contains("is not one that torch.save writes"), "INST");
-        assert!(error(b"\x82\x01.").contains("is not one that torch.save writes"), "EXT1");
+        assert!(error(b"ios\nsystem\n.").contains("which torch.save does not write"), "INST");
+        assert!(error(b"\x82\x01.").contains("which torch.save does not write"), "EXT1");
     }
 
-    /// `torch.save` writes tensors of types without a storage of their own so, such as uint16 and the 8-bit floats.
+    /// Tensors whose dtype has no storage type of its own, such as uint16 and the 8-bit floats.
     #[test]
-    fn typed_tensors_have_the_type_of_their_elements() {
+    fn untyped_storages_use_the_tensor_dtype() {
         let storage =
             b"(X\x07\x00\x00\x00storagectorch\nUntypedStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ";
         let start = b"ctorch._utils\n_rebuild_tensor_v3\n(";
@@ -675,11 +688,11 @@ mod tests {
         let Value::Tensor(tensor) = pickle.root() else { panic!("{:?}", pickle.root()) };
         assert_eq!((tensor.dtype.as_deref(), tensor.shape.as_slice()), (Some("uint16"), &[3][..]));
         let untyped = [&start[..], storage, b"K\x00K\x03\x85K\x01\x85\x89NNtR."].concat();
-        assert!(error(&untyped).contains("without a type of elements"), "{}", error(&untyped));
+        assert!(error(&untyped).contains("without an element type"), "{}", error(&untyped));
     }
 
     #[test]
-    fn damaged_programs_are_errors() {
+    fn malformed_pickles_are_errors() {
         for bytes in [
             &b""[..],
             b".",
@@ -710,14 +723,14 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_limits() {
+    fn value_and_mark_counts_are_limited() {
         assert!(error(&[b"N".repeat(3 << 20), b".".to_vec()].concat()).contains("more than"));
         assert!(error(&[b"(".repeat(3 << 20), b".".to_vec()].concat()).contains("too many marks"));
     }
 
     /// Many training programs save NumPy numbers, arguments and paths with the weights.
     #[test]
-    fn what_training_programs_keep_is_skipped() {
+    fn non_tensor_training_state_is_skipped() {
         for bytes in [
             &b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(X\x02\x00\x00\x00f8K\x00K\x01tRC\x08\x00\x00\x00\x00\x00\x00\x00\x00tR."[..],
             b"cargparse\nNamespace\n)\x81}b.",
@@ -728,10 +741,12 @@ mod tests {
         }
     }
 
-    /// A list in a list half a million deep, a list of itself, and a tuple of two of the last, thirty times over: Python
-    /// would need 2^30 items for a copy of the last one.
+    /// Deep nesting, cycles and repetition need little memory.
+    ///
+    /// The inputs are a list nested half a million deep, a list that contains itself, and a value that is
+    /// paired with itself thirty times. A copy of the last one would need 2^30 items in Python.
     #[test]
-    fn depth_cycles_and_repetition_cost_nothing() {
+    fn deep_cyclic_and_repeated_values_are_cheap() {
         let mut deep = b"]".repeat(500_000);
         deep.extend(b"a".repeat(499_999));
         deep.push(b'.');

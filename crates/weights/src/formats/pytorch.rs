@@ -1,12 +1,16 @@
-//! Files of PyTorch's `torch.save`: a zip archive since version 1.6, a row of pickles with raw data before.
+//! Files of PyTorch's `torch.save`: zip archives since version 1.6, and the legacy format before.
 //!
-//! Source: `torch/serialization.py`, `_save` and `_legacy_save`. Besides plain state dicts this reads what wraps them:
-//! `state_dict`, `model_state_dict` (the book's), and nanoGPT's `model` with `model_args`.
+//! A legacy file is a sequence of pickles, followed by raw data. The state dict can be plain or wrapped:
+//! under `state_dict`, under `model_state_dict` (as in rasbt/LLMs-from-scratch), or under nanoGPT's `model`
+//! with `model_args` next to it.
+//!
+//! Source: `_save` and `_legacy_save` in `torch/serialization.py`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use candle_gpt2::{Activation, Gpt2Config};
+use candle_gpt2_arithmetic::NumberType;
 
 use super::limits::MAX_TENSORS;
 use super::pickle::{Pickle, TensorReference, Value};
@@ -17,39 +21,39 @@ use crate::error::ShapeOf;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
-/// What the first pickle of a legacy file holds: 0x1950a86a20f9469cfc6c, little-endian.
+/// Magic number in the first pickle of a legacy file: 0x1950a86a20f9469cfc6c, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// How deep inside other dictionaries a state dict is looked for.
+/// Maximum number of dictionaries around a state dict.
 const MAX_WRAPPERS: usize = 3;
-/// How deep dictionaries may lie in each other if all of them are read.
+/// Maximum nesting depth of dictionaries when all tensors are read.
 const MAX_NESTING: usize = 8;
-/// Longest name that the keys of nested dictionaries may make, and longest text beside the tensors.
+/// Maximum length of a name built from nested keys, and of a text next to the tensors.
 const MAX_TEXT_BYTES: usize = 1024;
-/// Largest pickle that is read; that of a GPT-2 has some ten kilobytes.
+/// Maximum size of a pickle; GPT-2's is tens of kilobytes.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;
-/// The ends of the names that show a dictionary to be the state dict of a GPT-2.
+/// Name endings that identify the state dict of a GPT-2.
 const ANCHORS: [&str; 4] = ["wte.weight", "tok_emb.weight", "wpe.weight", "pos_emb.weight"];
 
-/// What in its bytes shows an archive.
+/// Evidence reported for a zip archive.
 const ZIP_EVIDENCE: &str = "zip archive with data.pkl";
-/// What in its bytes shows a legacy file.
+/// Evidence reported for a legacy file.
 const LEGACY_EVIDENCE: &str = "pickle with PyTorch's magic number";
 
-/// The bytes of each storage, by its key.
+/// Byte range of each storage, by key.
 type Storages = HashMap<String, Range<u64>>;
 
-/// The zip archive of `torch.save`.
+/// Reader of `torch.save`'s zip archives.
 pub(super) const ZIP: Reader = Reader {
     rank: 2,
-    recognises: |_, start| Ok(start.starts_with(b"PK\x03\x04")),
+    matches: |_, start| Ok(start.starts_with(b"PK\x03\x04")),
     read: |_, file| read_zip(file),
     read_all: Some(read_all_zip),
 };
 
-/// What `torch.save` wrote before: it has PyTorch's magic number in a pickle.
+/// Reader of `torch.save`'s legacy files, which begin with a magic number in a pickle.
 pub(super) const LEGACY: Reader = Reader {
     rank: 3,
-    recognises: |_, start| Ok(is_legacy(start)),
+    matches: |_, start| Ok(is_legacy(start)),
     read: |_, file| read_legacy(file),
     read_all: Some(read_all_legacy),
 };
@@ -66,27 +70,26 @@ fn read_legacy(file: CheckpointFile) -> Result<Source, WeightsError> {
     source(Format::PyTorchLegacy, LEGACY_EVIDENCE, file, &pickle, &storages)
 }
 
-/// Every tensor of a zip archive of `torch.save`, and the texts and numbers beside them, see [`named_entries`].
+/// Reads all tensors of a zip archive, and the entries next to them; see [`named_entries`].
 fn read_all_zip(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     all(Source::new(Format::PyTorchZip, ZIP_EVIDENCE, file), &pickle, &storages)
 }
 
-/// The same of a legacy file of `torch.save`.
+/// Reads all tensors of a legacy file, and the entries next to them; see [`named_entries`].
 fn read_all_legacy(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     all(Source::new(Format::PyTorchLegacy, LEGACY_EVIDENCE, file), &pickle, &storages)
 }
 
-/// The pickle of a zip archive, and where the data of its tensors are.
+/// Reports that zip archives need the feature `pytorch`.
 #[cfg(not(feature = "pytorch"))]
 fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
-    let what =
-        "a zip archive of PyTorch, which this program was built without; save the model as safetensors";
+    let what = "a PyTorch zip archive, but this program was built without the feature `pytorch`; save the model as safetensors";
     Err(WeightsError::NotWeights { path: file.path().to_owned(), what: what.to_owned() })
 }
 
-/// The pickle of a zip archive, and where the data of its tensors are.
+/// Reads the pickle of a zip archive, and the byte ranges of its storages.
 #[cfg(feature = "pytorch")]
 fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     use zip::{CompressionMethod, ZipArchive};
@@ -101,7 +104,7 @@ fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsErro
     let mut is_big_endian = false;
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(|error| damaged(&error.to_string()))?;
-        // Names are `{archive}/data.pkl`, `{archive}/data/{key}`; they name bytes here, never a path.
+        // Names such as `{archive}/data.pkl` and `{archive}/data/{key}` select bytes, never paths.
         let name = entry.name().map_err(|error| damaged(&error.to_string()))?;
         let name = name.split_once('/').map_or(&*name, |(_, name)| name).to_owned();
         let wanted = name == "data.pkl" || name == "byteorder" || name.starts_with("data/");
@@ -125,17 +128,20 @@ fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsErro
         }
     }
     if is_big_endian {
-        return Err(refuse("a PyTorch file of a big-endian machine; save it again on a usual one".into()));
+        return Err(refuse(
+            "a PyTorch file from a big-endian machine; save it again on a little-endian one".into(),
+        ));
     }
     let pickle = pickle.ok_or_else(|| {
         refuse(
-            "a zip archive without data.pkl: not a file of torch.save (TorchScript archives are not read)"
+            "a zip archive without data.pkl, not written by torch.save (TorchScript is unsupported); save the model's \
+             state_dict()"
                 .into(),
         )
     })?;
     if pickle.end - pickle.start > MAX_PICKLE_BYTES {
         return Err(refuse(format!(
-            "its data.pkl has more than {MAX_PICKLE_BYTES} bytes; save a state_dict()"
+            "data.pkl is larger than {MAX_PICKLE_BYTES} bytes; save only the state_dict()"
         )));
     }
     let pickle = Pickle::read(&file.read(pickle)?).map_err(&refuse)?;
@@ -149,15 +155,17 @@ pub(super) fn is_torch_archive(start: &[u8]) -> bool {
         .any(|entry| memchr::memmem::find(start, entry.as_bytes()).is_some())
 }
 
-/// Whether the bytes start as a legacy file of `torch.save` does.
+/// Whether the bytes begin like a legacy file of `torch.save`.
 fn is_legacy(bytes: &[u8]) -> bool {
     bytes
         .get(..32.min(bytes.len()))
         .is_some_and(|start| start.windows(LEGACY_MAGIC.len()).any(|window| window == LEGACY_MAGIC))
 }
 
-/// The contents of a legacy file: pickles of a magic number, a version, the system, the objects, and the list of storages; then
-/// for each storage its number of elements in 8 bytes, and its elements.
+/// Reads the pickle of a legacy file, and the byte ranges of its storages.
+///
+/// The file begins with five pickles: a magic number, a version, system information, the objects, and the
+/// list of storage keys. Each storage follows as its number of elements in 8 bytes, then the elements.
 fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let truncated = || refuse("a truncated legacy PyTorch file; download it again".into());
@@ -173,13 +181,13 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
     };
     if version.root() != &Value::Int(1001) {
         return Err(refuse(
-            "a PyTorch file of an unknown version; save it again with a newer PyTorch".into(),
+            "unknown version of PyTorch's file format; save the model again with a newer PyTorch".into(),
         ));
     }
     let Value::List(keys_in_order) = keys.root() else {
         return Err(refuse("a legacy PyTorch file without a list of storages".into()));
     };
-    // The tensors that use a storage have its element size.
+    // A storage has the element size of the tensors that use it.
     let sizes: HashMap<&str, u64> = objects
         .tensors()
         .filter_map(|tensor| Some((tensor.storage.key.as_str(), element_bytes(&tensor.storage.dtype)?)))
@@ -196,7 +204,7 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
             let dtype = objects.tensors().find(|tensor| tensor.storage.key == *key);
             return Err(refuse(match dtype {
                 Some(tensor) => format!(
-                    "a legacy PyTorch file with a {}Storage, whose size is unknown; save the model again with a newer PyTorch",
+                    "a legacy PyTorch file with the unknown storage type {}Storage; save the model again with a newer PyTorch",
                     tensor.storage.dtype
                 ),
                 None => format!("a legacy PyTorch file with a storage `{key}` that no tensor uses"),
@@ -221,8 +229,10 @@ fn all(
     Ok((source, entries))
 }
 
-/// The tensors of all dictionaries, with the keys that lead to them joined by dots, and the texts, numbers and booleans beside
-/// them, written as text. Lists, and texts longer than a kilobyte, are left out.
+/// Collects the tensors of all dictionaries, and the texts, numbers and booleans next to them.
+///
+/// A name consists of the keys that lead to the value, joined by dots. Values other than tensors are returned
+/// as text. Lists and texts longer than a kilobyte are skipped.
 fn named_entries(
     pickle: &Pickle,
     storages: &Storages,
@@ -232,11 +242,11 @@ fn named_entries(
     let mut seen = 0;
     while let Some((prefix, dictionary, depth)) = dictionaries.pop() {
         for (key, value) in pickle.entries(dictionary) {
-            // A dictionary can hold itself, so what counts is the way to a value, not the value.
+            // A dictionary can contain itself, so the limits count paths instead of distinct values.
             seen += 1;
             if seen > MAX_TENSORS || depth > MAX_NESTING {
                 return Err(format!(
-                    "more than {MAX_TENSORS} entries, or dictionaries more than {MAX_NESTING} deep in each other"
+                    "more than {MAX_TENSORS} entries, or dictionaries nested more than {MAX_NESTING} deep"
                 ));
             }
             if prefix.len() + key.len() > MAX_TEXT_BYTES {
@@ -289,7 +299,7 @@ fn source(
         let tensor =
             stored(name, reference, storages).map_err(|what| refuse(format!("tensor `{name}`: {what}")))?;
         if seen.insert(name, ()).is_some() {
-            return Err(refuse(format!("tensor `{name}` is there twice")));
+            return Err(refuse(format!("duplicate tensor `{name}`")));
         }
         tensors.push(tensor);
     }
@@ -303,13 +313,14 @@ fn source(
         None => (None, false),
     };
     if config.is_some() {
-        rules.push("nanoGPT's model_args give the configuration; its GELU is the exact one".to_owned());
+        rules.push("the configuration comes from nanoGPT's model_args; its GELU is exact".to_owned());
     }
     Ok(Source { tensors, config, is_bias_free, rules, ..Source::new(format, evidence, file) })
 }
 
-/// The dictionary with the model's tensors and the keys that lead to it: the outermost that has an embedding, else the
-/// file's own.
+/// Finds the dictionary with the model's tensors, and returns it with the keys that lead to it.
+///
+/// This is the outermost dictionary with an embedding, or the file's own if no dictionary has one.
 fn state_dict(pickle: &Pickle) -> (Vec<&str>, &Value) {
     let is_model = |dict: &Value| {
         let is_anchor = |name: &str| ANCHORS.iter().any(|anchor| name.ends_with(anchor));
@@ -332,37 +343,37 @@ fn state_dict(pickle: &Pickle) -> (Vec<&str>, &Value) {
 fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<StoredTensor, String> {
     let TensorReference { storage, offset, shape, strides, dtype } = tensor;
     let dtype = dtype.as_deref().unwrap_or(&storage.dtype);
-    let held = storages.get(&storage.key);
+    let range = storages.get(&storage.key);
     let Some(element_bytes) = element_bytes(dtype) else {
-        // Whatever it is, it holds no weights: its name and shape are all that is needed.
-        let bytes = held.map_or(0..0, |held| held.start..held.start);
+        // An unknown type cannot hold weights, so its name and shape are sufficient.
+        let bytes = range.map_or(0..0, |range| range.start..range.start);
         let (name, shape, dtype) = (name.to_owned(), shape.clone(), StoredDType::Other("an unknown type"));
         return Ok(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None });
     };
-    let held = held.ok_or("its data is missing; the file is damaged, download it again")?;
+    let range = range.ok_or("its data is missing; the file is damaged, download it again")?;
     let outside = || {
         format!(
             "its data lies outside its storage of {} bytes; the file is damaged, download it again",
-            held.end - held.start
+            range.end - range.start
         )
     };
-    // An axis without elements leaves none, and the others may still be beyond any tensor.
+    // A size of zero makes the tensor empty, but the product of the other sizes may still overflow.
     let others =
         shape.iter().filter(|size| **size > 0).try_fold(1usize, |count, size| count.checked_mul(*size));
     let others = others.ok_or_else(|| {
-        format!("its shape {} is beyond any tensor; the file is damaged, download it again", ShapeOf(shape))
+        format!("its shape {} overflows; the file is damaged, download it again", ShapeOf(shape))
     })?;
     let elements = if shape.contains(&0) { 0 } else { others };
-    // The last element that the view reaches.
+    // Offset of the last element in the view.
     let reach = shape.iter().zip(strides).try_fold(0usize, |reach, (size, stride)| {
         reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
     });
     let length = if elements == 0 { Some(0) } else { reach.and_then(|reach| reach.checked_add(1)) };
     let bytes = |elements: usize| (elements as u64).checked_mul(element_bytes);
-    let from = bytes(*offset).and_then(|offset| held.start.checked_add(offset));
+    let from = bytes(*offset).and_then(|offset| range.start.checked_add(offset));
     let to = length.and_then(|length| from?.checked_add(bytes(length)?));
-    let (from, to) = from.zip(to).filter(|(_, to)| *to <= held.end).ok_or_else(outside)?;
-    // Repeated elements (stride 0) could claim any size; no checkpoint has them.
+    let (from, to) = from.zip(to).filter(|(_, to)| *to <= range.end).ok_or_else(outside)?;
+    // Repeated elements (stride 0) could claim any size. Checkpoints do not contain them.
     let is_repeated = length.is_some_and(|length| elements > length);
     if is_repeated {
         return Err("its elements overlap; save a contiguous copy".into());
@@ -378,7 +389,9 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
     })
 }
 
-/// Whether the elements lie in rows. The product of the sizes fits, as [`stored`] has checked.
+/// Whether the elements are in row-major order.
+///
+/// The product of the sizes does not overflow, because [`stored`] has checked it.
 fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     shape.iter().zip(strides).rev().all(|(size, stride)| {
@@ -390,21 +403,18 @@ fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
 
 fn stored_dtype(name: &str) -> StoredDType {
     match name {
-        "Float" | "float32" => StoredDType::F32,
-        "Half" | "float16" => StoredDType::F16,
-        "BFloat16" | "bfloat16" => StoredDType::BF16,
-        "Double" | "float64" => StoredDType::F64,
-        other => StoredDType::Other(
-            OTHER_TYPES
-                .iter()
-                .find(|(name, ..)| *name == other)
-                .map_or("an unknown type", |(_, display_name, _)| display_name),
-        ),
+        "Float" | "float32" => StoredDType::Weights(NumberType::F32),
+        "Half" | "float16" => StoredDType::Weights(NumberType::F16),
+        "BFloat16" | "bfloat16" => StoredDType::Weights(NumberType::BF16),
+        "Double" | "float64" => StoredDType::Weights(NumberType::F64),
+        other => StoredDType::Other(other_type(other).map_or("an unknown type", |(dtype, _)| dtype)),
     }
 }
 
-/// Types that hold no weights: PyTorch's names of the storage and of the type, and the bytes of an element.
-const OTHER_TYPES: [(&str, &str, u64); 21] = [
+/// Types that cannot hold weights: PyTorch's storage class, dtype, and bytes per element.
+///
+/// Types without a storage class have the dtype's name twice.
+const OTHER_TYPES: [(&str, &str, u64); 22] = [
     ("Bool", "bool", 1),
     ("Byte", "uint8", 1),
     ("Char", "int8", 1),
@@ -417,6 +427,7 @@ const OTHER_TYPES: [(&str, &str, u64); 21] = [
     ("QUInt8", "quint8", 1),
     ("QInt32", "qint32", 4),
     ("Untyped", "uint8", 1),
+    ("complex32", "complex32", 4),
     ("uint16", "uint16", 2),
     ("uint32", "uint32", 4),
     ("uint64", "uint64", 8),
@@ -428,17 +439,23 @@ const OTHER_TYPES: [(&str, &str, u64); 21] = [
     ("float4_e2m1fn_x2", "float4_e2m1fn_x2", 1),
 ];
 
-/// Bytes of an element, by PyTorch's name of the storage or of the type.
+/// Returns the dtype and the bytes per element of a row of [`OTHER_TYPES`], by either of its names.
+fn other_type(name: &str) -> Option<(&'static str, u64)> {
+    let row = OTHER_TYPES.iter().find(|(storage, dtype, _)| [storage, dtype].contains(&&name));
+    row.map(|(_, dtype, bytes)| (*dtype, *bytes))
+}
+
+/// Returns the bytes per element for PyTorch's name of a storage or an element type.
 fn element_bytes(name: &str) -> Option<u64> {
-    match name {
-        "Half" | "float16" | "BFloat16" | "bfloat16" => Some(2),
-        "Float" | "float32" => Some(4),
-        "Double" | "float64" => Some(8),
-        other => OTHER_TYPES.iter().find(|(name, ..)| *name == other).map(|(_, _, bytes)| *bytes),
+    match stored_dtype(name) {
+        StoredDType::Weights(dtype) => dtype.bytes(1),
+        StoredDType::Other(_) => other_type(name).map(|(_, bytes)| bytes),
     }
 }
 
-/// nanoGPT's `model_args`: `n_layer`, `n_head`, `n_embd`, `block_size`, `bias`, `vocab_size`.
+/// Builds the configuration from nanoGPT's `model_args`, and reports whether biases are absent.
+///
+/// The keys are `n_layer`, `n_head`, `n_embd`, `block_size`, `bias` and `vocab_size`.
 fn nano_gpt(
     pickle: &Pickle,
     arguments: &Value,
@@ -463,7 +480,7 @@ fn nano_gpt(
         Some(bias) => *bias == Value::Bool(false),
         None => !tensors.iter().any(|tensor| tensor.name.ends_with(".ln_1.bias")),
     };
-    // A head of its own has data of its own; the tied one shares that of the embedding.
+    // An untied head has its own data. A tied head shares the embedding's.
     let bytes = |ending: &str| {
         tensors.iter().find(|tensor| tensor.name.ends_with(ending)).map(|tensor| &tensor.bytes)
     };
@@ -477,7 +494,7 @@ fn nano_gpt(
 
 #[cfg(test)]
 mod tests {
-    use super::super::pickle::Storage;
+    use super::super::pickle::{DTYPES, Storage};
     use super::*;
 
     fn stored_shape(shape: &[usize], strides: &[usize]) -> Result<StoredTensor, String> {
@@ -488,10 +505,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_whose_product_overflows_are_refused() {
+    fn every_pickle_dtype_is_known() {
+        for name in DTYPES {
+            assert!(element_bytes(name).is_some(), "{name}");
+            assert_ne!(stored_dtype(name), StoredDType::Other("an unknown type"), "{name}");
+        }
+    }
+
+    #[test]
+    fn overflowing_shapes_are_rejected() {
         const LARGE: usize = 1 << 40;
-        let told = "its shape (0, 1099511627776, 1099511627776) is beyond any tensor; the file is damaged, download it again";
-        assert_eq!(stored_shape(&[0, LARGE, LARGE], &[1, 1, 1]).unwrap_err(), told);
+        let expected =
+            "its shape (0, 1099511627776, 1099511627776) overflows; the file is damaged, download it again";
+        assert_eq!(stored_shape(&[0, LARGE, LARGE], &[1, 1, 1]).unwrap_err(), expected);
         assert!(stored_shape(&[LARGE, LARGE, 0], &[0, 0, 1]).is_err());
         assert_eq!(stored_shape(&[0, 3], &[3, 1]).unwrap().bytes, 0..0);
         let rows = stored_shape(&[2, 3], &[3, 1]).unwrap();

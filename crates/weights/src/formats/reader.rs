@@ -1,4 +1,4 @@
-//! The interface of a kind of file: how its content is recognised, and how it is read.
+//! Interface of a file format: detection and reading.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use crate::checkpoint_file::CheckpointFile;
 use crate::files::Files;
 use crate::source::Source;
 
-/// Any tensors of a file, and what it says beside them.
+/// Tensors of a file, with its text metadata.
 pub(super) type TensorsAndEntries = (Source, BTreeMap<String, String>);
 
-/// One kind of file.
+/// Reader of one file format.
 pub(super) struct Reader {
-    /// Number of the kind, by which files are listed.
+    /// Unique number of the format, which also sorts candidate files.
     pub(super) rank: u8,
-    /// Whether the file, whose first bytes are given too, is of this kind.
-    pub(super) recognises: fn(&CheckpointFile, &[u8]) -> Result<bool, WeightsError>,
-    /// Reads a model; the files beside it are given too.
+    /// Whether a file has this format; the second argument is its first bytes.
+    pub(super) matches: fn(&CheckpointFile, &[u8]) -> Result<bool, WeightsError>,
+    /// Reads a model, for some formats with the help of the files next to it.
     pub(super) read: fn(&Files, CheckpointFile) -> Result<Source, WeightsError>,
-    /// Reads any tensors, if the kind may hold others than a model's.
+    /// Reads arbitrary tensors, for formats that can hold more than a model's parameters.
     pub(super) read_all: Option<fn(CheckpointFile) -> Result<TensorsAndEntries, WeightsError>>,
 }

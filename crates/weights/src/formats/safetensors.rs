@@ -1,10 +1,11 @@
-//! The safetensors format: a JSON header that places every tensor in the bytes after it.
+//! Safetensors format: a JSON header with the position of every tensor, then the data.
 //!
-//! The `safetensors` crate checks the header (size limit, ranges without holes or overlaps, sizes that fit shapes and
-//! types).
+//! The `safetensors` crate checks the header: its size, ranges without holes or overlaps, and sizes that
+//! match shapes and dtypes.
 
 use std::collections::BTreeMap;
 
+use candle_gpt2_arithmetic::NumberType;
 use safetensors::tensor::{Dtype, Metadata};
 use serde_json::Value;
 
@@ -14,21 +15,24 @@ use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
-/// Bytes of the header's length, in front of the header.
+/// Size of the header length, which precedes the header.
 const LENGTH_BYTES: u64 = 8;
 
-/// Largest header that is read: that of GPT-2 XL has 60 kB.
+/// Maximum size of the header; GPT-2 XL's is 60 kB.
 const MAX_HEADER_BYTES: u64 = 4 << 20;
 
-/// Hugging Face's format. It has no magic bytes: a header of less than 64 KiB times 4 GiB, in JSON.
+/// Reader of Hugging Face's format.
+///
+/// The format has no magic bytes. A file matches if its header length is below 2^48 bytes and the header
+/// begins like a JSON object.
 pub(super) const READER: Reader = Reader {
     rank: 1,
-    recognises: |_, start| Ok(start.get(8) == Some(&b'{') && start.get(6..8) == Some(&[0, 0])),
+    matches: |_, start| Ok(start.get(8) == Some(&b'{') && start.get(6..8) == Some(&[0, 0])),
     read: |_, file| read(file),
     read_all: None,
 };
 
-/// Reads the header of a safetensors file: its tensors, in the order of their bytes.
+/// Reads the header of a safetensors file, with the tensors in the order of their bytes.
 pub(super) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (start, metadata) = header(&file)?;
     let stored = |name: String| {
@@ -39,17 +43,17 @@ pub(super) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         Some(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None })
     };
     let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
-    let evidence = "a JSON header after its length in 8 bytes";
+    let evidence = "an 8-byte length, then a JSON header";
     Ok(Source { tensors, ..Source::new(Format::Safetensors, evidence, file) })
 }
 
-/// What the header says beside the tensors.
+/// Returns the text metadata in the header.
 pub(super) fn entries(file: &CheckpointFile) -> Result<BTreeMap<String, String>, WeightsError> {
     let (_, metadata) = header(file)?;
     Ok(metadata.metadata().clone().into_iter().flatten().collect())
 }
 
-/// Where the data begin, and the header.
+/// Reads the header, and returns it with the offset of the data.
 fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let found = file.len();
@@ -66,17 +70,20 @@ fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
         ))
     })?;
     if claimed > MAX_HEADER_BYTES {
-        let what = format!("a header of {claimed} bytes; that of a GPT-2 has less than {MAX_HEADER_BYTES}");
+        let what = format!("the header has {claimed} bytes; expected at most {MAX_HEADER_BYTES}");
         return Err(refuse(what));
     }
     let json = file.read(LENGTH_BYTES..start)?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| {
-        refuse(match other_than_text(&json) {
-            Some((key, value)) => format!(
-                "`__metadata__` may hold texts only, and `{key}` is {value}; the file is not damaged: save it again with `str(…)` around \
-                 that value"
-            ),
-            None => format!("a damaged safetensors file: {error}; download it again"),
+        refuse(if let Some((key, value)) = other_than_text(&json) {
+            format!(
+                "`__metadata__` values must be strings, but `{key}` is {value}; the file is not damaged: save it again with `str(…)` \
+                 around that value"
+            )
+        } else if let Some((tensor, dtype)) = unknown_dtype(&json) {
+            format!("tensor `{tensor}`: unsupported dtype `{dtype}`; save the model in f32, f16 or bf16")
+        } else {
+            format!("a damaged safetensors file: {error}; download it again")
         })
     })?;
     let expected = start.saturating_add(metadata.data_len() as u64);
@@ -87,13 +94,13 @@ fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
     }
     if expected < found {
         return Err(refuse(format!(
-            "expected {expected} bytes, found {found}: there is data after the last tensor; download it again"
+            "expected {expected} bytes, found {found}: extra data after the last tensor; download it again"
         )));
     }
     Ok((start, metadata))
 }
 
-/// The first entry of the metadata that is not a text, with its value.
+/// Returns the first metadata entry whose value is not a text.
 fn other_than_text(header: &[u8]) -> Option<(String, String)> {
     let header: Value = serde_json::from_slice(header).ok()?;
     let metadata = header.get("__metadata__")?;
@@ -106,12 +113,24 @@ fn other_than_text(header: &[u8]) -> Option<(String, String)> {
     }
 }
 
-/// The header's reader counts bytes in the machine's own numbers, of which `limit` is the largest: 4 GiB on 32 bits.
+/// Returns the name and dtype of a tensor with a dtype that the header parser does not know.
+fn unknown_dtype(header: &[u8]) -> Option<(String, String)> {
+    let tensors: BTreeMap<String, Value> = serde_json::from_slice(header).ok()?;
+    tensors.into_iter().find_map(|(name, tensor)| {
+        let dtype = tensor.get("dtype")?;
+        let text = dtype.as_str()?.to_owned();
+        serde_json::from_value::<Dtype>(dtype.clone()).is_err().then_some((name, text))
+    })
+}
+
+/// Rejects files that the header parser cannot address, because it counts bytes in `usize`.
+///
+/// `limit` is the largest `usize`, 4 GiB on 32 bits.
 fn check_addressable(found: u64, limit: u64) -> Result<(), String> {
     if found > limit {
         return Err(format!(
-            "{found} bytes in one safetensors file, of which this program of 32 bits reads at most {limit}; save the model in \
-             shards, or as GGUF in q8_0"
+            "the safetensors file has {found} bytes, but this 32-bit program reads at most {limit}; save the model in shards, or \
+             as GGUF in q8_0"
         ));
     }
     Ok(())
@@ -119,10 +138,10 @@ fn check_addressable(found: u64, limit: u64) -> Result<(), String> {
 
 fn stored_dtype(dtype: Dtype) -> StoredDType {
     match dtype {
-        Dtype::F32 => StoredDType::F32,
-        Dtype::F16 => StoredDType::F16,
-        Dtype::BF16 => StoredDType::BF16,
-        Dtype::F64 => StoredDType::F64,
+        Dtype::F32 => StoredDType::Weights(NumberType::F32),
+        Dtype::F16 => StoredDType::Weights(NumberType::F16),
+        Dtype::BF16 => StoredDType::Weights(NumberType::BF16),
+        Dtype::F64 => StoredDType::Weights(NumberType::F64),
         Dtype::BOOL => StoredDType::Other("BOOL"),
         Dtype::U8 => StoredDType::Other("U8"),
         Dtype::I8 => StoredDType::Other("I8"),
@@ -142,13 +161,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_beyond_the_numbers_of_the_machine_is_refused_with_a_way_out() {
+    fn file_beyond_the_address_space_is_rejected_with_advice() {
         let limit = u64::from(u32::MAX);
         assert_eq!(check_addressable(limit, limit), Ok(()));
         assert_eq!(
             check_addressable(6_431_878_936, limit).unwrap_err(),
-            "6431878936 bytes in one safetensors file, of which this program of 32 bits reads at most 4294967295; save the \
-             model in shards, or as GGUF in q8_0"
+            "the safetensors file has 6431878936 bytes, but this 32-bit program reads at most 4294967295; save the model in \
+             shards, or as GGUF in q8_0"
         );
     }
 }

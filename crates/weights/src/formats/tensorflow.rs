@@ -1,12 +1,17 @@
-//! TensorFlow's checkpoint, as OpenAI published GPT-2: `model.ckpt.index` says where each tensor is in
-//! `model.ckpt.data-0000i-of-0000n`; the sizes are in `hparams.json`.
+//! TensorFlow checkpoints, the format in which OpenAI published GPT-2.
 //!
-//! The index is a table of sorted keys (LevelDB's format, never compressed by TensorFlow) whose values are protocol
-//! buffers. Source: `tensorflow/core/util/tensor_bundle` and `tensorflow/core/lib/io/table_format.txt`;
-//! `src/model.py` of openai/gpt-2 for the names.
+//! `model.ckpt.index` contains the position of each tensor in `model.ckpt.data-0000i-of-0000n`. The sizes are
+//! in `hparams.json`.
+//!
+//! The index is a table of sorted keys in LevelDB's format, which TensorFlow never compresses. The values are
+//! protocol buffers.
+//!
+//! Sources: `tensorflow/core/util/tensor_bundle` and `tensorflow/core/lib/io/table_format.txt` for the
+//! format, `src/model.py` of openai/gpt-2 for the names.
 
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_arithmetic::NumberType;
 use prost::Message;
 
 use super::reader::Reader;
@@ -17,20 +22,20 @@ use crate::files::Files;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
 
-/// The last eight bytes of a table.
+/// Magic number in the last eight bytes of a table.
 const TABLE_MAGIC: u64 = 0xdb47_7524_8b80_fb57;
-/// Two block handles of up to 20 bytes each, and the magic number.
+/// Size of the footer: two block handles of up to 20 bytes each, and the magic number.
 const FOOTER_BYTES: usize = 48;
-/// After each block: its compression, and a checksum.
+/// Size of the trailer after each block: the compression type and a checksum.
 const BLOCK_TRAILER_BYTES: usize = 5;
-/// Largest index that is read; those of OpenAI's checkpoints have some ten kilobytes.
+/// Maximum size of an index; OpenAI's are about ten kilobytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
-/// Key under which checkpoints of `tf.train.Checkpoint` and Keras keep the names of their objects.
+/// Key under which `tf.train.Checkpoint` and Keras store the names of their objects.
 const OBJECT_GRAPH: &[u8] = b"_CHECKPOINTABLE_OBJECT_GRAPH";
-/// Most data files of one checkpoint; OpenAI's have one.
+/// Maximum number of data files in a checkpoint; OpenAI's have one.
 const MAX_SHARDS: i32 = 1024;
 
-/// The value of the empty key.
+/// Value of the empty key.
 #[derive(Clone, PartialEq, Message)]
 struct BundleHeader {
     #[prost(int32, tag = "1")]
@@ -39,7 +44,7 @@ struct BundleHeader {
     endianness: i32,
 }
 
-/// The value of a tensor's name.
+/// Value of a key that names a tensor.
 #[derive(Clone, PartialEq, Message)]
 struct BundleEntry {
     #[prost(int32, tag = "1")]
@@ -70,13 +75,13 @@ struct Dimension {
     size: i64,
 }
 
-/// A key of a table and its value.
+/// Key and value of a table.
 type Entry = (Vec<u8>, Vec<u8>);
 
-/// The index of TensorFlow's checkpoints, which ends with a magic number.
+/// Reader of TensorFlow's checkpoint index, which ends with a magic number.
 pub(super) const READER: Reader = Reader {
     rank: 4,
-    recognises: |file, _| {
+    matches: |file, _| {
         let end = file.read(file.len().saturating_sub(8)..file.len())?;
         Ok(end.first_chunk().is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC))
     },
@@ -84,8 +89,8 @@ pub(super) const READER: Reader = Reader {
     read_all: None,
 };
 
-/// Reads an index file and opens the data files beside it.
-fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
+/// Reads an index file, and opens the data files next to it.
+fn read(siblings: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     let path = index.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     let damaged = |what: &str| refuse(format!("a damaged TensorFlow index: {what}; download it again"));
@@ -97,7 +102,7 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     let header = BundleHeader::decode(header.1.as_slice()).map_err(|error| damaged(&error.to_string()))?;
     if header.endianness != 0 {
         return Err(refuse(
-            "a TensorFlow checkpoint of a big-endian machine; save it again on a usual one".into(),
+            "a TensorFlow checkpoint from a big-endian machine; save it again on a little-endian one".into(),
         ));
     }
     let shards = header.num_shards;
@@ -109,16 +114,16 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
         let name = stem.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
         let name = format!("{name}.data-{shard:05}-of-{shards:05}");
         let path = stem.with_file_name(&name);
-        if !beside.exists(&path) {
-            return Err(refuse(format!("the data file {name} is missing; add it to the index")));
+        if !siblings.exists(&path) {
+            return Err(refuse(format!("the data file {name} is missing; put it next to the index")));
         }
-        beside.open(&path)
+        siblings.open(&path)
     };
     let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
     if entries.iter().any(|(key, _)| key == OBJECT_GRAPH) {
         return Err(refuse(format!(
-            "an object-based TensorFlow checkpoint (it holds {}), whose tensors are named by Python attributes; only those \
-             that `tf.compat.v1.train.Saver` writes are read: load it in Python and save the model as safetensors",
+            "an object-based TensorFlow checkpoint (it contains {}), which is unsupported, unlike those written by \
+             `tf.compat.v1.train.Saver`; load it in Python and save the model as safetensors",
             String::from_utf8_lossy(OBJECT_GRAPH)
         )));
     }
@@ -140,11 +145,11 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
         })?;
         tensors.push(tensor);
     }
-    let evidence = format!("a table of tensors at the end of {}", file_name(&path));
+    let evidence = format!("a table's magic number at the end of {}", file_name(&path));
     let mut rules = Vec::new();
     if state > 0 {
         rules.push(format!(
-            "{state} variables of the training (optimizer, steps) are not parameters and are ignored"
+            "{state} training variables (optimizer, steps) are not parameters and are ignored"
         ));
     }
     Ok(Source {
@@ -156,7 +161,7 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     })
 }
 
-/// Whether a variable is what training leaves beside the model's: slots of an optimizer, counters, the saver's own.
+/// Whether a variable is training state: optimizer slots, counters and the saver's own variables.
 fn is_training_state(name: &str) -> bool {
     let last = name.rsplit('/').next().unwrap_or(name);
     let is_slot = ["Adam", "Adam_1", "AdamW", "AdamW_1", "Momentum", "Adafactor", "ExponentialMovingAverage"]
@@ -172,11 +177,11 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A fault of a tensor's entry, by the file that shows it.
+/// Fault of a tensor, by the file that causes it.
 enum Fault {
-    /// The entry contradicts itself.
+    /// Invalid entry in the index.
     Index(String),
-    /// A data file ends before the tensor.
+    /// Data file that ends before the tensor does.
     Data { file: PathBuf, what: String },
 }
 
@@ -194,42 +199,42 @@ impl From<&str> for Fault {
 
 fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<StoredTensor, Fault> {
     if !entry.slices.is_empty() {
-        return Err("it is stored in slices, which OpenAI's checkpoints never are".into());
+        return Err("it is stored in slices, which is unsupported".into());
     }
     let dimensions = entry.shape.iter().flat_map(|shape| &shape.dim);
     let shape = dimensions.map(|dimension| usize::try_from(dimension.size)).collect::<Result<Vec<_>, _>>();
     let mut shape = shape.map_err(|_| "a negative size".to_owned())?;
-    // A Conv1D weight is stored as a convolution of width 1: (1, in, out).
+    // Conv1D weights are stored as convolutions of width 1: (1, in, out).
     if let [1, input, output] = shape[..] {
         shape = vec![input, output];
     }
     let dtype = match entry.dtype {
-        1 => StoredDType::F32,
-        2 => StoredDType::F64,
-        14 => StoredDType::BF16,
-        19 => StoredDType::F16,
+        1 => StoredDType::Weights(NumberType::F32),
+        2 => StoredDType::Weights(NumberType::F64),
+        14 => StoredDType::Weights(NumberType::BF16),
+        19 => StoredDType::Weights(NumberType::F16),
         3 => StoredDType::Other("int32"),
         9 => StoredDType::Other("int64"),
-        _ => StoredDType::Other("a type without weights"),
+        _ => StoredDType::Other("an unsupported type"),
     };
     let file = usize::try_from(entry.shard_id).map_err(|_| "a negative file number".to_owned())?;
     let start = u64::try_from(entry.offset).map_err(|_| "a negative offset".to_owned())?;
     let size = u64::try_from(entry.size).map_err(|_| "a negative size".to_owned())?;
-    let data = files.get(file).ok_or("a file number that does not exist")?;
-    let end = start.checked_add(size).ok_or("its data ends beyond any file")?;
+    let data = files.get(file).ok_or("an invalid file number")?;
+    let end = start.checked_add(size).ok_or("its offset overflows")?;
     if end > data.len() {
-        let what = format!("ends at byte {end}, and the file has {}", data.len());
+        let what = format!("ends at byte {end}, but the file has {}", data.len());
         return Err(Fault::Data { file: data.path().to_owned(), what });
     }
     let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
     if dtype.holds_weights() && elements.and_then(|elements| dtype.byte_count(elements)) != Some(size) {
-        return Err(format!("{size} bytes do not hold shape {shape:?} of {dtype}").into());
+        return Err(format!("{size} bytes do not match shape {shape:?} in {dtype}").into());
     }
     let checksum = entry.crc32c.map(crc32c::unmasked);
     Ok(StoredTensor { name: name.to_owned(), shape, dtype, file, bytes: start..end, strides: None, checksum })
 }
 
-/// Keys and values of a table.
+/// Reads the keys and values of a table.
 fn table(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let footer = bytes
         .len()
@@ -240,7 +245,7 @@ fn table(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let _meta_index = (handles.varint()?, handles.varint()?);
     let index = block(bytes, handles.varint()?, handles.varint()?)?;
     let mut entries = Vec::new();
-    // Blocks do not overlap, so together they are no larger than the file.
+    // Blocks do not overlap, so their total size is at most the file's.
     let mut total_block_bytes = 0;
     for (_, handle) in block_entries(index)? {
         let mut handle = Fields(&handle);
@@ -254,7 +259,7 @@ fn table(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
     Ok(entries)
 }
 
-/// The contents of a block, without its trailer.
+/// Returns the contents of a block, without its trailer.
 fn block(bytes: &[u8], offset: usize, size: usize) -> Result<&[u8], &'static str> {
     let end = offset.checked_add(size).ok_or("a block lies outside the file")?;
     let contents = bytes.get(offset..end).ok_or("a block lies outside the file")?;
@@ -265,8 +270,10 @@ fn block(bytes: &[u8], offset: usize, size: usize) -> Result<&[u8], &'static str
     }
 }
 
-/// Keys and values of a block: each key repeats the first bytes of the one before, and the block ends with a list of
-/// restart points, which only a search needs.
+/// Reads the keys and values of a block.
+///
+/// Each key repeats a prefix of the previous one. The block ends with a list of restart points, which only a
+/// search needs.
 fn block_entries(block: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let count = block.last_chunk::<4>().ok_or("a block is too short")?;
     let restarts = usize::try_from(u32::from_le_bytes(*count)).map_err(|_| "a block is too short")?;
@@ -276,12 +283,12 @@ fn block_entries(block: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let mut reader = Fields(&block[..end]);
     let mut entries = Vec::new();
     let mut key: Vec<u8> = Vec::new();
-    // Shared prefixes could otherwise add up to the square of the file.
+    // Without this limit, shared prefixes could add up to the square of the file size.
     let mut total_key_bytes = 0usize;
     while !reader.0.is_empty() {
         let (shared, unshared, value) = (reader.varint()?, reader.varint()?, reader.varint()?);
         if shared > key.len() {
-            return Err("a key repeats more than the one before it has");
+            return Err("a key shares more bytes than the previous key has");
         }
         key.truncate(shared);
         key.extend_from_slice(reader.take(unshared)?);
@@ -294,7 +301,7 @@ fn block_entries(block: &[u8]) -> Result<Vec<Entry>, &'static str> {
     Ok(entries)
 }
 
-/// Takes numbers and bytes from the front of a slice.
+/// Cursor that reads numbers and bytes from the front of a slice.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -304,7 +311,7 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    /// An integer in groups of seven bits, the lowest first.
+    /// Reads an integer in groups of seven bits, lowest group first.
     fn varint(&mut self) -> Result<usize, &'static str> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {

@@ -1,4 +1,6 @@
-//! LoRA adapters that PEFT saved (`scripts/reference/adapters.py`): the adapted models are those of PEFT.
+//! LoRA adapters saved by PEFT: the adapted models must match PEFT's.
+//!
+//! `scripts/reference/adapters.py` writes the fixtures.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,9 +12,9 @@ use candle_gpt2_weights::{Adapter, Checkpoint, LoadOptions, WeightDType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The same f32 weights through two implementations.
+/// Tolerance for the same f32 weights in two implementations.
 const EXACT: f64 = 1e-4;
-/// Layers of the tiny checkpoint that `plain` adapts.
+/// Layer of the tiny checkpoint that the adapter `plain` changes.
 const C_ATTN: &str = "base_model.model.transformer.h.1.attn.c_attn";
 
 fn expected() -> Fixture {
@@ -20,11 +22,11 @@ fn expected() -> Fixture {
 }
 
 fn base() -> Checkpoint {
-    Checkpoint::open(&fixture_path("tiny-checkpoint")).unwrap()
+    Checkpoint::open(fixture_path("tiny-checkpoint")).unwrap()
 }
 
 fn adapter(name: &str) -> Adapter {
-    Adapter::open(&fixture_path("adapters").join(name)).unwrap()
+    Adapter::open(fixture_path("adapters").join(name)).unwrap()
 }
 
 fn adapted(adapters: &[(&str, f64)]) -> Checkpoint {
@@ -39,12 +41,12 @@ fn logits(checkpoint: &Checkpoint) -> Tensor {
     model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap().squeeze(0).unwrap()
 }
 
-/// A copy of the adapter `plain` that a test changes.
-struct Changed {
+/// Copy of the adapter `plain` that a test modifies.
+struct ModifiedAdapter {
     folder: TempDir,
 }
 
-impl Changed {
+impl ModifiedAdapter {
     fn new() -> Self {
         let folder = temporary_folder();
         for name in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -82,7 +84,7 @@ impl Changed {
     }
 
     #[track_caller]
-    fn assert_refused(&self, parts: &[&str]) {
+    fn assert_rejected(&self, parts: &[&str]) {
         let error = self.error();
         assert!(error.contains(self.folder.path().to_str().unwrap()), "the folder is not named: {error}");
         for part in parts {
@@ -96,7 +98,7 @@ fn zeros(shape: &[usize]) -> Tensor {
 }
 
 #[test]
-fn adapted_models_are_those_of_peft() {
+fn adapted_models_match_peft() {
     for name in ["plain", "patterns", "rslora", "saved", "bias-all", "bias-lora", "regex", "layers", "untied"]
     {
         assert_close_absolute(&logits(&adapted(&[(name, 1.0)])), &expected().tensor(name), EXACT, name);
@@ -106,7 +108,7 @@ fn adapted_models_are_those_of_peft() {
 }
 
 #[test]
-fn adapters_add_up_with_their_weights() {
+fn weighted_adapters_add_up() {
     let both = logits(&adapted(&[("plain", 0.5), ("rslora", 1.25)]));
     assert_close_absolute(&both, &expected().tensor("plain+rslora"), EXACT, "plain+rslora");
     let none = logits(&adapted(&[("plain", 0.0)]));
@@ -115,7 +117,7 @@ fn adapters_add_up_with_their_weights() {
 
 #[cfg(not(target_os = "wasi"))]
 #[test]
-fn converting_merges_adapters() {
+fn conversion_merges_adapters() {
     use candle_gpt2_weights::{Companions, WrittenDType, write_gguf, write_hugging_face};
     let folder = temporary_folder();
     for name in ["patterns", "saved", "untied"] {
@@ -135,10 +137,10 @@ fn converting_merges_adapters() {
     }
 }
 
-/// A classification head comes with the adapter, as in our own `train --lora-rank`.
+/// An adapter contains its classification head, as `train --lora-rank` writes it.
 #[test]
-fn an_adapter_brings_its_classification_head() {
-    let changed = Changed::new()
+fn adapter_provides_its_classification_head() {
+    let changed = ModifiedAdapter::new()
         .with_settings(&json!({"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}))
         .with_tensors(|tensors| _ = tensors.insert("base_model.model.score.weight".into(), zeros(&[3, 28])));
     let adapter = Adapter::open(changed.folder.path()).unwrap();
@@ -150,7 +152,7 @@ fn an_adapter_brings_its_classification_head() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named() {
+fn mismatched_tensors_are_reported() {
     let a = format!("{C_ATTN}.lora_A.weight");
     let b = format!("{C_ATTN}.lora_B.weight");
     let other_layer = "base_model.model.transformer.h.9.attn.c_attn.lora_A.weight";
@@ -163,7 +165,7 @@ fn tensors_that_do_not_fit_are_named() {
         (
             other_layer,
             Some(zeros(&[3, 28])),
-            vec![other_layer, "the model of 3 blocks has no such parameter"],
+            vec![other_layer, "not a parameter of this model with 3 blocks"],
         ),
         (
             "base_model.model.transformer.h.0.mlp.c_fc.lora_A.weight",
@@ -173,30 +175,26 @@ fn tensors_that_do_not_fit_are_named() {
         (
             "base_model.model.transformer.wte.weight",
             Some(zeros(&[301, 28])),
-            vec![
-                "wte.weight",
-                "expected (300, 28), found (301, 28)",
-                "give its own base model, tiny-checkpoint",
-            ],
+            vec!["wte.weight", "expected (300, 28), found (301, 28)", "use its base model, tiny-checkpoint"],
         ),
-        (&b, Some(Tensor::full(f32::NAN, (84, 3), &Device::Cpu).unwrap()), vec![&b, "not finite"]),
+        (&b, Some(Tensor::full(f32::NAN, (84, 3), &Device::Cpu).unwrap()), vec![&b, "NaN or infinite"]),
         (
             "base_model.model.transformer.h.0.attn.c_attn.lora_magnitude_vector",
             Some(zeros(&[84])),
             vec!["DoRA", "merge_and_unload"],
         ),
     ] {
-        let changed = Changed::new().with_tensors(|tensors| match tensor {
+        let changed = ModifiedAdapter::new().with_tensors(|tensors| match tensor {
             Some(tensor) => _ = tensors.insert(name.to_owned(), tensor),
             None => _ = tensors.remove(name),
         });
-        changed.assert_refused(&parts);
+        changed.assert_rejected(&parts);
     }
-    Changed::new().with_tensors(HashMap::clear).assert_refused(&["lora_A.weight` is missing"]);
+    ModifiedAdapter::new().with_tensors(HashMap::clear).assert_rejected(&["lora_A.weight` is missing"]);
 }
 
 #[test]
-fn settings_that_contradict_the_tensors_are_refused() {
+fn contradictory_or_unsupported_settings_are_rejected() {
     for (changes, expected) in [
         (json!({"r": 5}), "expected (5, 28), found (3, 28)"),
         (json!({"rank_pattern": {"c_attn": 2}}), "expected (2, 28), found (3, 28)"),
@@ -208,45 +206,45 @@ fn settings_that_contradict_the_tensors_are_refused() {
         (json!({"peft_type": "PROMPT_TUNING"}), "PROMPT_TUNING"),
         (json!({"ensure_weight_tying": true, "future_setting": "on"}), "`future_setting`"),
     ] {
-        Changed::new().with_settings(&changes).assert_refused(&[expected]);
+        ModifiedAdapter::new().with_settings(&changes).assert_rejected(&[expected]);
     }
     let nan = std::fs::read_to_string(fixture_path("adapters/plain/adapter_config.json")).unwrap();
-    let changed = Changed::new();
+    let changed = ModifiedAdapter::new();
     std::fs::write(
         changed.file("adapter_config.json"),
         nan.replace("\"lora_alpha\": 8", "\"lora_alpha\": NaN"),
     )
     .unwrap();
-    changed.assert_refused(&["adapter_config.json", "numbers must be finite"]);
+    changed.assert_rejected(&["adapter_config.json", "numbers must be finite"]);
 }
 
 #[test]
-fn whole_tensors_have_no_weight_and_one_adapter() {
+fn replaced_tensors_reject_weights_and_other_adapters() {
     let apply = |adapters: &[(&str, f64)]| {
         let adapters: Vec<_> = adapters.iter().map(|(name, weight)| (adapter(name), *weight)).collect();
         base().with_adapters(&adapters).map_err(|error| error.to_string())
     };
     let weighted = apply(&[("saved", 0.5)]).unwrap_err();
-    assert!(weighted.contains("as a whole") && weighted.contains("leave the weight out"), "{weighted}");
+    assert!(weighted.contains("cannot be weighted") && weighted.contains("omit the weight"), "{weighted}");
     let twice = apply(&[("saved", 1.0), ("saved", 1.0)]).unwrap_err();
-    assert!(twice.contains("another adapter stores"), "{twice}");
+    assert!(twice.contains("another adapter also replaces"), "{twice}");
     assert!(apply(&[("saved", 1.0), ("plain", 0.5)]).is_ok());
     let nan = apply(&[("plain", f64::NAN)]).unwrap_err();
     assert!(nan.contains("the weight NaN is not a finite number"), "{nan}");
 }
 
 #[test]
-fn files_that_are_missing_are_named() {
-    let changed = Changed::new();
+fn missing_files_are_reported() {
+    let changed = ModifiedAdapter::new();
     for name in ["adapter_config.json", "adapter_model.safetensors"] {
-        assert!(Adapter::open(&changed.file(name)).is_ok(), "a file in place of its folder");
+        assert!(Adapter::open(changed.file(name)).is_ok(), "a file in place of its folder");
     }
     let read = |path: &Path| Adapter::open(path).unwrap_err().to_string();
     std::fs::remove_file(changed.file("adapter_model.safetensors")).unwrap();
     let weights = read(changed.folder.path());
-    assert!(weights.contains("there is no adapter_model.safetensors or adapter_model.bin"), "{weights}");
+    assert!(weights.contains("adapter_model.safetensors or adapter_model.bin is missing"), "{weights}");
     let outer = temporary_folder();
-    assert!(read(outer.path()).contains("there is no adapter_config.json"));
+    assert!(read(outer.path()).contains("adapter_config.json is missing"));
     std::fs::create_dir(outer.path().join("adapter")).unwrap();
     std::fs::copy(changed.file("adapter_config.json"), outer.path().join("adapter/adapter_config.json"))
         .unwrap();
@@ -254,9 +252,11 @@ fn files_that_are_missing_are_named() {
     assert!(read(&outer.path().join("nothing")).contains("no such file or folder"));
 }
 
-/// transformers would apply it; the weights next to it may have it merged in already, so it is named.
+/// An adapter next to weights is reported and not applied.
+///
+/// transformers would apply it, but it may already be merged into the weights.
 #[test]
-fn an_adapter_next_to_weights_is_named() {
+fn adapter_next_to_weights_is_noted_but_not_applied() {
     use candle_gpt2_testing::CheckpointFolder;
     let settings = std::fs::read(fixture_path("adapters/plain/adapter_config.json")).unwrap();
     let tensors = std::fs::read(fixture_path("adapters/plain/adapter_model.safetensors")).unwrap();
@@ -264,7 +264,7 @@ fn an_adapter_next_to_weights_is_named() {
         .with("adapter_config.json", settings)
         .with("adapter_model.safetensors", tensors);
     for path in [both.path().to_owned(), both.file("model.safetensors")] {
-        let checkpoint = Checkpoint::open(&path).unwrap();
+        let checkpoint = Checkpoint::open(path).unwrap();
         let [note] = checkpoint.notes() else { panic!("{:?}", checkpoint.notes()) };
         assert!(note.contains("is not applied") && note.contains("`--adapter "), "{note}");
         assert_close_absolute(&logits(&checkpoint), &logits(&base()), EXACT, "the weights alone");

@@ -1,4 +1,4 @@
-//! Checkpoints as users have them: every way of naming, turning and storing gives the same model.
+//! Checkpoints as found in practice: all names, orientations and dtypes give the same model.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -33,10 +33,11 @@ fn assert_same(folder: &CheckpointFolder) {
     assert_eq!(values(&logits(folder.path())), values(&original_logits()));
 }
 
-/// Exports with and without a head, compiled and wrapped models; names are settled here, for every device:
-/// huggingface/candle#3992, paiml/realizar#55.
+/// Prefixes of exports with and without a head, and of compiled and wrapped models.
+///
+/// Names are resolved once for all devices: huggingface/candle#3992, paiml/realizar#55.
 #[test]
-fn any_prefix_is_recognised() {
+fn any_prefix_is_recognized() {
     for prefix in ["", "transformer.", "model.", "_orig_mod.transformer.", "module.transformer."] {
         let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
             rename(tensors, |name| format!("{prefix}{}", name.strip_prefix("transformer.").unwrap()));
@@ -46,9 +47,9 @@ fn any_prefix_is_recognised() {
     }
 }
 
-/// The length before the header is a number, whatever text its bytes would be.
+/// The header length is a number, even if its bytes look like JSON.
 #[test]
-fn a_header_length_that_reads_like_json() {
+fn header_length_resembling_json_is_accepted() {
     let file = std::fs::read(CheckpointFolder::tiny().file("model.safetensors")).unwrap();
     let length = usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
     let (header, data) = file[8..].split_at(length);
@@ -60,7 +61,7 @@ fn a_header_length_that_reads_like_json() {
 }
 
 #[test]
-fn a_file_is_opened_like_its_folder() {
+fn weights_file_opens_like_its_folder() {
     let folder = CheckpointFolder::tiny();
     let file = folder.file("model.safetensors");
     assert_eq!(values(&logits(&file)), values(&original_logits()));
@@ -68,9 +69,11 @@ fn a_file_is_opened_like_its_folder() {
     assert_same(&folder);
 }
 
-/// `attn.bias` and `attn.masked_bias`, there or not: karpathy/minGPT#120, huggingface/transformers#24581.
+/// The buffers `attn.bias` and `attn.masked_bias` may be present or missing.
+///
+/// See karpathy/minGPT#120 and huggingface/transformers#24581.
 #[test]
-fn causal_masks_of_old_checkpoints_are_no_parameters() {
+fn causal_masks_are_buffers_not_parameters() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         for layer in 0..3 {
             let mask = Tensor::tril2(48, DType::U8, &Device::Cpu).unwrap().reshape((1, 1, 48, 48)).unwrap();
@@ -90,9 +93,11 @@ fn causal_masks_of_old_checkpoints_are_no_parameters() {
     assert_same(&folder);
 }
 
-/// The head may be absent, and then it is the embedding; a copy of it is no second head: huggingface/candle#2516.
+/// A missing head is the embedding, and a copy of the embedding is not a second head.
+///
+/// See huggingface/candle#2516.
 #[test]
-fn a_copy_of_the_tied_head_changes_nothing() {
+fn copy_of_the_tied_head_changes_nothing() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         let head = tensors["transformer.wte.weight"].clone();
         tensors.insert("lm_head.weight".into(), head);
@@ -101,10 +106,11 @@ fn a_copy_of_the_tied_head_changes_nothing() {
     assert_same(&folder);
 }
 
-/// A head that differs from the embedding, in a configuration that ties them, is neither used nor dropped in silence:
-/// huggingface/transformers#38870 and #41038.
+/// A head that differs from the embedding is an error if the configuration ties them.
+///
+/// It is neither used nor dropped silently: huggingface/transformers#38870 and #41038.
 #[test]
-fn a_head_that_contradicts_the_tie_is_refused() {
+fn head_differing_from_the_tied_embedding_is_rejected() {
     for changed in [-0.5, f64::NAN] {
         let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
             let head = (tensors["transformer.wte.weight"].clone() * changed).unwrap();
@@ -118,9 +124,9 @@ fn a_head_that_contradicts_the_tie_is_refused() {
     }
 }
 
-/// A copy may be stored in another type: its values count.
+/// A copy may have another dtype, because only the values are compared.
 #[test]
-fn a_copy_of_the_tied_head_in_another_type_is_a_copy() {
+fn copy_of_the_tied_head_may_have_another_dtype() {
     let with_head = |change: &[f32]| {
         CheckpointFolder::tiny().with_tensors(|tensors| {
             let embedding = tensors["transformer.wte.weight"].to_dtype(DType::F16).unwrap();
@@ -135,11 +141,11 @@ fn a_copy_of_the_tied_head_in_another_type_is_a_copy() {
     Checkpoint::open(copy.path()).unwrap().check().unwrap();
     change[27] = 1.0;
     let error = Checkpoint::open(with_head(&change).path()).unwrap().check().unwrap_err().to_string();
-    assert!(error.contains("in 300 of 8400 values"), "the last of every row: {error}");
+    assert!(error.contains("in 300 of 8400 values"), "only the last value of each row differs: {error}");
 }
 
 #[test]
-fn a_separate_head_is_used_where_the_configuration_unties_it() {
+fn untied_configuration_uses_the_separate_head() {
     let halved = |tensors: &mut HashMap<String, Tensor>| {
         let head = (tensors["transformer.wte.weight"].clone() * 0.5).unwrap();
         tensors.insert("lm_head.weight".into(), head);
@@ -154,9 +160,11 @@ fn a_separate_head_is_used_where_the_configuration_unties_it() {
     assert!(error.contains("tensor `lm_head.weight` is missing: expected (300, 28)"), "{error}");
 }
 
-/// [2304, 768] against [768, 2304] (karpathy/nanoGPT#190). The square `attn.c_proj` follows the others and never decides.
+/// Linear weights may have shape `(2304, 768)` or `(768, 2304)`: karpathy/nanoGPT#190.
+///
+/// The square `attn.c_proj` follows the others and never decides.
 #[test]
-fn linear_weights_may_be_stored_out_in() {
+fn linear_weights_may_be_stored_transposed() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         for (name, tensor) in tensors.iter_mut() {
             if LINEAR.iter().any(|suffix| name.ends_with(suffix)) {
@@ -165,7 +173,7 @@ fn linear_weights_may_be_stored_out_in() {
         }
     });
     assert_eq!(Checkpoint::open(folder.path()).unwrap().orientation(), Orientation::Linear);
-    // Another storage order is another order of summation.
+    // Another storage order sums in another order.
     assert_close_absolute(&logits(folder.path()), &original_logits(), 1e-5, "logits");
 
     let mixed = CheckpointFolder::tiny().with_tensors(|tensors| {
@@ -181,7 +189,7 @@ fn linear_weights_may_be_stored_out_in() {
     );
     assert_eq!(error.lines().count(), 2, "nothing else is wrong: {error}");
 
-    // One damaged tensor does not turn the others.
+    // One damaged tensor does not change the orientation of the others.
     let damaged = folder.with_tensors(|tensors| {
         let weight = tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap();
         *weight = weight.narrow(0, 0, 49).unwrap().contiguous().unwrap();
@@ -191,7 +199,7 @@ fn linear_weights_may_be_stored_out_in() {
 }
 
 #[test]
-fn half_precision_storage_gives_the_rounded_weights() {
+fn stored_dtypes_load_as_their_rounded_f32_values() {
     for dtype in [DType::F16, DType::BF16, DType::F64] {
         let convert = |tensors: &mut HashMap<String, Tensor>, dtypes: &[DType]| {
             for tensor in tensors.values_mut() {
@@ -206,9 +214,11 @@ fn half_precision_storage_gives_the_rounded_weights() {
     }
 }
 
-/// Names, expected and found shapes, all of them: huggingface/candle#2516, karpathy/nanoGPT#126.
+/// The error lists all names with expected and found shapes.
+///
+/// See huggingface/candle#2516 and karpathy/nanoGPT#126.
 #[test]
-fn every_difference_is_reported_at_once() {
+fn all_mismatches_are_reported_together() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.remove("transformer.h.1.ln_2.bias");
         tensors.remove("transformer.wte.weight");
@@ -232,7 +242,7 @@ fn every_difference_is_reported_at_once() {
         "tensor `transformer.h.0.ln_1.weight`: expected (28), found (27)",
         "tensor `transformer.h.1.ln_2.bias` is missing: expected (28)",
         "tensor `transformer.h.2.ln_1.bias`: expected F32, F16, BF16 or F64, found U8",
-        "tensor `score.weight` is surplus: found (2, 28), and the model has no such parameter",
+        "tensor `score.weight` is unexpected: found (2, 28), not a parameter of the model",
     ] {
         assert!(message.contains(line), "{line} is not in: {message}");
     }
@@ -241,21 +251,21 @@ fn every_difference_is_reported_at_once() {
 }
 
 #[test]
-fn verify_counts_values_that_are_not_finite() {
+fn verify_counts_non_finite_values() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         let values = [f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY].repeat(7);
         tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
     });
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    checkpoint.check().expect("the structure is right");
+    checkpoint.check().expect("the structure is valid");
     let problems: Vec<String> = checkpoint.verify(&|_| ()).unwrap().iter().map(ToString::to_string).collect();
-    assert_eq!(problems, ["tensor `transformer.ln_f.bias`: of 28 values 7 are NaN and 14 infinite"]);
+    assert_eq!(problems, ["tensor `transformer.ln_f.bias`: 7 of 28 values are NaN and 14 are infinite"]);
     let sound = Checkpoint::open(CheckpointFolder::tiny().path()).unwrap();
     assert_eq!(sound.verify(&|_| ()).unwrap(), []);
 }
 
 #[test]
-fn progress_adds_up_to_the_parameters_bytes() {
+fn progress_adds_up_to_the_parameter_bytes() {
     let folder = CheckpointFolder::tiny();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let read = std::sync::atomic::AtomicU64::new(0);
@@ -267,11 +277,11 @@ fn progress_adds_up_to_the_parameters_bytes() {
     assert_eq!(checkpoint.parameter_bytes(), 4 * model.parameter_count() as u64);
 }
 
-/// A GPT-2 that others trained and published.
+/// A GPT-2 trained and published by a third party.
 #[test]
-fn the_published_tarotble_checkpoint_is_sound() {
+fn published_tarotble_checkpoint_is_valid() {
     let Some(folder) = checkpoints() else { return };
-    let checkpoint = Checkpoint::open(&folder.join("tarotble")).unwrap();
+    let checkpoint = Checkpoint::open(folder.join("tarotble")).unwrap();
     assert_eq!(checkpoint.verify(&|_| ()).unwrap(), []);
     assert_eq!(checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap().parameter_count(), 929_536);
 }

@@ -1,4 +1,4 @@
-//! The file that is read among those of a folder, the tensors that a model needs, and errors that name the right remedy.
+//! Choice of the weights file in a folder, required tensors, and errors with the right remedy.
 
 use std::path::Path;
 
@@ -19,9 +19,9 @@ fn without_weights() -> CheckpointFolder {
 }
 
 #[track_caller]
-fn assert_refused(path: &Path, expected: &[&str]) {
+fn assert_rejected(path: &Path, expected: &[&str]) {
     let checked = Checkpoint::open(path).and_then(|checkpoint| checkpoint.check());
-    let message = checked.expect_err("a refusal").to_string();
+    let message = checked.expect_err("the checkpoint should be rejected").to_string();
     for expected in expected {
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }
@@ -36,12 +36,12 @@ fn assert_loads(folder: &CheckpointFolder) -> Checkpoint {
 }
 
 #[test]
-fn candidates_of_different_formats_are_refused_with_all_names() {
+fn ambiguous_weights_files_are_rejected_and_listed() {
     let gguf = std::fs::read(fixture_path("formats/gguf/f32.gguf")).unwrap();
     let both = without_weights().with("old.safetensors", weights()).with("new.gguf", gguf);
-    assert_refused(both.path(), &["new.gguf", "old.safetensors", "name the file itself"]);
-    assert!(Checkpoint::open(&both.file("old.safetensors")).is_ok());
-    // Neither archives of other programs nor an optimizer's state are candidates.
+    assert_rejected(both.path(), &["new.gguf", "old.safetensors", "pass one of them"]);
+    assert!(Checkpoint::open(both.file("old.safetensors")).is_ok());
+    // Archives of other programs and optimizer states are not candidates.
     let one = without_weights()
         .with("mine.safetensors", weights())
         .with("results.npz", b"PK\x03\x04\x14\0\0\0\0\0\0\0!\0scores.npy")
@@ -51,25 +51,28 @@ fn candidates_of_different_formats_are_refused_with_all_names() {
 }
 
 #[test]
-fn the_shards_of_an_index_are_one_candidate() {
+fn indexed_shards_count_as_one_candidate() {
     let shards = CheckpointFolder::of("formats/safetensors-shards");
     let index = std::fs::read(shards.file("model.safetensors.index.json")).unwrap();
     let renamed = shards.without("model.safetensors.index.json").with("mine.json", index);
     assert!(Checkpoint::open(renamed.path()).unwrap().weights_path().ends_with("mine.json"));
-    let lost = renamed.without("mine.json");
-    assert_refused(lost.path(), &["shards", "-of-", "add the index"]);
-    let shard = std::fs::read_dir(lost.path()).unwrap().map(|entry| entry.unwrap().path());
+    let without_index = renamed.without("mine.json");
+    assert_rejected(without_index.path(), &["shards", "-of-", "add the index"]);
+    let shard = std::fs::read_dir(without_index.path()).unwrap().map(|entry| entry.unwrap().path());
     let shard = shard.into_iter().find(|path| path.to_string_lossy().contains("-of-")).unwrap();
-    assert_refused(&shard, &["one of several shards: name their index or their folder"]);
+    assert_rejected(&shard, &["one of several shards: pass their index or their folder"]);
 }
 
 #[test]
-fn notes_name_the_files_that_are_not_read() {
+fn notes_list_ignored_files() {
     let notes = |folder: &CheckpointFolder| Checkpoint::open(folder.path()).unwrap().notes().join("\n");
     assert_eq!(notes(&CheckpointFolder::tiny()), "");
     let index =
         CheckpointFolder::tiny().with("model.safetensors.index.json", r#"{"weight_map": {"a": "b"}}"#);
-    assert!(notes(&index).contains("model.safetensors is read; model.safetensors.index.json and its shards"));
+    assert!(
+        notes(&index)
+            .contains("model.safetensors is used; model.safetensors.index.json and its shards are ignored")
+    );
     let adapter = CheckpointFolder::tiny().with("adapter_config.json", "{}");
     assert!(
         notes(&adapter)
@@ -78,7 +81,7 @@ fn notes_name_the_files_that_are_not_read() {
 }
 
 #[test]
-fn files_without_weights_are_named() {
+fn files_without_weights_are_identified() {
     for (name, contents, expected) in [
         ("tf_model.h5", &b"\x89HDF\r\n\x1a\n\0\0\0\0"[..], "tf_model.h5 is an HDF5 file"),
         (
@@ -95,35 +98,35 @@ fn files_without_weights_are_named() {
         (
             "model.bin.gz",
             b"\x1f\x8b\x08\0\0\0\0\0",
-            "model.bin.gz is a gzip archive, which is not read as weights; unpack it",
+            "model.bin.gz is a gzip archive, which is not a supported weights format; unpack it",
         ),
         ("gpt2.Q4_K_M.gguf", POINTER.as_bytes(), "gpt2.Q4_K_M.gguf is a Git LFS pointer"),
         ("model.ckpt.index", POINTER.as_bytes(), "model.ckpt.index is a Git LFS pointer"),
     ] {
         let folder = without_weights().with(name, contents);
-        assert_refused(folder.path(), &[expected]);
-        assert_refused(&folder.file(name), &[name]);
-        let message = Checkpoint::open(&folder.file(name)).unwrap_err().to_string();
+        assert_rejected(folder.path(), &[expected]);
+        assert_rejected(&folder.file(name), &[name]);
+        let message = Checkpoint::open(folder.file(name)).unwrap_err().to_string();
         assert!(!message.contains("safetensors file"), "{message}");
-        let usual = without_weights().with("pytorch_model.bin", contents);
-        let message = Checkpoint::open(usual.path()).unwrap_err().to_string();
+        let renamed = without_weights().with("pytorch_model.bin", contents);
+        let message = Checkpoint::open(renamed.path()).unwrap_err().to_string();
         assert!(!message.contains("header claims"), "{message}");
     }
     let program = without_weights().with("gpt2", b"\x7fELF\x02\x01\x01\0\0\0\0\0");
-    assert_refused(&program.file("gpt2"), &["an executable program", "name a checkpoint folder"]);
-    for (name, wanted) in [("config.json", "configuration"), ("generation_config.json", "configuration")] {
+    assert_rejected(&program.file("gpt2"), &["an executable program", "pass a checkpoint folder"]);
+    for (name, kind) in [("config.json", "configuration"), ("generation_config.json", "configuration")] {
         let folder = CheckpointFolder::tiny().with(name, POINTER);
         let error = Checkpoint::open(folder.path()).and_then(|checkpoint| checkpoint.generation_config());
         let message = error.unwrap_err().to_string();
         assert!(
-            message.contains(name) && message.contains(&format!("pointer in place of the {wanted}")),
+            message.contains(name) && message.contains(&format!("pointer in place of the {kind}")),
             "{message}"
         );
     }
 }
 
 #[test]
-fn what_a_name_leads_to_may_be_a_checkpoint() {
+fn checkpoint_folders_and_files_are_recognized() {
     let tiny = CheckpointFolder::tiny();
     assert!(is_checkpoint(tiny.path()) && is_checkpoint(&tiny.file("model.safetensors")));
     assert!(is_checkpoint(CheckpointFolder::of("formats/tensorflow").path()));
@@ -136,9 +139,9 @@ fn what_a_name_leads_to_may_be_a_checkpoint() {
     assert!(!is_checkpoint(&other.file("notes.txt")) && !is_checkpoint(&other.file("nothing")));
 }
 
-/// safetensors' `save_model` keeps one of two tied names, the head's.
+/// safetensors' `save_model` keeps only one of two tied names, the head's.
 #[test]
-fn either_of_two_tied_names_is_enough() {
+fn either_tied_tensor_name_is_sufficient() {
     let expected = CheckpointFolder::tiny();
     let logits = |folder: &CheckpointFolder| {
         let model = assert_loads(folder);
@@ -153,11 +156,11 @@ fn either_of_two_tied_names_is_enough() {
     assert!(checkpoint.rules().iter().any(|rule| rule.contains("lm_head.weight serves as both")));
     // An untied model needs both.
     let untied = CheckpointFolder::tiny().with_config(json!({"tie_word_embeddings": false}));
-    assert_refused(untied.path(), &["`lm_head.weight` is missing"]);
+    assert_rejected(untied.path(), &["`lm_head.weight` is missing"]);
 }
 
 #[test]
-fn a_contradicting_head_is_not_called_a_copy() {
+fn differing_head_is_not_reported_as_a_copy() {
     let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
         let head = (&tensors[WTE] + 1.0).unwrap();
         tensors.insert("lm_head.weight".into(), head);
@@ -171,7 +174,7 @@ fn a_contradicting_head_is_not_called_a_copy() {
 }
 
 #[test]
-fn tensors_without_weights_that_are_not_needed_are_skipped() {
+fn unneeded_non_float_tensors_are_skipped() {
     for dtype in [DType::U8, DType::U32, DType::I64] {
         let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
             tensors.insert("position_ids".into(), Tensor::zeros((1, 512), dtype, &Device::Cpu).unwrap());
@@ -182,7 +185,7 @@ fn tensors_without_weights_that_are_not_needed_are_skipped() {
         assert_eq!(checkpoint.skipped().count(), 2);
         assert!(checkpoint.rules().iter().any(|rule| rule.contains("position_ids")));
     }
-    // Types that candle does not have.
+    // Types that candle does not support.
     for dtype in ["BOOL", "U16", "I8", "F8_E4M3", "C64"] {
         let size = match dtype {
             "U16" => 2,
@@ -202,67 +205,78 @@ fn tensors_without_weights_that_are_not_needed_are_skipped() {
     let floating = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert("more.weight".into(), Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap());
     });
-    assert_refused(floating.path(), &["`more.weight` is surplus"]);
-    // What is needed is still refused.
+    assert_rejected(floating.path(), &["`more.weight` is unexpected"]);
+    // A required tensor with an integer dtype is still rejected.
     let needed = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.insert(WTE.into(), Tensor::zeros((300, 28), DType::I64, &Device::Cpu).unwrap());
     });
-    assert_refused(needed.path(), &["`transformer.wte.weight`: expected F32, F16, BF16 or F64, found I64"]);
+    assert_rejected(needed.path(), &["`transformer.wte.weight`: expected F32, F16, BF16 or F64, found I64"]);
 }
 
-#[test]
-fn metadata_that_is_not_text_is_named() {
+/// Tiny checkpoint with a changed header of its safetensors file.
+fn with_header(change: impl FnOnce(&mut Value)) -> CheckpointFolder {
     let whole = weights();
     let length = usize::try_from(u64::from_le_bytes(*whole.first_chunk().unwrap())).unwrap();
     let mut header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
-    header["__metadata__"] = json!({"format": "pt", "step": 100});
+    change(&mut header);
     let header = header.to_string().into_bytes();
     let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &whole[8 + length..]].concat();
-    let folder = CheckpointFolder::tiny().with("model.safetensors", bytes);
-    assert_refused(folder.path(), &["`__metadata__` may hold texts only, and `step` is 100", "not damaged"]);
-    let message = Checkpoint::open(folder.path()).unwrap_err().to_string();
-    assert!(!message.contains("download"), "{message}");
-    let empty = CheckpointFolder::tiny().with_tensors(|tensors| tensors.clear());
-    assert_refused(empty.path(), &["no tensor is in the file"]);
+    CheckpointFolder::tiny().with("model.safetensors", bytes)
 }
 
 #[test]
-fn differing_sizes_are_named_with_their_configuration() {
+fn unsupported_headers_are_not_reported_as_damage() {
+    let metadata = with_header(|header| header["__metadata__"] = json!({"format": "pt", "step": 100}));
+    let dtype = with_header(|header| header[WTE]["dtype"] = "F2".into());
+    for (folder, expected) in [
+        (metadata, ["`__metadata__` values must be strings, but `step` is 100", "not damaged"]),
+        (dtype, [WTE, "unsupported dtype `F2`; save the model in f32, f16 or bf16"]),
+    ] {
+        assert_rejected(folder.path(), &expected);
+        let message = Checkpoint::open(folder.path()).unwrap_err().to_string();
+        assert!(!message.contains("download"), "{message}");
+    }
+    let empty = CheckpointFolder::tiny().with_tensors(|tensors| tensors.clear());
+    assert_rejected(empty.path(), &["the file contains no tensors"]);
+}
+
+#[test]
+fn size_mismatches_name_the_configuration_file() {
     for (changes, expected) in [
         (
             json!({"vocab_size": 301}),
-            "config.json describes (`vocab_size` is 301 there, and the tensors show 300; correct it",
+            "do not match config.json (`vocab_size` is 301 there, but the tensors have 300; correct it",
         ),
         (json!({"n_positions": 65, "n_ctx": 65}), "`n_positions` is 65 there"),
-        (json!({"n_layer": 4}), "`n_layer` is 4 there, and the tensors show 3"),
-        (json!({"n_layer": 2}), "`n_layer` is 2 there, and the tensors show 3"),
+        (json!({"n_layer": 4}), "`n_layer` is 4 there, but the tensors have 3"),
+        (json!({"n_layer": 2}), "`n_layer` is 2 there, but the tensors have 3"),
         (json!({"n_inner": 100}), "`n_inner` is 100 there"),
     ] {
-        assert_refused(CheckpointFolder::tiny().with_config(changes).path(), &[expected]);
+        assert_rejected(CheckpointFolder::tiny().with_config(changes).path(), &[expected]);
     }
     let tensorflow = CheckpointFolder::of("formats/tensorflow");
     let hparams = std::fs::read_to_string(tensorflow.file("hparams.json")).unwrap();
     let mut changed: Value = serde_json::from_str(&hparams).unwrap();
     changed["n_vocab"] = json!(301);
     let changed = tensorflow.with("hparams.json", changed.to_string());
-    assert_refused(changed.path(), &["that hparams.json describes", "`vocab_size` is 301"]);
+    assert_rejected(changed.path(), &["do not match hparams.json", "`vocab_size` is 301"]);
     let missing = changed.without("hparams.json");
-    assert_refused(missing.path(), &["there is no hparams.json"]);
-    // nanoGPT's sizes are in the file.
+    assert_rejected(missing.path(), &["hparams.json is missing"]);
+    // nanoGPT stores the sizes in the weights file.
     let nanogpt = CheckpointFolder::of("formats/nanogpt");
     assert!(Checkpoint::open(nanogpt.path()).unwrap().check().is_ok());
 }
 
 #[test]
-fn a_flipped_bit_in_a_tensorflow_file_is_found() {
+fn bit_flip_in_a_tensorflow_file_is_detected() {
     let folder = CheckpointFolder::of("formats/tensorflow");
     let data = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
     let data = data.into_iter().find(|path| path.to_string_lossy().contains(".data-")).unwrap();
     let name = data.file_name().unwrap().to_str().unwrap().to_owned();
     let whole = std::fs::read(&data).unwrap();
-    for place in [0, whole.len() / 2, whole.len() - 1] {
+    for offset in [0, whole.len() / 2, whole.len() - 1] {
         let mut flipped = whole.clone();
-        flipped[place] ^= 1;
+        flipped[offset] ^= 1;
         let folder = CheckpointFolder::of("formats/tensorflow").with(&name, flipped);
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let loaded = checkpoint.load(&LoadOptions::default(), &|_| ()).map(drop);
@@ -272,37 +286,37 @@ fn a_flipped_bit_in_a_tensorflow_file_is_found() {
             assert!(message.contains("do not match the checksum") && message.contains(&name), "{message}");
         }
     }
-    let cut = folder.with(&name, &whole[..whole.len() - 5]);
-    assert_refused(cut.path(), &[&name, "truncated: tensor `"]);
+    let truncated = folder.with(&name, &whole[..whole.len() - 5]);
+    assert_rejected(truncated.path(), &[&name, "truncated: tensor `"]);
 }
 
-/// Blocks of IQ4_NL are as large as those of Q4_0.
+/// Blocks of IQ4_NL have the same size as blocks of Q4_0.
 #[test]
-fn newer_types_of_gguf_are_named() {
+fn unsupported_gguf_types_are_reported() {
     let mut bytes = std::fs::read(fixture_path("formats/gguf/q4_0.gguf")).unwrap();
     let name = b"blk.0.ffn_up.weight";
-    let place = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
-    // After the name: the number of axes, two sizes, the type.
-    let place = place + 4 + 2 * 8;
-    for (number, expected) in [(20u32, "found IQ4_NL"), (99, "found an unknown type of ggml")] {
-        bytes[place..place + 4].copy_from_slice(&number.to_le_bytes());
+    let offset = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+    // The name is followed by the number of dimensions, two sizes and the type.
+    let offset = offset + 4 + 2 * 8;
+    for (number, expected) in [(20u32, "found IQ4_NL"), (99, "found an unknown ggml type")] {
+        bytes[offset..offset + 4].copy_from_slice(&number.to_le_bytes());
         let folder = without_weights().with("model.gguf", &bytes);
-        assert_refused(
+        assert_rejected(
             &folder.file("model.gguf"),
-            &["`blk.0.ffn_up.weight`", expected, "which is not read; convert"],
+            &["`blk.0.ffn_up.weight`", expected, "which is unsupported; convert"],
         );
-        let message = Checkpoint::open(&folder.file("model.gguf")).unwrap().check().unwrap_err().to_string();
+        let message = Checkpoint::open(folder.file("model.gguf")).unwrap().check().unwrap_err().to_string();
         assert!(!message.contains("damaged") && !message.contains("download"), "{message}");
     }
 }
 
 #[test]
-fn adapters_are_called_adapters() {
+fn adapter_in_place_of_a_model_is_reported() {
     let adapter = without_weights()
         .without("config.json")
         .with("adapter_config.json", r#"{"base_model_name_or_path": "openai-community/gpt2"}"#)
         .with("adapter_model.safetensors", weights());
-    assert_refused(
+    assert_rejected(
         adapter.path(),
         &[
             "an adapter for openai-community/gpt2",
@@ -311,17 +325,17 @@ fn adapters_are_called_adapters() {
         ],
     );
     let config = std::fs::read(fixture_path("tiny-checkpoint/config.json")).unwrap();
-    assert_refused(adapter.with("config.json", config).path(), &["an adapter for openai-community/gpt2"]);
-    let named = CheckpointFolder::tiny().with_tensors(|tensors| {
+    assert_rejected(adapter.with("config.json", config).path(), &["an adapter for openai-community/gpt2"]);
+    let by_tensors = CheckpointFolder::tiny().with_tensors(|tensors| {
         tensors.clear();
         let low = Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap();
         tensors.insert("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight".into(), low);
     });
-    assert_refused(named.path(), &["an adapter, not a model", "--model BASE"]);
+    assert_rejected(by_tensors.path(), &["an adapter, not a model", "--model BASE"]);
 }
 
-/// The tokenizer of the tiny checkpoint as the pair of a vocabulary and merges.
-fn pair() -> (Value, Vec<String>) {
+/// Vocabulary and merges of the tiny checkpoint's tokenizer.
+fn vocabulary_and_merges() -> (Value, Vec<String>) {
     let text = std::fs::read(fixture_path("tiny-checkpoint/tokenizer.json")).unwrap();
     let json: Value = serde_json::from_slice(&text).unwrap();
     let merges = json["model"]["merges"].as_array().unwrap().iter().map(|merge| match merge {
@@ -340,51 +354,50 @@ fn tokenizer_of(vocabulary: &Value, merges: &str) -> Result<Vec<u32>, WeightsErr
 }
 
 #[test]
-fn merges_of_every_system_are_read_alike() {
-    let (vocabulary, merges) = pair();
+fn line_endings_and_bom_do_not_affect_merges() {
+    let (vocabulary, merges) = vocabulary_and_merges();
     let expected = tokenizer_of(&vocabulary, &format!("#version: 0.2\n{}\n", merges.join("\n"))).unwrap();
-    for (mark, end) in
-        [("", "\r\n"), ("", "\r"), ("\u{feff}", "\n"), ("\u{feff}", "\r\n"), ("\u{feff}", "\r")]
+    for (bom, end) in [("", "\r\n"), ("", "\r"), ("\u{feff}", "\n"), ("\u{feff}", "\r\n"), ("\u{feff}", "\r")]
     {
-        let text = format!("{mark}#version: 0.2{end}{}{end}", merges.join(end));
-        assert_eq!(tokenizer_of(&vocabulary, &text).unwrap(), expected, "{mark:?} {end:?}");
+        let text = format!("{bom}#version: 0.2{end}{}{end}", merges.join(end));
+        assert_eq!(tokenizer_of(&vocabulary, &text).unwrap(), expected, "{bom:?} {end:?}");
     }
 }
 
 #[test]
-fn broken_merges_are_named_by_line() {
-    let (vocabulary, mut merges) = pair();
+fn invalid_merges_are_reported_with_their_line() {
+    let (vocabulary, mut merges) = vocabulary_and_merges();
     for (broken, expected) in [
         ("onlyone", "line 4 of the merges: `onlyone` is not a merge of two tokens"),
         ("a b c", "line 4 of the merges: `a b c` is not a merge of two tokens"),
         ("q zzz", "line 4 of the merges: `q zzz` needs the token `zzz`"),
         ("", "line 4 of the merges: `` is not a merge"),
     ] {
-        let kept = std::mem::replace(&mut merges[2], broken.to_owned());
+        let original = std::mem::replace(&mut merges[2], broken.to_owned());
         let message =
             tokenizer_of(&vocabulary, &format!("#version: 0.2\n{}\n", merges.join("\n"))).unwrap_err();
         assert!(message.to_string().contains(expected), "`{expected}` is not in: {message}");
-        merges[2] = kept;
+        merges[2] = original;
     }
 }
 
 #[test]
-fn two_tokens_with_one_id_are_refused() {
-    let (mut vocabulary, merges) = pair();
+fn duplicate_token_ids_are_rejected() {
+    let (mut vocabulary, merges) = vocabulary_and_merges();
     vocabulary["zq"] = vocabulary["a"].clone();
     let message = tokenizer_of(&vocabulary, &merges.join("\n")).unwrap_err().to_string();
     assert!(
-        message.contains("\"a\"") && message.contains("\"zq\"") && message.contains("have one id"),
+        message.contains("\"a\"") && message.contains("\"zq\"") && message.contains("share the id"),
         "{message}"
     );
 }
 
 #[test]
-fn a_folder_with_another_tokenizer_says_how_to_make_one() {
+fn missing_tokenizer_error_names_similar_files() {
     for (name, expected) in [
-        ("vocab_zh.txt", "found vocab_zh.txt; give it as the tokenizer"),
-        ("meta.pkl", "found nanoGPT's meta.pkl"),
-        ("my.tokenizer.json", "found my.tokenizer.json; give it as the tokenizer"),
+        ("vocab_zh.txt", "vocab_zh.txt may be one; pass it as the tokenizer"),
+        ("meta.pkl", "only nanoGPT's meta.pkl"),
+        ("my.tokenizer.json", "my.tokenizer.json may be one; pass it as the tokenizer"),
     ] {
         let folder = CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").with(name, "x");
         let checkpoint = Checkpoint::open(folder.path()).unwrap();

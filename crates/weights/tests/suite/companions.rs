@@ -1,4 +1,6 @@
-//! Conversions keep the tokenizer and the settings beside the weights, or report the settings that the format cannot hold.
+//! Conversions keep the tokenizer and the settings next to the weights.
+//!
+//! Settings that the target format cannot hold are reported.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +19,7 @@ fn open(path: &Path) -> Checkpoint {
     Checkpoint::open(path).unwrap()
 }
 
-/// Writes a folder, or a GGUF file if the name has an ending, and returns the notes.
+/// Writes a GGUF file if the name has an extension, otherwise a folder, and returns the notes.
 fn write(from: &Path, to: &Path) -> Result<Vec<String>, WeightsError> {
     let checkpoint = open(from);
     let companions = checkpoint.companions(None)?;
@@ -27,7 +29,7 @@ fn write(from: &Path, to: &Path) -> Result<Vec<String>, WeightsError> {
     }
 }
 
-/// A sound checkpoint with settings of every kind.
+/// Valid checkpoint with settings of every kind.
 fn with_settings() -> CheckpointFolder {
     CheckpointFolder::tiny()
         .with_config(json!({"task_specific_params": {"x": 1}, "use_cache": true, "attn_pdrop": 0.07}))
@@ -40,7 +42,7 @@ fn with_settings() -> CheckpointFolder {
         .with("chat_template.jinja", TEMPLATE.as_bytes())
 }
 
-/// The tokenizer.json of the tiny checkpoint, changed.
+/// Tiny checkpoint with a modified `tokenizer.json`.
 fn with_tokenizer(change: impl FnOnce(&mut Value)) -> CheckpointFolder {
     let text = std::fs::read(fixture_path("tiny-checkpoint").join("tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_slice(&text).unwrap();
@@ -49,7 +51,7 @@ fn with_tokenizer(change: impl FnOnce(&mut Value)) -> CheckpointFolder {
 }
 
 #[test]
-fn a_folder_holds_all_files_byte_for_byte() {
+fn folder_copies_companion_files_byte_for_byte() {
     let (source, folder) = (with_settings(), temporary_folder());
     let copy = folder.path().join("copy");
     assert_eq!(write(source.path(), &copy).unwrap(), Vec::<String>::new());
@@ -69,9 +71,9 @@ fn a_folder_holds_all_files_byte_for_byte() {
     assert_eq!(open(&copy).config(), open(source.path()).config());
 }
 
-/// Numbers that a float cannot hold are not rounded.
+/// Numbers beyond the precision of a float are not rounded.
 #[test]
-fn unknown_fields_of_the_configuration_keep_their_text() {
+fn unknown_config_fields_keep_their_text() {
     let text = std::fs::read_to_string(fixture_path("tiny-checkpoint").join("config.json")).unwrap();
     let text =
         text.trim_end().strip_suffix('}').unwrap().to_owned() + ",\"mine\": 12345678901234567890123.50}";
@@ -83,12 +85,12 @@ fn unknown_fields_of_the_configuration_keep_their_text() {
 }
 
 #[test]
-fn a_gguf_file_holds_the_keys_and_names_the_rest() {
+fn gguf_stores_known_settings_and_reports_dropped_ones() {
     let (source, folder) = (with_settings(), temporary_folder());
     let file = folder.path().join("copy.gguf");
     let notes = write(source.path(), &file).unwrap().join("\n");
     for part in [
-        "one end token: 5 is written, 3 not",
+        "one end token: 5 is written, 3 dropped",
         "repetition_penalty, do_sample, my_key",
         "my_option",
         "task_specific_params",
@@ -104,7 +106,7 @@ fn a_gguf_file_holds_the_keys_and_names_the_rest() {
     );
     assert_eq!(copy.chat_template().unwrap().as_deref(), Some(TEMPLATE));
 
-    // From there to a folder, and to a second file.
+    // Convert the GGUF file to a second GGUF file, and back to a folder.
     let again = folder.path().join("again.gguf");
     assert_eq!(write(&file, &again).unwrap(), Vec::<String>::new());
     assert!(std::fs::read(&file).unwrap() == std::fs::read(&again).unwrap());
@@ -119,7 +121,7 @@ fn a_gguf_file_holds_the_keys_and_names_the_rest() {
 }
 
 #[test]
-fn several_chat_templates_keep_their_names() {
+fn named_chat_templates_survive_a_round_trip() {
     let templates = json!([{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]);
     let source = CheckpointFolder::tiny()
         .with("tokenizer_config.json", json!({"chat_template": templates}).to_string().as_bytes());
@@ -135,7 +137,7 @@ fn several_chat_templates_keep_their_names() {
 }
 
 #[test]
-fn tokenizers_that_gguf_cannot_express_are_refused_by_part() {
+fn tokenizers_unsupported_by_gguf_are_rejected() {
     let byte_level = |json: &mut Value| json["pre_tokenizer"].take();
     type Change<'a> = Box<dyn FnOnce(&mut Value) + 'a>;
     let changes: BTreeMap<&str, Change> = BTreeMap::from([
@@ -208,7 +210,7 @@ fn template(single: Value) -> Value {
         "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [id], "tokens": ["<|endoftext|>"]}}})
 }
 
-/// The tokens of a text before and after a conversion to GGUF and back.
+/// Checks that tokens are the same before and after a conversion to GGUF and back.
 fn assert_same_tokens(source: &CheckpointFolder, around: (bool, bool)) {
     let folder = temporary_folder();
     let file = folder.path().join("copy.gguf");
@@ -235,7 +237,7 @@ fn assert_same_tokens(source: &CheckpointFolder, around: (bool, bool)) {
 }
 
 #[test]
-fn tokens_around_texts_survive_a_round_trip() {
+fn post_processor_tokens_survive_a_round_trip() {
     for (single, around) in [
         (json!([text()]), (false, false)),
         (json!([special(), text()]), (true, false)),
@@ -252,9 +254,9 @@ fn end() -> Option<u32> {
     open(&fixture_path("tiny-checkpoint")).tokenizer(None).unwrap().token_to_id("<|endoftext|>")
 }
 
-/// transformers' `GPT2Tokenizer` puts the token there for a `tokenizer_config.json` with `add_bos_token`.
+/// transformers' `GPT2Tokenizer` prepends a BOS token if `tokenizer_config.json` sets `add_bos_token`.
 #[test]
-fn add_bos_token_beside_a_vocabulary_and_merges_reaches_the_copies() {
+fn add_bos_token_survives_conversion_from_vocab_and_merges() {
     let text = std::fs::read(fixture_path("tiny-checkpoint").join("tokenizer.json")).unwrap();
     let json: Value = serde_json::from_slice(&text).unwrap();
     let merges = json["model"]["merges"].as_array().unwrap().iter().map(|merge| match merge {
@@ -271,7 +273,7 @@ fn add_bos_token_beside_a_vocabulary_and_merges_reaches_the_copies() {
     assert_same_tokens(&source, (true, false));
 }
 
-/// Added tokens that are not special stay literal text, which decoding keeps.
+/// Added tokens that are not special remain literal text, which decoding keeps.
 #[test]
 fn added_tokens_survive_a_round_trip() {
     let source = with_tokenizer(|json| {
@@ -279,9 +281,9 @@ fn added_tokens_survive_a_round_trip() {
         let added = json["added_tokens"].as_array_mut().unwrap();
         let next =
             added.iter().filter_map(|token| token["id"].as_u64()).max().unwrap_or(0).max(id as u64 - 1) + 1;
-        for (place, (content, special)) in [("für", false), ("<x>", true)].into_iter().enumerate() {
+        for (index, (content, special)) in [("für", false), ("<x>", true)].into_iter().enumerate() {
             added.push(
-                json!({"id": next + place as u64, "content": content, "single_word": false, "lstrip": false,
+                json!({"id": next + index as u64, "content": content, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false, "special": special}),
             );
         }

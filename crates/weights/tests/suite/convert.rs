@@ -1,5 +1,6 @@
-//! What is written can be read again and is the same model. `scripts/checks/test_conversions.py` shows that transformers and
-//! llama.cpp read it too.
+//! Written checkpoints can be read again and contain the same model.
+//!
+//! `scripts/checks/test_conversions.py` shows that transformers and llama.cpp can read them too.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,7 @@ fn format(name: &str) -> PathBuf {
 }
 
 fn written(checkpoint: &Checkpoint, target: &Path, dtype: WrittenDType) -> Result<Checkpoint, WeightsError> {
-    let companions = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap().into();
+    let companions = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap().into();
     if target.extension().is_some() {
         write_gguf(checkpoint, &companions, target, dtype, &|_| ())?;
     } else {
@@ -39,9 +40,9 @@ fn largest_difference(first: &Checkpoint, second: &Checkpoint) -> f64 {
     worst(largest)
 }
 
-/// nanoGPT to Hugging Face (karpathy/nanoGPT#241), among others.
+/// Conversions to a Hugging Face folder, for example from nanoGPT (karpathy/nanoGPT#241).
 #[test]
-fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
+fn every_format_converts_to_a_hugging_face_folder() {
     for name in [
         "pytorch-legacy",
         "pytorch-shards",
@@ -57,13 +58,15 @@ fn every_format_becomes_a_hugging_face_folder_of_the_same_model() {
         assert_eq!(copy.config(), original.config(), "{name}");
         assert_eq!((copy.prefix(), copy.orientation()), ("transformer.", Orientation::Conv1D), "{name}");
         let text = "The first citizen 🤗";
-        let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+        let reference = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
         let tokenizer = copy.tokenizer(None).unwrap();
         assert_eq!(encode(&tokenizer, text).unwrap(), encode(&reference, text).unwrap());
     }
 }
 
-/// Half precision rounds to 11 and 8 significant bits: relative errors of at most 2^-11 and 2^-8, on values below 4.
+/// Half precision rounds to 11 significant bits (f16) or 8 (bf16).
+///
+/// The relative errors are at most 2^-11 and 2^-8, on values below 4.
 #[test]
 fn half_precision_rounds_once() {
     let original = open(&format("tensorflow"));
@@ -78,13 +81,13 @@ fn half_precision_rounds_once() {
 }
 
 #[test]
-fn gguf_files_hold_the_same_model_and_tokenizer() {
+fn gguf_files_match_the_reference_model_and_tokenizer() {
     let original = open(&format("tensorflow"));
     for (dtype, reference, tolerance) in [
         (WrittenDType::F32, "f32", 1e-4),
         (WrittenDType::F16, "f16", 1e-4),
         (WrittenDType::BF16, "bf16", 1e-4),
-        // llama.cpp keeps its own rounding of scales: the logits move by less than the format's error.
+        // llama.cpp rounds scales differently. The logits differ by less than the format's error.
         (WrittenDType::Q8_0, "q8_0", 0.05),
         (WrittenDType::Q5_0, "q5_0", 0.3),
         (WrittenDType::Q4_0, "q4_0", 0.5),
@@ -96,18 +99,18 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
             let ids = Tensor::new(&[[5u32, 299, 0, 17]], &Device::Cpu).unwrap();
             model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
         };
-        let theirs = open(&format(&format!("gguf/{reference}.gguf")));
-        assert_close_absolute(&logits(&copy), &logits(&theirs), tolerance, reference);
+        let reference_file = open(&format(&format!("gguf/{reference}.gguf")));
+        assert_close_absolute(&logits(&copy), &logits(&reference_file), tolerance, reference);
         let text = "The first citizen 🤗";
         let tokens = encode(&copy.tokenizer(None).unwrap(), text).unwrap();
-        assert_eq!(tokens, encode(&theirs.tokenizer(None).unwrap(), text).unwrap(), "{reference}");
+        assert_eq!(tokens, encode(&reference_file.tokenizer(None).unwrap(), text).unwrap(), "{reference}");
     }
 }
 
 #[test]
-fn blocks_of_256_are_written_where_they_fit() {
+fn k_quants_are_written_where_rows_fit() {
     let (original, folder) = (open(&format("gguf/q6_k.gguf")), temporary_folder());
-    let mut coarser = f64::INFINITY;
+    let mut previous = f64::INFINITY;
     for (dtype, stored) in
         [(WrittenDType::Q4K, "Q4_K"), (WrittenDType::Q5K, "Q5_K"), (WrittenDType::Q6K, "Q6_K")]
     {
@@ -115,13 +118,13 @@ fn blocks_of_256_are_written_where_they_fit() {
         let blocks = copy.tensors().iter().filter(|tensor| tensor.dtype.to_string() == stored).count();
         assert_eq!(blocks, 5, "four linear layers and the embedding");
         let difference = largest_difference(&original, &copy);
-        assert!(difference < 0.75 * coarser, "{stored}: {difference}, with a bit less {coarser}");
-        coarser = difference;
+        assert!(difference < 0.75 * previous, "{stored}: {difference}, with one bit less {previous}");
+        previous = difference;
     }
-    assert!(coarser < 0.05, "{coarser}");
+    assert!(previous < 0.05, "{previous}");
 }
 
-/// llm.c pads the rows of the embedding; what is written has those of the vocabulary.
+/// llm.c pads the rows of the embedding. Written files contain only the vocabulary's rows.
 #[test]
 fn padding_rows_are_not_written() {
     let original = open(&format("llmc/gpt2.bin"));
@@ -134,9 +137,9 @@ fn padding_rows_are_not_written() {
     assert_eq!(largest_difference(&original, &exact), 0.0);
 }
 
-/// 65,504 is the largest number of f16.
+/// 65,504 is the largest finite number in f16.
 #[test]
-fn values_beyond_the_range_of_f16_are_refused() {
+fn values_outside_the_f16_range_are_rejected() {
     let large = CheckpointFolder::tiny().with_tensors(|tensors| {
         let values = Tensor::full(7e4f32, 28, &Device::Cpu).unwrap();
         tensors.insert("transformer.ln_f.bias".into(), values);
@@ -145,7 +148,7 @@ fn values_beyond_the_range_of_f16_are_refused() {
     let message =
         written(&open(large.path()), &folder.path().join("x"), WrittenDType::F16).unwrap_err().to_string();
     assert!(
-        message.contains("`ln_f.bias` holds 70000, beyond the range of f16; use bf16 or f32"),
+        message.contains("`ln_f.bias` contains 70000, outside the range of f16; use bf16 or f32"),
         "{message}"
     );
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -153,60 +156,65 @@ fn values_beyond_the_range_of_f16_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_and_leaves_nothing() {
+fn failed_conversions_leave_no_files() {
     let folder = temporary_folder();
-    let refuse = |checkpoint: &Checkpoint, name: &str, dtype, expected: &str| {
+    let assert_rejected = |checkpoint: &Checkpoint, name: &str, dtype, expected: &str| {
         let message = written(checkpoint, &folder.path().join(name), dtype).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
     };
     let tiny = open(&fixture_path("tiny-checkpoint"));
-    refuse(
+    assert_rejected(
         &tiny,
         "folder",
         WrittenDType::Q8_0,
-        "safetensors holds no q8_0; use f32, f16 or bf16, or write a .gguf file",
+        "safetensors does not support q8_0; use f32, f16 or bf16, or write a .gguf file",
     );
-    refuse(
+    assert_rejected(
         &tiny,
         "x.gguf",
         WrittenDType::Q4_0,
-        "rows of 28 values, which do not fill the blocks of 32 of q4_0; use f32, f16 or bf16",
+        "rows of 28 values, not a multiple of the block size 32 of q4_0; use f32, f16 or bf16",
     );
-    refuse(
+    assert_rejected(
         &open(&format("tensorflow")),
         "x.gguf",
         WrittenDType::Q4K,
-        "rows of 32 values, which do not fill the blocks of 256 of q4_k; use q8_0, q5_0, q4_0, f32, f16 or bf16",
+        "rows of 32 values, not a multiple of the block size 256 of q4_k; use q8_0, q5_0, q4_0, f32, f16 or bf16",
     );
-    refuse(&tiny, "no/such/x", WrittenDType::F32, "cannot be written");
+    assert_rejected(&tiny, "no/such/x", WrittenDType::F32, "cannot be written");
     let gelu = CheckpointFolder::tiny().with_config(json!({"activation_function": "gelu"}));
-    refuse(
+    assert_rejected(
         &open(gelu.path()),
         "x.gguf",
         WrittenDType::F32,
         "llama.cpp's GPT-2 ignores `activation_function`",
     );
     let scaled = CheckpointFolder::tiny().with_config(json!({"scale_attn_by_inverse_layer_idx": true}));
-    refuse(
+    assert_rejected(
         &open(scaled.path()),
         "x.gguf",
         WrittenDType::F32,
         "llama.cpp's GPT-2 ignores `scale_attn_weights`",
     );
     let damaged = CheckpointFolder::tiny().with_config(json!({"n_layer": 4}));
-    refuse(&open(damaged.path()), "folder", WrittenDType::F32, "`transformer.h.3.ln_1.weight` is missing");
+    assert_rejected(
+        &open(damaged.path()),
+        "folder",
+        WrittenDType::F32,
+        "`transformer.h.3.ln_1.weight` is missing",
+    );
 
     let target = folder.path().join("there");
     std::fs::write(&target, "precious").unwrap();
     let message = written(&tiny, &target, WrittenDType::F32).unwrap_err().to_string();
-    assert!(message.contains("it exists already"), "{message}");
+    assert!(message.contains("already exists"), "{message}");
     assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
 }
 
-/// A block of integers would hide what is no number.
+/// Blocks of integers would hide NaN and infinity.
 #[test]
-fn numbers_that_are_none_do_not_become_integers() {
+fn non_finite_values_cannot_be_quantized() {
     let folder = temporary_folder();
     let copy = folder.path().join("copy");
     written(&open(&format("gguf/q4_0.gguf")), &copy, WrittenDType::F32).unwrap();
@@ -221,7 +229,7 @@ fn numbers_that_are_none_do_not_become_integers() {
         for dtype in [WrittenDType::Q8_0, WrittenDType::Q4_0] {
             let error = written(&open(&copy), &folder.path().join("x.gguf"), dtype).unwrap_err().to_string();
             assert!(
-                error.contains("`h.1.mlp.c_fc.weight` holds") && error.contains("blocks of integers"),
+                error.contains("`h.1.mlp.c_fc.weight` contains") && error.contains("integer blocks"),
                 "{error}"
             );
         }
@@ -229,10 +237,10 @@ fn numbers_that_are_none_do_not_become_integers() {
     }
 }
 
-/// The weights are as readable as the configuration beside them.
+/// The weights have the same permissions as the configuration next to them.
 #[cfg(unix)]
 #[test]
-fn written_files_have_the_usual_permissions() {
+fn written_files_have_default_permissions() {
     use std::os::unix::fs::PermissionsExt;
     let folder = temporary_folder();
     let out = folder.path().join("out");

@@ -1,5 +1,6 @@
-//! One seeded model in every format, written by the tools that users have (`scripts/reference/formats.py`): a model built
-//! from any of them is the same model.
+//! One seeded model in every format, written by the tools that users have.
+//!
+//! Every file must load as the same model. `scripts/reference/formats.py` writes the fixtures.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,9 +14,9 @@ use candle_gpt2_weights::{
     Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightDType, WeightsError, load_tokenizer,
 };
 
-/// The same f32 weights through two implementations.
+/// Tolerance for the same f32 weights in two implementations.
 const EXACT: f64 = 1e-4;
-/// Weights rounded to 8 bits of mantissa and more, against the f32 model.
+/// Tolerance for weights of at least 8 significant bits, compared with the f32 model.
 const HALF_PRECISION: f64 = 0.1;
 
 fn expected() -> Fixture {
@@ -23,7 +24,7 @@ fn expected() -> Fixture {
 }
 
 fn logits(checkpoint: &Checkpoint) -> Tensor {
-    // Quantized weights are computed with rounded activations otherwise.
+    // By default, quantized weights are multiplied with rounded activations.
     let options = LoadOptions { dtype: Some(WeightDType::F32), ..LoadOptions::default() };
     let model = checkpoint.load(&options, &|_| ()).unwrap();
     let ids = expected().tensor("input_ids").to_dtype(DType::U32).unwrap();
@@ -32,7 +33,7 @@ fn logits(checkpoint: &Checkpoint) -> Tensor {
 
 #[track_caller]
 fn assert_model(path: &str, format: Format, expected_name: &str, tolerance: f64) -> Checkpoint {
-    let checkpoint = Checkpoint::open(&fixture_path("formats").join(path)).unwrap();
+    let checkpoint = Checkpoint::open(fixture_path("formats").join(path)).unwrap();
     assert_eq!(checkpoint.format(), format, "{path}");
     assert_eq!(checkpoint.verify(&|_| ()).unwrap(), [], "{path}");
     assert_close_absolute(&logits(&checkpoint), &expected().tensor(expected_name), tolerance, path);
@@ -49,17 +50,18 @@ fn assert_rule(checkpoint: &Checkpoint, expected: &str) {
 }
 
 #[test]
-fn safetensors_in_shards() {
+fn sharded_safetensors_load() {
     let checkpoint = assert_model("safetensors-shards", Format::Safetensors, "model", EXACT);
     assert_eq!(checkpoint.files().count(), 4);
     assert!(checkpoint.evidence().contains("shards"));
     assert_model("safetensors-shards/model.safetensors.index.json", Format::Safetensors, "model", EXACT);
 }
 
-/// Old `.bin` files with causal masks and a copy of the tied head: huggingface/candle#2666, karpathy/minGPT#120,
-/// huggingface/transformers#24581.
+/// Old `.bin` files with causal masks and a copy of the tied head.
+///
+/// See huggingface/candle#2666, karpathy/minGPT#120 and huggingface/transformers#24581.
 #[test]
-fn pytorch_zip_and_legacy() {
+fn pytorch_zip_and_legacy_files_load() {
     for (folder, format) in [("pytorch-zip", Format::PyTorchZip), ("pytorch-legacy", Format::PyTorchLegacy)] {
         let checkpoint = assert_model(folder, format, "model", EXACT);
         assert_eq!(checkpoint.buffers().count(), 4, "{folder}");
@@ -69,20 +71,20 @@ fn pytorch_zip_and_legacy() {
 }
 
 #[test]
-fn pytorch_in_shards() {
+fn sharded_pytorch_files_load() {
     let checkpoint = assert_model("pytorch-shards", Format::PyTorchZip, "model", EXACT);
     assert_eq!(checkpoint.files().count(), 2);
 }
 
 #[test]
-fn pytorch_parameters_in_half_precision_as_transposed_views() {
+fn half_precision_transposed_pytorch_views_load() {
     let checkpoint = assert_model("pytorch-views", Format::PyTorchZip, "model", HALF_PRECISION);
     assert_rule(&checkpoint, "under the key `state_dict`");
 }
 
-/// OpenAI's own files, without TensorFlow: rasbt/LLMs-from-scratch#272 and #754.
+/// OpenAI's own files, read without TensorFlow: rasbt/LLMs-from-scratch#272 and #754.
 #[test]
-fn tensorflow() {
+fn tensorflow_checkpoint_loads() {
     let checkpoint = assert_model("tensorflow", Format::TensorFlow, "model", EXACT);
     assert_rule(&checkpoint, "hparams.json");
     assert_eq!(checkpoint.naming_scheme(), "OpenAI");
@@ -91,52 +93,53 @@ fn tensorflow() {
     let tokenizer = checkpoint.tokenizer(None).unwrap();
     let text = "The first citizen 🤗";
     let ids = tokenizer.encode(text, true).unwrap().get_ids().to_vec();
-    let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let reference = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
     assert_eq!(ids, reference.encode(text, true).unwrap().get_ids());
 }
 
-/// `torch.compile`'s prefix, `model_args`, no biases, a padded vocabulary: karpathy/nanoGPT#272 and #169,
-/// karpathy/build-nanogpt#95.
+/// nanoGPT files with `torch.compile`'s prefix, `model_args`, no biases and a padded vocabulary.
+///
+/// See karpathy/nanoGPT#272 and #169, and karpathy/build-nanogpt#95.
 #[test]
-fn nano_gpt() {
+fn nanogpt_checkpoint_loads() {
     let checkpoint = assert_model("nanogpt", Format::PyTorchZip, "nanogpt", EXACT);
     assert_eq!(checkpoint.prefix(), "_orig_mod.transformer.");
     assert_eq!(checkpoint.orientation(), Orientation::Linear);
     assert_eq!(checkpoint.config().activation_function, candle_gpt2::Activation::Gelu);
-    assert_rule(&checkpoint, "biases are not stored and taken as zero");
-    assert_rule(&checkpoint, "nanoGPT's model_args give the configuration");
+    assert_rule(&checkpoint, "biases are not stored and are set to zero");
+    assert_rule(&checkpoint, "the configuration comes from nanoGPT's model_args");
 }
 
 #[test]
-fn llm_c() {
+fn llm_c_checkpoints_load() {
     let checkpoint = assert_model("llmc/gpt2.bin", Format::LlmC, "model", EXACT);
-    assert_rule(&checkpoint, "the last 84 rows of the token embedding are padding and not read");
+    assert_rule(&checkpoint, "the last 84 rows of the token embedding are padding and are ignored");
     assert_eq!(checkpoint.config().vocab_size, 300);
     assert_model("llmc/gpt2_bf16.bin", Format::LlmC, "model", HALF_PRECISION);
 }
 
 #[test]
-fn the_book() {
+fn book_checkpoint_loads() {
     let checkpoint = assert_model("book", Format::PyTorchZip, "book", EXACT);
-    assert_rule(&checkpoint, "heads are assumed 64 wide");
-    assert_rule(&checkpoint, "1 biases are not stored and taken as zero");
+    assert_rule(&checkpoint, "the head dimension is assumed to be 64");
+    assert_rule(&checkpoint, "1 biases are not stored and are set to zero");
     assert_eq!(checkpoint.buffers().count(), 1);
 }
 
-/// The book's files hold no number of heads, and each number that divides the width is a sound model.
+/// The book's files do not contain the number of heads, and every divisor of the width is valid.
 #[test]
-fn heads_that_no_file_tells_are_guessed_aloud_or_named() {
+fn unrecorded_head_count_is_guessed_or_specified() {
     let open = |name: &str, n_head| {
-        Checkpoint::open_with(&fixture_path("formats").join(name), &OpenOptions { n_head })
+        Checkpoint::open_with(fixture_path("formats").join(name), &OpenOptions { n_head })
     };
     let guessed = open("book", None).unwrap();
     let note = guessed.guessed_heads_note().unwrap();
-    assert!(note.contains("1 of 64 values each are assumed"), "{note}");
+    assert!(note.contains("assuming 1 with head dimension 64"), "{note}");
 
     let named = open("book", Some(4)).unwrap();
     assert_eq!((named.config().n_head, named.config().head_dim()), (4, 16));
     assert_eq!(named.guessed_heads_note(), None);
-    assert_rule(&named, "the 4 heads were named");
+    assert_rule(&named, "the number of heads, 4, was specified");
     assert_ne!(values(&logits(&named)), values(&logits(&guessed)), "another model");
 
     let wrong = open("book", Some(5)).unwrap_err().to_string();
@@ -144,19 +147,19 @@ fn heads_that_no_file_tells_are_guessed_aloud_or_named() {
     let zero = open("book", Some(0)).unwrap_err().to_string();
     assert!(zero.contains("`n_head`: expected a whole number from 1"), "{zero}");
 
-    let told = open("pytorch-zip", None).unwrap();
-    assert_eq!(told.guessed_heads_note(), None);
-    let n_head = told.config().n_head;
-    assert_eq!(open("pytorch-zip", Some(n_head)).unwrap().config(), told.config());
+    let recorded = open("pytorch-zip", None).unwrap();
+    assert_eq!(recorded.guessed_heads_note(), None);
+    let n_head = recorded.config().n_head;
+    assert_eq!(open("pytorch-zip", Some(n_head)).unwrap().config(), recorded.config());
     let other = open("pytorch-zip", Some(n_head + 1)).unwrap_err();
     assert!(
-        matches!(other, WeightsError::OtherHeads { told, named, .. } if (told, named) == (n_head, n_head + 1))
+        matches!(other, WeightsError::OtherHeads { configured, requested, .. } if (configured, requested) == (n_head, n_head + 1))
     );
 }
 
-/// Heads of 64 do not divide every width: nothing is guessed then.
+/// A head size of 64 does not divide every width; in this case nothing is guessed.
 #[test]
-fn heads_that_cannot_be_guessed_are_asked_for() {
+fn unguessable_head_count_must_be_specified() {
     let folder = temporary_folder();
     let path = folder.path().join("model.safetensors");
     let sizes = [
@@ -177,29 +180,30 @@ fn heads_that_cannot_be_guessed_are_asked_for() {
     assert_eq!((config.n_head, config.n_layer, config.vocab_size, config.n_inner), (3, 1, 61, Some(96)));
 }
 
-/// `output.weight` may be missing, `n_inner` is the tensors': ggml-org/llama.cpp#12567 and #4073.
-/// Every block type against the dequantization of llama.cpp's own Python package.
+/// Every block type, compared with the dequantization of llama.cpp's own Python package.
+///
+/// `output.weight` may be missing, and `n_inner` comes from the tensors: ggml-org/llama.cpp#12567 and #4073.
 #[test]
-fn gguf_in_every_type() {
+fn every_gguf_type_loads() {
     for name in ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
         let checkpoint =
             assert_model(&format!("gguf/{name}.gguf"), Format::Gguf, &format!("gguf.{name}"), EXACT);
-        assert_rule(&checkpoint, "the tokenizer is the one inside the file");
+        assert_rule(&checkpoint, "the tokenizer comes from the weights file");
         let tokenizer = checkpoint.tokenizer(None).unwrap();
         let text = "The first citizen, naïve 🤗";
-        let reference = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+        let reference = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap();
         let expected = reference.encode(text, true).unwrap().get_ids().to_vec();
         assert_eq!(tokenizer.encode(text, true).unwrap().get_ids(), expected, "{name}");
     }
-    let half_precision = Checkpoint::open(&fixture_path("formats/gguf/f16.gguf")).unwrap();
+    let half_precision = Checkpoint::open(fixture_path("formats/gguf/f16.gguf")).unwrap();
     assert_close_absolute(&logits(&half_precision), &expected().tensor("model"), HALF_PRECISION, "f16");
 }
 
-/// The published file of 2022 and its conversion hold the same model.
+/// The file published in 2022 and its conversion contain the same model.
 #[test]
-fn the_published_tarotble_pickle_equals_its_safetensors() {
+fn published_tarotble_pickle_equals_its_safetensors() {
     let Some(folder) = checkpoints() else { return };
-    let open = |name: &str| Checkpoint::open(&folder.join("tarotble").join(name)).unwrap();
+    let open = |name: &str| Checkpoint::open(folder.join("tarotble").join(name)).unwrap();
     let ids = Tensor::new(&[[5u32, 299, 0, 17, 130]], &Device::Cpu).unwrap();
     let logits = |checkpoint: &Checkpoint| {
         let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
@@ -216,9 +220,9 @@ fn the_published_tarotble_pickle_equals_its_safetensors() {
     assert_eq!(logits(&pickle), logits(&open("model.safetensors")));
 }
 
-/// One way to open every file, known by its content, whatever its name: huggingface/candle#1104.
+/// The content determines the format, whatever the file name: huggingface/candle#1104.
 #[test]
-fn names_do_not_matter() {
+fn format_detection_ignores_file_names() {
     let folder = temporary_folder();
     let formats = fixture_path("formats");
     for (from, format) in [

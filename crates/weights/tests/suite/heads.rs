@@ -1,4 +1,6 @@
-//! Checkpoints with a head over labels or choices: told apart, compared, converted. `scripts/reference/heads.py` made them.
+//! Checkpoints with heads for labels or choices: detection, comparison and conversion.
+//!
+//! `scripts/reference/heads.py` writes the fixtures.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,7 +14,7 @@ use candle_gpt2_weights::{
 };
 use serde_json::json;
 
-/// The folders, with the head of each.
+/// Fixture folders, with the head of each.
 const HEADS: [(&str, HeadKind); 5] = [
     ("sequence", HeadKind::SequenceClassification),
     ("multi_label", HeadKind::SequenceClassification),
@@ -33,18 +35,18 @@ fn problems(folder: &CheckpointFolder) -> Vec<String> {
     open(folder.path()).verify(&|_| ()).unwrap().iter().map(Problem::to_string).collect()
 }
 
-/// The tensors under other names.
+/// Renames all tensors.
 fn renamed(tensors: &mut HashMap<String, Tensor>, name: impl Fn(&str) -> String) {
     let all: Vec<_> = tensors.drain().map(|(old, tensor)| (name(&old), tensor)).collect();
     tensors.extend(all);
 }
 
 #[test]
-fn heads_are_told_by_their_class_or_by_their_tensors() {
+fn heads_are_detected_by_class_or_tensors() {
     for (name, kind) in HEADS {
         let plain = folder(name);
-        let unnamed = folder(name).with_config(json!({"architectures": null}));
-        for folder in [plain, unnamed] {
+        let without_class = folder(name).with_config(json!({"architectures": null}));
+        for folder in [plain, without_class] {
             let checkpoint = open(folder.path());
             let config = checkpoint.config();
             assert_eq!(config.head, kind, "{name}");
@@ -59,12 +61,12 @@ fn heads_are_told_by_their_class_or_by_their_tensors() {
     assert_eq!(sequence.config().pad_token_id, Some(0));
     let multi_label = open(folder("multi_label").path());
     assert_eq!(multi_label.config().problem(), ProblemType::MultiLabelClassification);
-    // Three masks and what each was filled with are no parameters.
+    // Three causal masks and their three fill values are buffers, not parameters.
     assert_eq!(open(folder("pytorch-shards").path()).buffers().count(), 6);
 }
 
 #[test]
-fn a_prefix_stands_before_the_model_and_not_before_the_head() {
+fn prefixes_are_detected_in_models_with_heads() {
     for (name, kind) in HEADS.into_iter().filter(|(name, _)| *name != "pytorch-shards") {
         let original = open(&fixture_path("heads").join(name));
         let without = |old: &str| old.trim_start_matches("transformer.").to_owned();
@@ -83,7 +85,7 @@ fn a_prefix_stands_before_the_model_and_not_before_the_head() {
 }
 
 #[test]
-fn damaged_heads_are_named() {
+fn damaged_heads_are_reported() {
     let cases: [(&str, &str, &str); 3] = [
         ("sequence", "score.weight", "tensor `score.weight` is missing: expected (5, 24)"),
         ("token", "classifier.bias", "tensor `classifier.bias` is missing: expected (7)"),
@@ -93,9 +95,9 @@ fn damaged_heads_are_named() {
             "tensor `multiple_choice_head.summary.weight` is missing: expected (1, 24)",
         ),
     ];
-    for (name, tensor, told) in cases {
+    for (name, tensor, expected) in cases {
         let missing = folder(name).with_tensors(|tensors| _ = tensors.remove(tensor).unwrap());
-        assert_eq!(problems(&missing), [told]);
+        assert_eq!(problems(&missing), [expected]);
         let nan = folder(name).with_tensors(|tensors| {
             let shape = tensors[tensor].shape().clone();
             tensors.insert(tensor.into(), Tensor::full(f32::NAN, shape, &Device::Cpu).unwrap());
@@ -107,44 +109,45 @@ fn damaged_heads_are_named() {
             let whole = tensors[tensor].to_dtype(DType::I64).unwrap();
             tensors.insert(tensor.into(), whole);
         });
-        let told = format!("tensor `{tensor}`: expected F32, F16, BF16 or F64, found I64");
-        assert_eq!(problems(&integers), [told]);
+        let expected = format!("tensor `{tensor}`: expected F32, F16, BF16 or F64, found I64");
+        assert_eq!(problems(&integers), [expected]);
     }
-    let turned = folder("sequence").with_tensors(|tensors| {
-        let turned = tensors["score.weight"].t().unwrap().contiguous().unwrap();
-        tensors.insert("score.weight".into(), turned);
+    let transposed = folder("sequence").with_tensors(|tensors| {
+        let transposed = tensors["score.weight"].t().unwrap().contiguous().unwrap();
+        tensors.insert("score.weight".into(), transposed);
     });
-    assert_eq!(problems(&turned), ["tensor `score.weight`: expected (5, 24), found (24, 5)"]);
-    // What belongs to another class has no place: a head over the vocabulary, labels of a language model.
+    assert_eq!(problems(&transposed), ["tensor `score.weight`: expected (5, 24), found (24, 5)"]);
+    // Tensors of another class are surplus: a language model head, or labels in a language model.
     let with_head = |name: &str| {
         folder(name).with_tensors(|tensors| {
             let head = tensors["transformer.wte.weight"].affine(2.0, 0.0).unwrap();
             tensors.insert("lm_head.weight".into(), head);
         })
     };
-    let surplus = "tensor `lm_head.weight` is surplus: found (300, 24), and the model has no such parameter";
-    assert_eq!(problems(&with_head("sequence")), [surplus]);
+    let unexpected = "tensor `lm_head.weight` is unexpected: found (300, 24), not a parameter of the model";
+    assert_eq!(problems(&with_head("sequence")), [unexpected]);
     let found = problems(&with_head("double"));
     assert!(found.len() == 1 && found[0].contains("config.json ties"), "{found:?}");
     let language_model = folder("token").with_config(json!({"architectures": ["GPT2LMHeadModel"]}));
     let found = problems(&language_model);
-    assert!(found.len() == 2 && found.iter().all(|problem| problem.contains("is surplus")), "{found:?}");
+    assert!(found.len() == 2 && found.iter().all(|problem| problem.contains("is unexpected")), "{found:?}");
 }
 
 #[test]
-fn labels_that_contradict_the_head_are_told_with_both_numbers() {
+fn label_count_mismatch_reports_both_counts() {
     let four = json!({"id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}, "label2id": null});
-    let told = "tensor `score.weight` has rows for 5 labels, and config.json names 4 (2 by default); \
-                name one for each row in `id2label` and `label2id`";
-    assert_eq!(problems(&folder("sequence").with_config(four)), [told]);
+    let expected = "tensor `score.weight` has 5 rows, one per label, but config.json defines 4 labels (2 by default); \
+                    define one label per row in `id2label` and `label2id`";
+    assert_eq!(problems(&folder("sequence").with_config(four)), [expected]);
     let none = folder("token").with_config(json!({"id2label": null, "label2id": null}));
     let found = problems(&none);
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
-        found[0].starts_with("tensor `classifier.weight` has rows for 7 labels, and config.json names 2")
+        found[0]
+            .starts_with("tensor `classifier.weight` has 7 rows, one per label, but config.json defines 2")
     );
-    assert!(found[1].starts_with("tensor `classifier.bias` has rows for 7 labels"));
-    // As many as there are, unnamed, as old versions of transformers wrote them.
+    assert!(found[1].starts_with("tensor `classifier.bias` has 7 rows, one per label"));
+    // A number of labels without names, as old versions of transformers wrote it.
     let counted = json!({"id2label": null, "label2id": null, "num_labels": 7});
     let counted = folder("token").with_config(counted);
     assert!(problems(&counted).is_empty());
@@ -157,19 +160,21 @@ fn labels_that_contradict_the_head_are_told_with_both_numbers() {
     assert!(message.contains("GPT2ForQuestionAnswering") && message.contains("GPT2ForTokenClassification"));
 }
 
-/// `scripts/checks/test_conversions.py` shows that transformers reads what is written, and finds the same logits.
+/// A written head matches the original within the rounding of the dtype.
+///
+/// `scripts/checks/test_conversions.py` shows that transformers reads the files and computes the same logits.
 #[cfg(not(target_os = "wasi"))]
 #[test]
-fn a_head_is_written_as_it_was_read() {
-    let companions = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap().into();
+fn heads_survive_conversion() {
+    let companions = load_tokenizer(fixture_path("tiny-checkpoint")).unwrap().into();
     for (name, _) in HEADS {
-        let (place, original) = (temporary_folder(), open(&fixture_path("heads").join(name)));
-        // Half precision rounds to 11 and 8 significant bits, of values below 4; what is f16 already stays.
+        let (target, original) = (temporary_folder(), open(&fixture_path("heads").join(name)));
+        // Half precision rounds values below 4 to 11 or 8 significant bits. Values already in f16 stay exact.
         let f16 = if name == "pytorch-shards" { 0.0 } else { 4.0 / 2048.0 };
         for (dtype, largest) in
             [(WrittenDType::F32, 0.0), (WrittenDType::F16, f16), (WrittenDType::BF16, 4.0 / 256.0)]
         {
-            let copy = place.path().join(dtype.name());
+            let copy = target.path().join(dtype.name());
             write_hugging_face(&original, &companions, &copy, dtype, &|_| ()).unwrap();
             let copy = open(&copy);
             copy.check().unwrap();
@@ -189,33 +194,33 @@ fn a_head_is_written_as_it_was_read() {
                 "{name}"
             );
         }
-        let gguf = place.path().join("model.gguf");
-        let refusal = write_gguf(&original, &companions, &gguf, WrittenDType::F32, &|_| ()).unwrap_err();
+        let gguf = target.path().join("model.gguf");
+        let error = write_gguf(&original, &companions, &gguf, WrittenDType::F32, &|_| ()).unwrap_err();
         let class = original.config().head.class_name();
-        let told = format!("the head of a language model only, and this is a {class}; write a folder");
-        assert!(refusal.to_string().ends_with(&told), "{refusal}");
+        let expected = format!("only the language-model head, and this is a {class}; write a folder");
+        assert!(error.to_string().ends_with(&expected), "{error}");
         assert!(!gguf.exists());
     }
 }
 
 #[test]
-fn a_model_is_not_loaded_as_another_kind() {
+fn models_do_not_load_as_another_kind() {
     let load = |name: &str| open(&fixture_path(name)).load(&LoadOptions::default(), &|_| ());
-    for (name, told) in [
-        ("heads/sequence", "it is a GPT2ForSequenceClassification, a classifier: it labels texts"),
-        ("heads/token", "it is a GPT2ForTokenClassification, a classifier: it labels tokens"),
+    for (name, expected) in [
+        ("heads/sequence", "the model is a GPT2ForSequenceClassification, a classifier: it labels texts"),
+        ("heads/token", "the model is a GPT2ForTokenClassification, a classifier: it labels tokens"),
     ] {
         let error = load(name).unwrap_err();
-        assert!(matches!(error, WeightsError::OtherHead { .. }));
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(matches!(error, WeightsError::UnsupportedHead { .. }));
+        assert!(error.to_string().contains(expected), "{error}");
     }
-    // Double heads hold a whole language model.
+    // A double-heads model contains a whole language model.
     assert_eq!(load("heads/double").unwrap().config().vocab_size, 300);
     let language_model = open(&fixture_path("tiny-checkpoint"));
     language_model.check_language_model().unwrap();
     let error = language_model.check_classifier().unwrap_err().to_string();
     assert!(
-        error.contains("it is a GPT2LMHeadModel, a language model: it generates and scores texts"),
+        error.contains("the model is a GPT2LMHeadModel, a language model: it generates and scores text"),
         "{error}"
     );
 }

@@ -1,4 +1,4 @@
-//! Tokens of much text are those of the tokenizers library, whatever the text, wherever it is cut.
+//! Long texts have the same tokens as in the tokenizers library, wherever they are cut.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use candle_gpt2_weights::{
 };
 use serde_json::{Value, json};
 
-/// What words are made of: each kind of the expression, and what stands at its borders.
+/// Fragments of random texts, for each case of the word pattern and for word boundaries.
 const PARTS: [&str; 46] = [
     " ",
     " ",
@@ -59,10 +59,10 @@ const PARTS: [&str; 46] = [
     "<|endof",
 ];
 
-/// Numbers that look random (xorshift).
-struct Numbers(u64);
+/// Pseudorandom numbers (xorshift).
+struct Xorshift(u64);
 
-impl Numbers {
+impl Xorshift {
     fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -76,40 +76,40 @@ impl Numbers {
 }
 
 fn trained() -> Tokenizer {
-    let mut numbers = Numbers(7);
-    let texts: Vec<String> = (0..400).map(|_| numbers.text(60)).chain(["aaaa bebebe ".repeat(50)]).collect();
+    let mut random = Xorshift(7);
+    let texts: Vec<String> = (0..400).map(|_| random.text(60)).chain(["aaaa bebebe ".repeat(50)]).collect();
     train_tokenizer(texts.into_iter().map(Cow::Owned), 700).unwrap()
 }
 
-fn own(encoder: &TextEncoder, text: &str) -> Vec<u32> {
+fn native_tokens(encoder: &TextEncoder, text: &str) -> Vec<u32> {
     let mut tokens = Vec::new();
     encoder.session().encode(text, &mut tokens).unwrap();
     tokens
 }
 
 #[test]
-fn made_up_texts_have_the_tokens_of_the_library_wherever_they_are_cut() {
+fn random_texts_encode_like_the_library_at_every_cut() {
     for (seed, tokenizer) in [(1, trained()), (2, load_tokenizer(CheckpointFolder::tiny().path()).unwrap())] {
         let encoder = TextEncoder::new(&tokenizer);
         assert!(encoder.is_own());
-        // One session for all, so that words come from its cache, too.
+        // All texts share a session, so that some words come from its cache.
         let mut session = encoder.session();
-        let mut numbers = Numbers(seed);
+        let mut random = Xorshift(seed);
         let mut cuts = 0;
         for _ in 0..300 {
-            let parts = 1 + numbers.below(60);
-            let text = numbers.text(parts);
+            let parts = 1 + random.below(60);
+            let text = random.text(parts);
             let expected = encode_piece(&tokenizer, &text).unwrap();
             let mut found = Vec::new();
             session.encode(&text, &mut found).unwrap();
             assert_eq!(found, expected, "{text:?}");
             let mut from = 1;
-            while let Some(place) = encoder.cut(text.as_bytes(), from) {
+            while let Some(cut) = encoder.cut(text.as_bytes(), from) {
                 found.clear();
-                session.encode(&text[..place], &mut found).unwrap();
-                session.encode(&text[place..], &mut found).unwrap();
-                assert_eq!(found, expected, "{text:?} cut at {place}");
-                from = place + 1;
+                session.encode(&text[..cut], &mut found).unwrap();
+                session.encode(&text[cut..], &mut found).unwrap();
+                assert_eq!(found, expected, "{text:?} cut at {cut}");
+                from = cut + 1;
                 cuts += 1;
             }
         }
@@ -117,9 +117,9 @@ fn made_up_texts_have_the_tokens_of_the_library_wherever_they_are_cut() {
     }
 }
 
-/// Those at which the standard library's classes change, and some between.
+/// Characters at which the standard library's classes change, and some between them.
 #[test]
-fn characters_of_every_class_have_the_tokens_of_the_library() {
+fn every_character_class_encodes_like_the_library() {
     let tokenizer = trained();
     let encoder = TextEncoder::new(&tokenizer);
     let class = |c: char| (c.is_alphabetic(), c.is_numeric(), c.is_whitespace(), c.is_lowercase());
@@ -131,25 +131,33 @@ fn characters_of_every_class_have_the_tokens_of_the_library() {
         }
         before = class(c);
         if text.len() > 4000 {
-            assert_eq!(own(&encoder, &text), encode_piece(&tokenizer, &text).unwrap(), "up to {c:?}");
+            assert_eq!(
+                native_tokens(&encoder, &text),
+                encode_piece(&tokenizer, &text).unwrap(),
+                "up to {c:?}"
+            );
             text.clear();
         }
     }
 }
 
 #[test]
-fn long_words_have_the_tokens_of_the_library() {
+fn long_words_encode_like_the_library() {
     let tokenizer = trained();
     let encoder = TextEncoder::new(&tokenizer);
     for part in ["a", "be", "thebea", "字", ".'", "42", "  ", "aaab"] {
         for count in [1, 15, 16, 17, 40, 60, 500, 3000] {
             let text = format!("{} end", part.repeat(count));
-            assert_eq!(own(&encoder, &text), encode_piece(&tokenizer, &text).unwrap(), "{count} of {part:?}");
+            assert_eq!(
+                native_tokens(&encoder, &text),
+                encode_piece(&tokenizer, &text).unwrap(),
+                "{count} of {part:?}"
+            );
         }
     }
 }
 
-/// The tokenizer with other settings, as its file would have them.
+/// Trained tokenizer with different settings, loaded from modified JSON.
 fn changed(change: impl FnOnce(&mut Value)) -> Tokenizer {
     let mut json: Value = serde_json::to_value(trained()).unwrap();
     change(&mut json);
@@ -164,7 +172,7 @@ fn added(id: u32, content: &str, normalized: bool) -> Value {
 }
 
 #[test]
-fn added_tokens_are_found_as_the_library_finds_them() {
+fn added_tokens_match_the_library() {
     let tokens = ["<|endoftext|>", "<a", "<a>", "<a><b>", ">>", "><", "[SEP]"];
     let parts = ["<", "a", ">", "<a>", "<b>", "><", "x", " y", "[SEP]", " ", "<|endoftext|>"];
     for normalized in [false, true] {
@@ -177,16 +185,16 @@ fn added_tokens_are_found_as_the_library_finds_them() {
         });
         let encoder = TextEncoder::new(&tokenizer);
         assert!(encoder.is_own());
-        let mut numbers = Numbers(3);
+        let mut random = Xorshift(3);
         for _ in 0..300 {
-            let text: String = (0..12).map(|_| parts[numbers.below(parts.len())]).collect();
-            assert_eq!(own(&encoder, &text), encode_piece(&tokenizer, &text).unwrap(), "{text:?}");
+            let text: String = (0..12).map(|_| parts[random.below(parts.len())]).collect();
+            assert_eq!(native_tokens(&encoder, &text), encode_piece(&tokenizer, &text).unwrap(), "{text:?}");
         }
     }
 }
 
 #[test]
-fn other_tokenizers_are_asked_themselves() {
+fn unsupported_tokenizers_fall_back_to_the_library() {
     let stripping = |json: &mut Value| {
         let mut token = added(700, "<x>", false);
         token["lstrip"] = json!(true);
@@ -194,25 +202,25 @@ fn other_tokenizers_are_asked_themselves() {
     };
     type Change<'a> = &'a dyn Fn(&mut Value);
     let changes: [(&str, Change); 9] = [
-        ("a space before the text", &|json| json["pre_tokenizer"]["add_prefix_space"] = json!(true)),
-        ("other words", &|json| json["pre_tokenizer"] = json!({"type": "Whitespace"})),
-        ("no words", &|json| json["pre_tokenizer"]["use_regex"] = json!(false)),
+        ("add_prefix_space", &|json| json["pre_tokenizer"]["add_prefix_space"] = json!(true)),
+        ("another pre-tokenizer", &|json| json["pre_tokenizer"] = json!({"type": "Whitespace"})),
+        ("no regex split", &|json| json["pre_tokenizer"]["use_regex"] = json!(false)),
         ("a normalizer", &|json| json["normalizer"] = json!({"type": "Lowercase"})),
-        ("whole words first", &|json| json["model"]["ignore_merges"] = json!(true)),
-        ("marks of words' ends", &|json| json["model"]["end_of_word_suffix"] = json!("a")),
-        ("an added token with its spaces", &stripping),
-        ("an added token like a word", &|json| json["added_tokens"] = json!([added(700, "theme", false)])),
-        ("added tokens of two kinds", &|json| {
+        ("ignore_merges", &|json| json["model"]["ignore_merges"] = json!(true)),
+        ("end_of_word_suffix", &|json| json["model"]["end_of_word_suffix"] = json!("a")),
+        ("an added token with lstrip", &stripping),
+        ("an added token inside words", &|json| json["added_tokens"] = json!([added(700, "theme", false)])),
+        ("special and normalized added tokens", &|json| {
             json["added_tokens"] = json!([added(700, "<a>", false), added(701, "<b>", true)]);
         }),
     ];
-    for (what, change) in changes {
+    for (label, change) in changes {
         let tokenizer = changed(change);
         let encoder = TextEncoder::new(&tokenizer);
-        assert!(!encoder.is_own(), "{what}");
+        assert!(!encoder.is_own(), "{label}");
         let text = "The theme's <x> <a> THE be\n\nbe 42.";
-        assert_eq!(own(&encoder, text), encode_piece(&tokenizer, text).unwrap(), "{what}");
+        assert_eq!(native_tokens(&encoder, text), encode_piece(&tokenizer, text).unwrap(), "{label}");
     }
     let empty = changed(|json| json["model"]["end_of_word_suffix"] = json!(""));
-    assert!(TextEncoder::new(&empty).is_own(), "an empty mark is none");
+    assert!(TextEncoder::new(&empty).is_own(), "an empty suffix has no effect");
 }

@@ -1,10 +1,12 @@
-//! A `tokenizer.json` that could multiply a text is rejected by the name of its field, and every kind of tokenizer still loads.
+//! Limits on tokenizers that could multiply the size of a text.
+//!
+//! The error names the field in `tokenizer.json`. Every kind of tokenizer still loads.
 
 use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{TextEncoder, Tokenizer, encode, encode_piece, load_tokenizer};
 use serde_json::{Value, json};
 
-/// The tiny tokenizer with a change.
+/// Tiny checkpoint with a modified `tokenizer.json`.
 fn changed(change: impl FnOnce(&mut Value)) -> CheckpointFolder {
     let bytes = std::fs::read(fixture_path("tiny-checkpoint").join("tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_slice(&bytes).unwrap();
@@ -49,7 +51,7 @@ fn normalizers(parts: &[Value]) -> Value {
 }
 
 #[test]
-fn normalizers_that_multiply_a_text_are_rejected() {
+fn expanding_normalizers_are_rejected() {
     let field = "normalizer.normalizers[1]: Replace with \"aaa";
     let advice = "can turn one byte of a text into 64, the limit is 32; shorten or remove it";
     assert_rejected(&with("normalizer", normalizers(&[dot(8), dot(8), dot(8)])), &[field, advice]);
@@ -67,7 +69,7 @@ fn normalizers_that_multiply_a_text_are_rejected() {
         replace(json!({"Regex": "(?=a)"}), 32),
         replace(json!({"Regex": "a?b?"}), 40),
         json!({"type": "Prepend", "prepend": "a".repeat(32)}),
-        // Without a type, as the library also accepts it.
+        // Without a type, which the library also accepts.
         json!({"prepend": "a".repeat(32)}),
         json!({"type": "Unknown", "prepend": "a".repeat(32)}),
         normalizers(&vec![json!({"type": "ByteLevel"}); 6]),
@@ -97,7 +99,7 @@ fn normalizers_that_multiply_a_text_are_rejected() {
 }
 
 #[test]
-fn pre_tokenizers_that_multiply_a_text_are_rejected() {
+fn expanding_pre_tokenizers_are_rejected() {
     let byte_level =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let six = sequence("pretokenizers", &vec![byte_level.clone(); 6]);
@@ -113,7 +115,7 @@ fn pre_tokenizers_that_multiply_a_text_are_rejected() {
 }
 
 #[test]
-fn decoders_that_multiply_a_token_are_rejected() {
+fn expanding_decoders_are_rejected() {
     let eight = sequence("decoders", &vec![dot(16); 8]);
     assert_rejected(&with("decoder", eight), &["decoder.decoders[1]: Replace", "into 256"]);
     let suffix = json!({"type": "BPEDecoder", "suffix": ""});
@@ -143,7 +145,7 @@ fn decoders_that_multiply_a_token_are_rejected() {
     }
 }
 
-/// A template that adds ids to a text.
+/// Template that adds a special token of `ids` ids.
 fn template(single: &[Value], ids: usize) -> Value {
     json!({
         "type": "TemplateProcessing", "single": single, "pair": [],
@@ -152,12 +154,12 @@ fn template(single: &[Value], ids: usize) -> Value {
 }
 
 #[test]
-fn post_processors_that_repeat_a_text_are_rejected() {
+fn repeating_post_processors_are_rejected() {
     let special = json!({"SpecialToken": {"id": "zz", "type_id": 0}});
     let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
     let field = "post_processor.single[1]";
     let with = |single: &[Value], ids| with("post_processor", template(single, ids));
-    assert_rejected(&with(&[text("A"), text("A")], 1), &[field, "sequence A a second time"]);
+    assert_rejected(&with(&[text("A"), text("A")], 1), &[field, "sequence A is repeated"]);
     assert_rejected(&with(&[text("A"), text("B")], 1), &[field, "sequence B does not exist there"]);
     assert_rejected(&with(&[text("A"), special.clone()], 17), &[field, "adds 17 ids", "the limit is 16"]);
     assert_rejected(&with(&vec![special.clone(); 17], 1), &["post_processor.single[16]"]);
@@ -198,10 +200,10 @@ fn long_tokens_are_rejected() {
         json["normalizer"] = json!({"type": "Replace", "pattern": {"String": "x"}, "content": " "});
     });
     assert_rejected(&normalized, &["added_tokens: the token with id", "is whitespace"]);
-    // The library would decode one of the two only.
+    // The library would decode only one of the two.
     for entry in ["qqqq", &long[1..]] {
         let shared = changed(|json| json["model"]["vocab"][entry] = json["model"]["vocab"]["a"].clone());
-        assert_rejected(&shared, &["model.vocab: \"a\" and \"", "have one id"]);
+        assert_rejected(&shared, &["model.vocab: \"a\" and \"", "share the id"]);
     }
     assert_rejected(
         &changed(|json| json["model"]["unk_token"] = json!(long)),
@@ -219,7 +221,7 @@ fn long_tokens_are_rejected() {
 }
 
 #[test]
-fn merges_on_which_the_library_panics_are_rejected() {
+fn merges_that_panic_in_the_library_are_rejected() {
     let model = |prefix: Value, merge: Value| {
         let vocab = json!({"a": 0, "abc": 1, "é": 2});
         let model =
@@ -237,7 +239,7 @@ fn merges_on_which_the_library_panics_are_rejected() {
     assert_rejected(&model(json!("c"), json!(["a", "é"])), &[field]);
 }
 
-/// Sections that change what is encoded are ignored.
+/// Settings that change the ids of a text are ignored.
 #[test]
 fn truncation_padding_and_dropout_are_ignored() {
     let folder = changed(|json| {
@@ -255,7 +257,7 @@ fn truncation_padding_and_dropout_are_ignored() {
     assert_eq!(encode(&tokenizer, text).unwrap(), encode(&plain, text).unwrap());
 }
 
-/// A model of each kind that knows lower-case words.
+/// Models of each kind with a vocabulary of lowercase words.
 fn models() -> [(&'static str, Value); 4] {
     let words = ["<unk>", "a", "b", "c", "ab", "abc", "##a", "##b", "##c", "##bc", "▁", "▁a", "▁ab"];
     let ids: Value = words
@@ -283,7 +285,7 @@ fn models() -> [(&'static str, Value); 4] {
     ]
 }
 
-fn of_model(model: &Value, pre_tokenizer: &Value, normalizer: &Value) -> CheckpointFolder {
+fn with_model(model: &Value, pre_tokenizer: &Value, normalizer: &Value) -> CheckpointFolder {
     changed(|json| {
         json["model"] = model.clone();
         json["added_tokens"] = json!([]);
@@ -300,7 +302,7 @@ fn of_model(model: &Value, pre_tokenizer: &Value, normalizer: &Value) -> Checkpo
 }
 
 #[test]
-fn every_kind_of_tokenizer_encodes_long_texts_as_the_library_does() {
+fn every_tokenizer_model_encodes_long_texts_like_the_library() {
     let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
     let splits = [
         json!({"type": "Whitespace"}),
@@ -320,9 +322,9 @@ fn every_kind_of_tokenizer_encodes_long_texts_as_the_library_does() {
     let text = "Abc  ab cab\u{301} \u{fdfa} b. A1b c\n abcabc ▁ab bb ".repeat(800);
     for (kind, model) in models() {
         for split in &splits {
-            // One word of this length makes the lattice of the library slow.
+            // The library's lattice is slow for a single word of the full length.
             let text = if split.is_null() { &text[..1 << 12] } else { &text };
-            let tokenizer = assert_loads(&of_model(&model, split, &normalizer));
+            let tokenizer = assert_loads(&with_model(&model, split, &normalizer));
             let expected = tokenizer.encode(text, true).unwrap();
             let encoder = TextEncoder::new(&tokenizer);
             let found = encoder.encode(text, true).unwrap();
@@ -333,11 +335,11 @@ fn every_kind_of_tokenizer_encodes_long_texts_as_the_library_does() {
 }
 
 #[test]
-fn the_memory_of_a_long_text_is_bounded_where_it_can_be_cut() {
+fn long_text_memory_is_bounded_if_the_text_can_be_split() {
     let [_, (_, word_piece), ..] = models();
     let text = "ab abc ".repeat(150_000);
     let memory = |pre_tokenizer: Value| {
-        let tokenizer = assert_loads(&of_model(&word_piece, &pre_tokenizer, &Value::Null));
+        let tokenizer = assert_loads(&with_model(&word_piece, &pre_tokenizer, &Value::Null));
         TextEncoder::new(&tokenizer).memory(&text)
     };
     let (cut, whole) = (memory(json!({"type": "Whitespace"})), memory(Value::Null));
@@ -346,16 +348,16 @@ fn the_memory_of_a_long_text_is_bounded_where_it_can_be_cut() {
 }
 
 #[test]
-fn word_pieces_of_endless_words_are_rejected() {
+fn word_piece_word_length_is_limited() {
     let [_, (_, mut model), ..] = models();
     model["max_input_chars_per_word"] = json!(1_000_000_000);
-    let folder = of_model(&model, &Value::Null, &Value::Null);
+    let folder = with_model(&model, &Value::Null, &Value::Null);
     assert_rejected(&folder, &["model.max_input_chars_per_word: found 1000000000, the limit is 1024"]);
     model["max_input_chars_per_word"] = json!(1024);
-    assert_loads(&of_model(&model, &Value::Null, &Value::Null));
+    assert_loads(&with_model(&model, &Value::Null, &Value::Null));
 }
 
-/// A thousand such words would take minutes.
+/// Without a limit, a thousand such words would take minutes.
 #[test]
 fn quadratic_encoding_stops_in_seconds() {
     let [_, (_, mut word_piece), (_, mut unigram), _] = models();
@@ -366,19 +368,19 @@ fn quadratic_encoding_stops_in_seconds() {
         .collect();
     unigram["vocab"] = json!(scores);
     for model in [word_piece, unigram] {
-        let tokenizer = assert_loads(&of_model(&model, &json!({"type": "Whitespace"}), &Value::Null));
+        let tokenizer = assert_loads(&with_model(&model, &json!({"type": "Whitespace"}), &Value::Null));
         let error = encode(&tokenizer, &words).unwrap_err().to_string();
         assert!(error.contains("split the text or its words"), "{error}");
         assert!(!encode(&tokenizer, &words[..3000]).unwrap().is_empty());
     }
 }
 
-/// Each level of the library's trie is a call when it is dropped.
+/// Dropping the library's trie recurses once per level.
 #[test]
-fn the_longest_unigram_pieces_do_not_overflow_the_stack() {
+fn longest_unigram_pieces_do_not_overflow_the_stack() {
     let [_, _, (_, mut model), _] = models();
     model["vocab"] = json!([["<unk>", 0.0], ["🙂".repeat(1024), -1.0]]);
-    let folder = of_model(&model, &Value::Null, &Value::Null);
+    let folder = with_model(&model, &Value::Null, &Value::Null);
     std::thread::Builder::new()
         .stack_size(2 << 20)
         .spawn(move || drop(assert_loads(&folder)))
@@ -388,7 +390,7 @@ fn the_longest_unigram_pieces_do_not_overflow_the_stack() {
 }
 
 #[test]
-fn parts_and_expressions_are_counted() {
+fn part_and_regex_counts_are_limited() {
     let parts = normalizers(&vec![json!({"type": "NFC"}); 70]);
     assert_rejected(&with("normalizer", parts), &["normalizer.normalizers[", "more than 64 parts"]);
     let split = json!({
@@ -399,7 +401,7 @@ fn parts_and_expressions_are_counted() {
 }
 
 #[test]
-fn damaged_precompiled_normalizers_are_rejected_however_they_are_written() {
+fn damaged_precompiled_normalizers_are_rejected() {
     let charsmap = json!({"precompiled_charsmap": "AAAA"});
     let typed = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"});
     for normalizer in [charsmap.clone(), typed, normalizers(&[charsmap])] {
@@ -412,10 +414,10 @@ fn damaged_precompiled_normalizers_are_rejected_however_they_are_written() {
 
 #[cfg(unix)]
 #[test]
-fn a_pipe_in_place_of_a_tokenizer_is_named() {
-    let error = load_tokenizer("/dev/null".as_ref()).unwrap_err().to_string();
+fn special_file_in_place_of_a_tokenizer_is_rejected() {
+    let error = load_tokenizer("/dev/null").unwrap_err().to_string();
     assert_eq!(
         error,
-        "/dev/null: not a usable tokenizer: not a regular file; save it to a file, and name that"
+        "/dev/null: not a usable tokenizer: not a regular file; save it to a file and pass that file"
     );
 }

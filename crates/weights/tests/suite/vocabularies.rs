@@ -1,6 +1,7 @@
-//! SentencePiece models and `vocab.txt`: the ids of the `sentencepiece` package and of transformers, and damaged files.
+//! SentencePiece models and `vocab.txt`: reference ids, and damaged files.
 //!
-//! `scripts/reference/vocabularies.py` wrote the fixtures and the expected values.
+//! The ids must match the `sentencepiece` package and transformers. `scripts/reference/vocabularies.py`
+//! writes the fixtures and the expected values.
 
 use std::path::PathBuf;
 
@@ -20,10 +21,10 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn tokenizer(name: &str) -> Tokenizer {
-    load_tokenizer(&fixture(name)).unwrap()
+    load_tokenizer(fixture(name)).unwrap()
 }
 
-/// Texts of a fixture with their reference ids.
+/// Returns the texts of a fixture with their reference ids.
 fn cases(name: &str) -> Vec<(String, Vec<u32>)> {
     let expected = json_fixture("tokenizers/expected");
     let case = |case: &Value| {
@@ -35,7 +36,7 @@ fn cases(name: &str) -> Vec<(String, Vec<u32>)> {
 }
 
 #[test]
-fn ids_are_those_of_sentencepiece_and_transformers() {
+fn ids_match_sentencepiece_and_transformers() {
     for name in MODELS.into_iter().chain(VOCABULARIES) {
         let tokenizer = tokenizer(name);
         let encoder = TextEncoder::new(&tokenizer);
@@ -43,11 +44,11 @@ fn ids_are_those_of_sentencepiece_and_transformers() {
         assert!(all.len() > 200, "{name}");
         for (text, expected) in &all {
             assert_eq!(encoder.encode(text, false).unwrap(), *expected, "{name}: {text:?}");
-            let (ids, places) = encoder.encode_with_places(text).unwrap();
+            let (ids, ranges) = encoder.encode_with_places(text).unwrap();
             assert_eq!(ids, *expected, "{name}: {text:?}");
             let end = text.chars().count();
             assert!(
-                places.iter().all(|place| place.start <= place.end && place.end <= end),
+                ranges.iter().all(|range| range.start <= range.end && range.end <= end),
                 "{name}: {text:?}"
             );
         }
@@ -59,7 +60,7 @@ fn ids_are_those_of_sentencepiece_and_transformers() {
 }
 
 #[test]
-fn a_saved_tokenizer_has_the_same_ids() {
+fn saved_tokenizer_gives_the_same_ids() {
     for name in MODELS {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
@@ -73,23 +74,23 @@ fn a_saved_tokenizer_has_the_same_ids() {
 }
 
 #[test]
-fn tokens_stand_for_characters_of_the_text() {
+fn token_offsets_match_the_text() {
     let tokenizer = tokenizer("unigram.model");
     let text = "the  river 🤗 <u>…";
-    let (ids, places) = encode_with_places(&tokenizer, text).unwrap();
+    let (ids, ranges) = encode_with_places(&tokenizer, text).unwrap();
     let characters: Vec<char> = text.chars().collect();
     let part = |token: &str| {
         let id = tokenizer.token_to_id(token).unwrap();
         let index = ids.iter().position(|found| *found == id).unwrap();
-        characters[places[index].clone()].iter().collect::<String>()
+        characters[ranges[index].clone()].iter().collect::<String>()
     };
     assert_eq!(part("<u>"), "<u>");
     assert_eq!(part("<unk>"), "🤗");
-    assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{places:?}");
+    assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "{ranges:?}");
 }
 
 #[test]
-fn special_tokens_come_from_the_model_and_the_files_beside_it() {
+fn special_tokens_come_from_the_model_and_adjacent_files() {
     let model = std::fs::read(fixture("bpe.model")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
@@ -113,14 +114,14 @@ fn special_tokens_come_from_the_model_and_the_files_beside_it() {
 }
 
 #[test]
-fn the_first_of_several_tokenizer_files_is_used() {
+fn tokenizer_files_have_a_fixed_precedence() {
     let size = |folder: &std::path::Path| load_tokenizer(folder).unwrap().get_vocab_size(false);
     let folder = tempfile::tempdir().unwrap();
     let copy = |from: &str, to: &str| std::fs::copy(fixture(from), folder.path().join(to)).unwrap();
     copy("lowercase/vocab.txt", "vocab.txt");
     let words = size(folder.path());
     copy("bpe.model", "x.model");
-    assert_eq!(size(folder.path()), words, "vocab.txt goes before an unusual name");
+    assert_eq!(size(folder.path()), words, "vocab.txt takes precedence over an unusual name");
     copy("unigram.model", "tokenizer.model");
     let unigram = size(folder.path());
     assert_ne!(unigram, words);
@@ -138,11 +139,11 @@ fn the_first_of_several_tokenizer_files_is_used() {
         std::fs::copy(fixture("bpe.model"), two.path().join(name)).unwrap();
     }
     let error = load_tokenizer(two.path()).unwrap_err().to_string();
-    assert!(error.contains("a.model, b.model may each be the tokenizer"), "{error}");
+    assert!(error.contains("several files may be the tokenizer: a.model, b.model"), "{error}");
 }
 
 #[test]
-fn conversions_copy_the_file_and_gguf_refuses_it() {
+fn folder_conversion_copies_the_file_but_gguf_rejects_it() {
     for (name, written) in [("unigram.model", "spiece.model"), ("cased/vocab.txt", "vocab.txt")] {
         let contents = std::fs::read(fixture(name)).unwrap();
         let source = CheckpointFolder::tiny().without("tokenizer.json");
@@ -163,7 +164,7 @@ fn conversions_copy_the_file_and_gguf_refuses_it() {
     }
 }
 
-fn error_of(name: &str, contents: &[u8]) -> String {
+fn load_error(name: &str, contents: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, contents).unwrap();
@@ -173,7 +174,7 @@ fn error_of(name: &str, contents: &[u8]) -> String {
 }
 
 #[test]
-fn vocab_txt_has_the_lines_that_python_reads() {
+fn vocab_txt_is_split_into_lines_like_python() {
     let folder = tempfile::tempdir().unwrap();
     let load = |contents: &[u8]| {
         let path = folder.path().join("vocab.txt");
@@ -186,19 +187,21 @@ fn vocab_txt_has_the_lines_that_python_reads() {
         let tokenizer = load(contents.as_bytes());
         assert_eq!(encode(&tokenizer, "x y z q").unwrap(), [3, 2, 5, 0], "{contents:?}");
     }
-    assert!(error_of("vocab.txt", b"a\n\xff\n").contains("line 2 is not UTF-8"));
-    assert!(error_of("vocab.txt", b"a\n").contains("no line is the unknown token `[UNK]`"));
-    assert!(error_of("merges.txt", b"#version: 0.2\na b\n").contains("no line is the unknown token"));
+    assert!(load_error("vocab.txt", b"a\n\xff\n").contains("line 2 is not UTF-8"));
+    assert!(load_error("vocab.txt", b"a\n").contains("the unknown token `[UNK]` is missing"));
+    assert!(
+        load_error("merges.txt", b"#version: 0.2\na b\n").contains("the unknown token `[UNK]` is missing")
+    );
     std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"do_lower_case": "no"}"#).unwrap();
-    let error = load_tokenizer(&folder.path().join("vocab.txt")).unwrap_err().to_string();
+    let error = load_tokenizer(folder.path().join("vocab.txt")).unwrap_err().to_string();
     assert!(error.contains("do_lower_case is \"no\"; expected true, false or null"), "{error}");
     let class = r#"{"tokenizer_class": "BertJapaneseTokenizer"}"#;
     std::fs::write(folder.path().join("tokenizer_config.json"), class).unwrap();
-    let error = load_tokenizer(&folder.path().join("vocab.txt")).unwrap_err().to_string();
+    let error = load_tokenizer(folder.path().join("vocab.txt")).unwrap_err().to_string();
     assert!(error.contains("tokenizer_class `BertJapaneseTokenizer`"), "{error}");
 }
 
-/// Field of a message: its number with the wire type, and its bytes.
+/// Encodes a field of a message: the number with the wire type, the length and the bytes.
 fn field(number: u8, contents: &[u8]) -> Vec<u8> {
     let mut bytes = vec![number << 3 | 2];
     let mut length = contents.len();
@@ -221,14 +224,14 @@ fn model(pieces: &[(&str, f32, u8)], more: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn unusable_models_are_named_by_their_field() {
+fn invalid_models_are_reported_by_field() {
     let unknown = ("<unk>", 0.0, 2);
     for (contents, expected) in [
         (vec![0x1a, 0], "pieces is empty"),
         (b"hello".to_vec(), "wire type"),
         (model(&[("a", -1.0, 1)], &[]), "no unknown piece"),
         (model(&[unknown, ("<unk2>", 0.0, 2)], &[]), "pieces[1]: a second unknown piece, after pieces[0]"),
-        (model(&[unknown, ("a", 0.0, 1), ("a", 0.0, 1)], &[]), "pieces[2]: \"a\" is there a second time"),
+        (model(&[unknown, ("a", 0.0, 1), ("a", 0.0, 1)], &[]), "pieces[2]: duplicate piece \"a\""),
         (model(&[unknown, ("", 0.0, 1)], &[]), "pieces[1]: the piece is empty"),
         (model(&[unknown, ("a", f32::NAN, 1)], &[]), "the score of \"a\" is NaN"),
         (model(&[unknown, ("a", f32::INFINITY, 1)], &[]), "the score of \"a\" is inf"),
@@ -240,12 +243,12 @@ fn unusable_models_are_named_by_their_field() {
         (model(&[unknown], &field(3, &field(2, b"abc"))), "precompiled_charsmap ends before the size"),
         (model(&[unknown], &field(3, &field(2, &[9, 0, 0, 0]))), "precompiled_charsmap has 0 bytes after"),
         (model(&[unknown], &field(3, &field(2, &[4, 0, 0, 0, 0, 4, 0, 0]))), "outside its 1 units"),
-        (model(&[unknown], &[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]), "cut off or damaged"),
-        (model(&[unknown], &[0xff; 12]), "cut off or damaged"),
-        (model(&[unknown], &[0x08, 1]), "pieces[1]: expected a length and bytes, found a number"),
+        (model(&[unknown], &[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]), "truncated or damaged"),
+        (model(&[unknown], &[0xff; 12]), "truncated or damaged"),
+        (model(&[unknown], &[0x08, 1]), "pieces[1]: expected length-delimited bytes, found a number"),
         (field(1, &[0x0a, 2, 0xff, 0xfe]), "pieces[0].piece: invalid utf-8"),
     ] {
-        let error = error_of("x.model", &contents);
+        let error = load_error("x.model", &contents);
         assert!(
             error.contains("x.model: not a usable tokenizer") && error.contains(expected),
             "{expected}: {error}"
@@ -257,17 +260,17 @@ fn unusable_models_are_named_by_their_field() {
         &field(2, &[vec![0xe2, 0x02], field(0, surface.as_bytes())[1..].to_vec()].concat()),
     );
     let start = std::time::Instant::now();
-    let error = error_of("x.model", &surface);
+    let error = load_error("x.model", &surface);
     assert!(error.contains("can turn one byte of a text into"), "{error}");
     assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
     let huge = field(1, &field(1, "a".repeat(1025).as_bytes()));
-    let error = error_of("x.model", &[model(&[unknown], &[]), huge].concat());
+    let error = load_error("x.model", &[model(&[unknown], &[]), huge].concat());
     assert!(error.contains("1025 characters, the limit is 1024"), "{error}");
 }
 
-/// Single damaged bytes, and beginnings of a file: an error, or a tokenizer that encodes.
+/// Damaged bytes and truncated files give an error or a tokenizer that encodes.
 #[test]
-fn damaged_models_are_errors_or_encode() {
+fn damaged_models_fail_or_still_encode() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("spiece.model");
     let mut random = RandomStream::with_stream(67, 0);
@@ -279,13 +282,13 @@ fn damaged_models_are_errors_or_encode() {
             match round % 3 {
                 0 => damaged.truncate(usize::try_from(random.below(contents.len() as u64)).unwrap()),
                 1 => {
-                    let place = usize::try_from(random.below(contents.len() as u64)).unwrap();
-                    damaged[place] = u8::try_from(random.below(256)).unwrap();
+                    let offset = usize::try_from(random.below(contents.len() as u64)).unwrap();
+                    damaged[offset] = u8::try_from(random.below(256)).unwrap();
                 }
                 _ => {
                     for _ in 0..4 {
-                        let place = half + usize::try_from(random.below(half as u64)).unwrap();
-                        damaged[place] ^= 1 << random.below(8);
+                        let offset = half + usize::try_from(random.below(half as u64)).unwrap();
+                        damaged[offset] ^= 1 << random.below(8);
                     }
                 }
             }

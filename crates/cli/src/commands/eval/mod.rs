@@ -1,4 +1,4 @@
-//! `gpt2 eval`: benchmarks by protocols that have names, and two models side by side.
+//! `gpt2 eval`: runs named benchmark protocols and compares two models.
 
 use std::process::ExitCode;
 
@@ -37,7 +37,9 @@ pub(crate) struct EvalArguments {
     pub(crate) options: EvaluationOptions,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object per line for each protocol: model, dtype, kv_dtype, device, protocol, protocol_source, num_fewshot, dataset, metrics, against, cut, notes, tokens_read, tokens_scored, seconds, version; numbers that are not finite are the strings Infinity, -Infinity, NaN
+    /// Print one JSON object per line for each protocol: model, dtype, kv_dtype, device, protocol,
+    /// protocol_source, num_fewshot, dataset, metrics, against, cut, notes, tokens_read, tokens_scored,
+    /// seconds, version; numbers that are not finite are the strings Infinity, -Infinity, NaN
     #[arg(long)]
     pub(crate) json: bool,
     /// Print every protocol with its source, its data and the figures that others published
@@ -60,7 +62,7 @@ pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCod
     let facts = ModelFacts::of_opened(&options, &opened);
     let base_facts = base_options.as_ref().zip(base.as_ref());
     let base_facts = base_facts.map(|(options, opened)| ModelFacts::of_opened(options, opened));
-    // Everything that the data can be refused for is known before any weights are read.
+    // Validate the data completely before reading any weights.
     let evaluation = plan.prepare(&facts, base_facts.as_ref(), &Terminal)?;
     evaluation.notes().iter().for_each(|note| Terminal.note(note));
     let model = opened.load(&Terminal)?;
@@ -71,7 +73,7 @@ pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints all protocols, as JSON one a line.
+/// Prints all protocols; with JSON, one per line.
 fn list(is_json: bool) -> Result<()> {
     listing().iter().try_for_each(|listed| match is_json {
         true => output::write_json(listed),

@@ -1,4 +1,4 @@
-//! `gpt2 look data`: prompts of tasks whose circuits are known.
+//! `gpt2 look data`: generates prompts for tasks with known circuits.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use clap::Args;
 use crate::model_arguments::ModelArguments;
 use crate::output;
 
-/// The task, and where its pairs go.
+/// Task, model and output file.
 #[derive(Debug, Args)]
 pub(crate) struct DataArguments {
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub(crate) struct DataArguments {
 }
 
 impl DataArguments {
-    /// Makes the pairs, which needs no weights, and writes one in a line.
+    /// Generates the pairs and writes one per line; the weights are not read.
     pub(crate) fn run(&self, hub: &HubOptions) -> Result<()> {
         self.out.as_deref().map(expect_free).transpose()?;
         let opened = self.model.open(hub)?;

@@ -1,4 +1,6 @@
-//! `gpt2 look`: what a model does inside. Each view has its options in the library; here are their examples.
+//! `gpt2 look`: shows what a model computes inside.
+//!
+//! The library defines the options of each view. This module adds the examples.
 
 mod data;
 pub(crate) mod view;
@@ -28,14 +30,14 @@ Examples:
 Without --model, the built-in model is used. Every view is available as a table, one JSON object (--json), \
 a page that works offline (--html FILE) or a figure for a paper (--svg FILE).")]
 pub(crate) struct LookCommandArguments {
-    /// What to look at.
+    /// View to compute.
     #[command(subcommand)]
     pub(crate) look: Look,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Look {
-    /// Where each head attends: the attention pattern of every head
+    /// Show where each head attends: the attention pattern of every head
     #[command(after_help = "\
 Examples:
   gpt2 look attention \"The dog chased the cat because it\" --html attention.html
@@ -44,7 +46,7 @@ Examples:
 
 Values are the weights of query tokens (rows) over key tokens (columns); a query has none for the keys after it.")]
     Attention(LookArguments<InputArguments, Attention>),
-    /// What each layer would predict if it were the last (logit lens, tuned lens)
+    /// Show what each layer would predict if it were the last (logit lens, tuned lens)
     #[command(after_help = "\
 Examples:
   gpt2 look lens \"The capital of France is\" --model gpt2
@@ -53,7 +55,7 @@ Examples:
 
 The residual stream before each block, and after the last, goes through the final norm and the output head. Logarithms are natural.")]
     Lens(LookArguments<InputArguments, Lens>),
-    /// What each part of the model adds to a prediction (direct logit attribution)
+    /// Show what each part of the model adds to a prediction (direct logit attribution)
     #[command(after_help = "\
 Examples:
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --against \" London\"
@@ -63,7 +65,8 @@ Examples:
 Each part of the residual stream is divided by the final norm's scale in the whole run. The parts and the bias add up to the \
 difference of the two logits, or, without --against, to the answer's logit minus the mean of all; with --unit layer they do not.")]
     Attribute(LookArguments<InputArguments, Attribute>),
-    /// Which heads attend to the previous token, to an earlier copy of the token, or to what followed it (induction)
+    /// Show which heads attend to the previous token, to an earlier copy of the token, or to what followed
+    /// it (induction)
     #[command(after_help = "\
 Examples:
   gpt2 look heads --model gpt2 --length 100 --rows 2 --seed 0 --from 100 --below 20000
@@ -76,7 +79,7 @@ the same token in the first half (duplicate), or to the one after that (inductio
 is over all tokens. The random tokens match torch's for the same seed. With a text, the score is the share \
 of a head's attention that goes to such positions.")]
     Heads(LookArguments<OptionalInput, HeadKinds>),
-    /// How a prediction changes without a head: each head in turn, or chosen ones together
+    /// Show how a prediction changes without a head: each head in turn, or chosen ones together
     #[command(after_help = "\
 Examples:
   gpt2 look ablate \"When Mia and Tom went to the park, Tom gave a ball to\" --answer \" Mia\" --against \" Tom\"
@@ -87,7 +90,7 @@ Without --heads, each head is ablated in turn, and the table shows how the metri
 head's output (z) to zero; transformer-lens-zero to what is zero in TransformerLens, which folds the value \
 biases into another bias.")]
     Ablate(LookArguments<InputArguments, Ablate>),
-    /// Which clean activations restore the prediction in another text (activation patching)
+    /// Show which clean activations restore the prediction in another text (activation patching)
     #[command(after_help = "\
 Examples:
   gpt2 look patch --clean \"When Mia and Tom went to the park, Tom gave a ball to\" \\
@@ -96,7 +99,7 @@ Examples:
 
 Values are scaled so that 0 is the corrupted text's metric and 1 the clean one's.")]
     Patch(LookArguments<TextsArguments, Patch>),
-    /// Which later heads a head's output reaches, and what it changes there (path patching)
+    /// Show which later heads a head's output reaches, and what it changes there (path patching)
     #[command(after_help = "\
 Examples:
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --to final
@@ -114,7 +117,7 @@ Examples:
 One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` measures with one run for \
 each part. It is known to be inaccurate where the model is far from linear: in the early residual stream and at the first MLP.")]
     Estimate(LookArguments<TextsArguments, Estimate>),
-    /// Which edges between heads and MLPs carry a task (circuit discovery)
+    /// Show which edges between heads and MLPs carry a task (circuit discovery)
     #[command(after_help = "\
 Examples:
   gpt2 look data ioi --count 100 --out ioi.jsonl
@@ -126,7 +129,7 @@ An edge is the output of one part (the token embeddings, a head, an MLP) as part
 values, an MLP, the logits). A circuit keeps some edges; all others carry what they carry for the corrupted prompt. Gradients score edges \
 (eap, eap-ig, clean-corrupted, position-aware), or runs do (acdc). Values are the faithfulness of circuits of ten sizes: 0 is the \
 corrupted prompts' metric, 1 the whole model's. The score of a useful edge is negative for a difference and positive for kl; in the \
-picture useful edges are red.")]
+picture useful edges are blue.")]
     Circuit(LookArguments<NoInput, CircuitSearch>),
     /// Make prompt pairs for `circuit`: indirect objects, greater-than, he or she
     #[command(after_help = "\
@@ -137,7 +140,7 @@ Examples:
 Each line is a JSON object: clean, corrupt, answer, against, and spans (named positions). Every word that matters is one token of the \
 model's vocabulary. The weights are not read.")]
     Data(DataArguments),
-    /// How much each token of the text matters for a prediction, by gradients
+    /// Show how much each token of the text matters for a prediction, by gradients
     #[command(after_help = "\
 Examples:
   gpt2 look saliency \"The capital of France is\" --model gpt2 --answer \" Paris\" --measure probability
@@ -147,7 +150,7 @@ Gradients are with respect to the token embeddings. Values are the norms of the 
 of their total; the JSON also has the signed sums, which with --method integrated add up to the difference \
 between the metric and that of a text of baseline tokens.")]
     Saliency(LookArguments<InputArguments, Saliency>),
-    /// Where in a text a neuron is most active
+    /// Show where in a text a neuron is most active
     #[command(after_help = "\
 Examples:
   gpt2 look neurons --prompt-file book.txt --model gpt2 --neuron 11.611
@@ -155,7 +158,7 @@ Examples:
 
 Values are outputs of the activation function (mlp_post). A long text is read in windows of the context.")]
     Neurons(LookArguments<InputArguments, Neurons>),
-    /// Which SAE features are active, token by token; and what each feature is active for
+    /// Show which SAE features are active, token by token; and what each feature is active for
     #[command(after_help = "\
 Examples:
   gpt2 look features \"The capital of France is\" --model gpt2 --sae blocks.8.hook_resid_pre
@@ -169,7 +172,8 @@ With --prompts-file, the page and the JSON have for each feature its strongest t
 those that it is active in, the tokens whose logits it raises and lowers most, its density and a histogram of its \
 activations. Without a text (standard input is not read), all features of the dictionary are shown.")]
     Features(LookArguments<OptionalInput, Features>),
-    /// Which features of the MLPs carry a prediction, and how they act on each other (attribution graph)
+    /// Show which features of the MLPs carry a prediction, and how they act on each other (attribution
+    /// graph)
     #[command(after_help = "\
 Examples:
   gpt2 look graph \"A red ball and a blue cup, a red\" --html graph.html

@@ -1,10 +1,10 @@
-//! What every `gpt2 look` command takes, and how each shows what it found: as a table, JSON, a page or a picture.
+//! Arguments of all `gpt2 look` commands, and their output: a table, JSON, a page or a figure.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use candle_gpt2_engine::{HubOptions, LoadedModel};
-use candle_gpt2_look::{ComparedTexts, Found, Look, LookSubject, Reader, Text};
+use candle_gpt2_look::{Analysis, ComparedTexts, Look, LookSubject, Reader, Text};
 use candle_gpt2_pictures::{PictureError, Width, table};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
@@ -15,7 +15,7 @@ use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// A look: its texts, the model, how the result is shown, and the look's own options.
+/// Arguments of a view: texts, model, output, and the view's own options.
 #[derive(Debug, Args)]
 pub(crate) struct LookArguments<I: Args, L: Args> {
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub(crate) struct LookArguments<I: Args, L: Args> {
     look: L,
 }
 
-/// The model and the token in front.
+/// Model and BOS token.
 #[derive(Debug, Args)]
 pub(crate) struct OpeningArguments {
     #[command(flatten)]
@@ -41,10 +41,11 @@ pub(crate) struct OpeningArguments {
     pub(crate) no_bos: bool,
 }
 
-/// How the result is shown.
+/// Output formats of a view.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArguments {
-    /// Print one JSON object: schema, tokens (index, id, text), bos, axes (name, labels), values in the order of the axes (the last one fastest; null if there is none), metric before and after
+    /// Print one JSON object: schema, tokens (index, id, text), bos, axes (name, labels), values in the
+    /// order of the axes (the last one fastest; null if there is none), metric before and after
     #[arg(long)]
     pub(crate) json: bool,
     /// Write an HTML page: one file that works offline
@@ -59,11 +60,11 @@ pub(crate) struct ViewArguments {
 }
 
 impl ViewArguments {
-    /// Shows what was found everywhere it is asked for.
-    fn show(&self, found: &Found) -> Result<()> {
+    /// Writes the result in every requested format.
+    fn show(&self, found: &Analysis) -> Result<()> {
         let report = &found.report;
         report.check().context("internal error, please report it")?;
-        // What cannot be drawn leaves no page behind.
+        // Draw the figure first, so that a failure leaves no page behind.
         let width = if self.columns == 1 { Width::OneColumn } else { Width::TwoColumns };
         let picture = self.svg.as_ref().map(|path| Ok((path, found.svg(width)?)));
         let picture = picture.transpose().map_err(|error: PictureError| UsageError(error.to_string()))?;
@@ -87,7 +88,9 @@ impl ViewArguments {
 }
 
 impl<I: Input + Args, L: Look + Clone + Args> LookArguments<I, L> {
-    /// Opens the model, reads the texts, which `put` hands to the look, looks, and shows what was found.
+    /// Opens the model, reads the texts, computes the view and shows the result.
+    ///
+    /// `put` stores the texts in the view.
     pub(crate) fn run(&self, hub: &HubOptions, put: impl FnOnce(&mut L, I::Texts)) -> Result<()> {
         let files = [&self.view.html, &self.view.svg];
         files.into_iter().flatten().try_for_each(|file| expect_free(file))?;
@@ -102,7 +105,7 @@ impl<I: Input + Args, L: Look + Clone + Args> LookArguments<I, L> {
 }
 
 impl OpeningArguments {
-    /// Opens the model, lets `check` read and check what is asked with its tokens, and only then loads the weights.
+    /// Opens the model, runs `check` with its tokenizer, and only then loads the weights.
     pub(crate) fn open<T>(
         &self,
         hub: &HubOptions,
@@ -114,15 +117,15 @@ impl OpeningArguments {
         Ok((opened.load(&Terminal)?, reader, checked))
     }
 
-    /// The model as it is looked into.
+    /// Returns the loaded model as the subject of a view.
     pub(crate) fn subject<'a>(&self, loaded: &'a LoadedModel, reader: &'a Reader) -> LookSubject<'a> {
         LookSubject::new(loaded, self.model.options.display_name(), reader)
     }
 }
 
-/// Where a look's texts come from.
+/// Source of a view's texts.
 pub(crate) trait Input {
-    /// The texts of the look.
+    /// Texts in the form that the view takes.
     type Texts;
 
     /// Reads the texts.
@@ -137,7 +140,7 @@ impl Input for InputArguments {
     }
 }
 
-/// A text that may be missing: standard input is not read.
+/// Optional text; standard input is not read.
 #[derive(Debug, Args)]
 pub(crate) struct OptionalInput {
     #[command(flatten)]
@@ -152,7 +155,7 @@ impl Input for OptionalInput {
     }
 }
 
-/// No text: the look names its file itself.
+/// No text, for a view that names its own file.
 #[derive(Debug, Args)]
 pub(crate) struct NoInput {}
 
@@ -164,7 +167,7 @@ impl Input for NoInput {
     }
 }
 
-/// Two texts of as many tokens.
+/// Two texts with the same number of tokens.
 #[derive(Debug, Args)]
 pub(crate) struct TextsArguments {
     /// Clean text, for which the answer is right
@@ -191,11 +194,11 @@ impl Input for TextsArguments {
     }
 }
 
-/// A text, or tokens.
+/// Returns the text or the token ids.
 fn text_or_ids(name: &str, text: Option<&String>, ids: Option<&Ids>) -> Result<Text> {
     match (text, ids) {
         (Some(text), _) => Ok(Text::Words(text.clone())),
         (None, Some(Ids(ids))) => Ok(Text::Ids(ids.clone())),
-        (None, None) => Err(UsageError(format!("--{name} TEXT or --{name}-ids ID,ID,… is missing")).into()),
+        (None, None) => Err(UsageError(format!("missing --{name} TEXT or --{name}-ids ID,ID,…")).into()),
     }
 }

@@ -1,4 +1,4 @@
-//! The keys of a task file: which are read, which mean nothing here, and which cannot be followed.
+//! Keys of a task file: supported, ignored and rejected ones.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,12 +12,12 @@ use serde_yaml_ng::{Mapping, Value};
 
 use crate::EvaluationError;
 
-/// Largest task file, together with those that it includes.
+/// Maximum size of a task file together with its included files.
 const MAX_BYTES: u64 = 1 << 20;
-/// Most included files, in all `include` lists together.
+/// Maximum number of included files over all `include` lists.
 const MAX_INCLUDES: usize = 64;
 
-/// A task file, with those that it includes.
+/// A task file, merged with its included files.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Keys {
@@ -42,33 +42,33 @@ pub(super) struct Keys {
     pub(super) metric_list: Option<Vec<MetricKeys>>,
 }
 
-/// Keys that change no figure here.
+/// Keys that do not affect any metric here.
 const WITHOUT_EFFECT: &str = "task_alias tag dataset_name should_decontaminate doc_to_decontamination_query generation_kwargs metadata";
 
-/// Keys of the harness that this program cannot follow, and why.
+/// Unsupported keys of the harness, with the reason.
 const REFUSED: [(&str, &str); 12] = [
-    ("group", "it names a group of tasks; give the file of each task"),
-    ("task_list", "it names several tasks; give the file of each task"),
-    ("process_docs", "it is a function of Python; write the entries as they are to be read"),
-    ("process_results", "it is a function of Python"),
-    ("custom_dataset", "it is a function of Python"),
-    ("filter_list", "filters are for written answers, which are not evaluated here"),
-    ("repeats", "repeats are for written answers, which are not evaluated here"),
-    ("use_prompt", "prompts of promptsource are not read; write doc_to_text and doc_to_target"),
-    ("gen_prefix", "answers do not begin with a text of their own here"),
-    ("doc_to_image", "this model reads texts alone"),
-    ("doc_to_audio", "this model reads texts alone"),
-    ("unsafe_code", "no code of a task is run"),
+    ("group", "it names a group of tasks; specify the file of each task"),
+    ("task_list", "it names several tasks; specify the file of each task"),
+    ("process_docs", "it is a Python function; write the processed entries to a file instead"),
+    ("process_results", "it is a Python function"),
+    ("custom_dataset", "it is a Python function"),
+    ("filter_list", "filters apply to generated answers, which are not supported"),
+    ("repeats", "repeats apply to generated answers, which are not supported"),
+    ("use_prompt", "promptsource prompts are not supported; write doc_to_text and doc_to_target"),
+    ("gen_prefix", "answer prefixes are not supported"),
+    ("doc_to_image", "this model reads only text"),
+    ("doc_to_audio", "this model reads only text"),
+    ("unsafe_code", "task code is never run"),
 ];
 
-/// A `doc_to_…`.
+/// Value of a `doc_to_…` key.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(super) enum FormKey {
     Index(usize),
     Text(String),
     List(Vec<String>),
-    /// Of which the values count, in their order.
+    /// Mapping whose values are used, in order.
     Named(Mapping),
 }
 
@@ -80,7 +80,7 @@ pub(super) struct DatasetKeys {
     _trust_remote_code: Option<bool>,
 }
 
-/// Files of data: of one split, or of several.
+/// Data files of one split or of several splits.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(super) enum DataFiles {
@@ -96,7 +96,7 @@ pub(super) enum SplitFiles {
 }
 
 impl DataFiles {
-    /// The files of a split; those without one are `train`.
+    /// Returns the files of a split; files without a split belong to `train`.
     pub(super) fn of_split(&self, split: &str) -> Option<Vec<PathBuf>> {
         let files = match self {
             Self::Train(files) => Some(files).filter(|_| split == "train"),
@@ -132,8 +132,8 @@ pub(super) struct MetricKeys {
     _higher_is_better: Option<bool>,
 }
 
-/// What is wrong with a task file.
-pub(super) fn wrong(path: &Path, what: impl Into<String>) -> EvaluationError {
+/// Error about a task file.
+pub(super) fn task_file_error(path: &Path, what: impl Into<String>) -> EvaluationError {
     EvaluationError::Unusable { file: path.display().to_string(), what: what.into() }
 }
 
@@ -142,11 +142,11 @@ impl Keys {
     pub(super) fn read(path: &Path) -> Result<Self, EvaluationError> {
         let mapping = TaskReader::default().mapping(path)?;
         for (key, why) in REFUSED {
-            // Without effect: what switches it off.
+            // `null` and `false` turn a key off.
             let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
             let is_once = |value: &Value| key == "repeats" && value.as_u64() == Some(1);
             if mapping.get(key).is_some_and(|value| is_set(value) && !is_once(value)) {
-                return Err(wrong(path, format!("`{key}` is not supported: {why}")));
+                return Err(task_file_error(path, format!("`{key}` is not supported: {why}")));
             }
         }
         let passed_over = |key: &Value| {
@@ -155,15 +155,15 @@ impl Keys {
         };
         let read = mapping.into_iter().filter(|(key, value)| !value.is_null() && !passed_over(key));
         serde_yaml_ng::from_value(Value::Mapping(read.collect()))
-            .map_err(|error| wrong(path, error.to_string()))
+            .map_err(|error| task_file_error(path, error.to_string()))
     }
 }
 
-/// Reads task files and the files that they include, each once.
+/// Reads task files and the files that they include, each file once.
 #[derive(Default)]
 struct TaskReader {
     read: HashMap<PathBuf, Mapping>,
-    /// The files whose `include` is being followed, outermost first.
+    /// Files whose `include` lists are being followed, outermost first.
     including: Vec<PathBuf>,
     /// Number of names in all `include` lists.
     includes: usize,
@@ -171,12 +171,12 @@ struct TaskReader {
 }
 
 impl TaskReader {
-    /// The keys of a file, over those of the files that it includes.
+    /// Returns the keys of a file, merged over those of the files that it includes.
     fn mapping(&mut self, path: &Path) -> Result<Mapping, EvaluationError> {
         let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };
         let place = fs::canonicalize(path).map_err(failed)?;
         if self.including.contains(&place) {
-            return Err(wrong(path, "`include`: the file includes itself"));
+            return Err(task_file_error(path, "`include`: the file includes itself"));
         }
         if let Some(mapping) = self.read.get(&place) {
             return Ok(mapping.clone());
@@ -191,13 +191,19 @@ impl TaskReader {
         };
         self.includes = self.includes.saturating_add(names.len());
         if self.includes > MAX_INCLUDES {
-            return Err(wrong(path, format!("`include`: expected at most {MAX_INCLUDES} files in all")));
+            return Err(task_file_error(
+                path,
+                format!("`include`: expected at most {MAX_INCLUDES} files in all"),
+            ));
         }
         self.including.push(place.clone());
         let mut merged = Mapping::new();
         for name in names {
             let Some(name) = name.as_str() else {
-                return Err(wrong(path, "`include`: expected the name of a file, or a list of names"));
+                return Err(task_file_error(
+                    path,
+                    "`include`: expected a file name, or a list of file names",
+                ));
             };
             let mut included = self.mapping(&path.parent().unwrap_or(Path::new("")).join(name))?;
             included.remove("task_list");
@@ -210,19 +216,19 @@ impl TaskReader {
     }
 }
 
-/// The keys of a file's text.
+/// Parses the keys of a task file.
 fn parsed(path: &Path, text: &str) -> Result<Mapping, EvaluationError> {
     check_yaml(text).map_err(|error| match error {
-        YamlError::Tag { tag, .. } => wrong(
+        YamlError::Tag { tag, .. } => task_file_error(
             path,
-            format!("`{tag}` is not supported: no code of a task is run; write a template or a list"),
+            format!("`{tag}` is not supported: task code is never run; write a template or a list"),
         ),
-        error => wrong(path, error.to_string()),
+        error => task_file_error(path, error.to_string()),
     })?;
     match serde_yaml_ng::from_str(text) {
         Ok(Value::Mapping(mapping)) => Ok(mapping),
-        Ok(_) => Err(wrong(path, "expected a task file, which has keys and values")),
-        Err(error) => Err(wrong(path, error.to_string())),
+        Ok(_) => Err(task_file_error(path, "expected a task file with keys and values")),
+        Err(error) => Err(task_file_error(path, error.to_string())),
     }
 }
 
@@ -230,7 +236,7 @@ fn parsed(path: &Path, text: &str) -> Result<Mapping, EvaluationError> {
 mod tests {
     use super::*;
 
-    /// Nesting of a value.
+    /// Nesting depth of a value.
     fn depth(value: &Value) -> usize {
         match value {
             Value::Sequence(values) => 1 + values.iter().map(depth).max().unwrap_or(0),
@@ -244,10 +250,10 @@ mod tests {
 
     /// Compares the check with the parser on random texts.
     ///
-    /// libyaml would be slow on nesting that the check misses. A bracket or an indentation can hold two levels, as in `[a: b]`, and a
-    /// key is in a mapping of its own.
+    /// libyaml would be slow on nesting that the check misses. A bracket or an indentation can open two
+    /// levels, as in `[a: b]`, and a key is in its own mapping.
     #[test]
-    fn the_check_sees_all_nesting_that_the_parser_sees() {
+    fn yaml_check_detects_all_nesting() {
         const PIECES: [&str; 42] = [
             "[", "[", "{", "]", "}", ",", ", ", ": ", ":", "- ", "-", "? ", "\n", "\n", "\n ", "\n  ",
             "\n   ", " ", "  ", "'", "'", "\"", "\"", "#", " #", "|\n", "|\n  ", ">-\n ", "|1\n ", "&a ",

@@ -1,10 +1,14 @@
-//! Tasks of lm-evaluation-harness from their YAML files: questions with choices, log-likelihoods of a text behind another, and
-//! those of whole texts.
+//! Tasks of lm-evaluation-harness, read from their YAML files.
 //!
-//! A task file is untrusted: no code of it runs, its templates are bounded, and a key that cannot be followed is an error.
+//! It supports multiple-choice tasks, log-likelihoods of a continuation, and log-likelihoods of whole
+//! texts.
+//!
+//! A task file is untrusted. None of its code runs, its templates are limited, and unsupported keys are
+//! errors.
 //!
 //! # Source
-//! lm-evaluation-harness 0.4.13: `config/task.py`, `tasks/_yaml_loader.py`, `api/task.py` (`ConfigurableTask`).
+//! lm-evaluation-harness 0.4.13: `config/task.py`, `tasks/_yaml_loader.py`, `api/task.py`
+//! (`ConfigurableTask`).
 
 mod keys;
 mod template;
@@ -13,15 +17,15 @@ use std::path::{Path, PathBuf};
 
 use candle_gpt2_confined::{Style, Templates, WorkerProgram};
 
-use self::keys::{FewShotKeys, FormKey, Keys, wrong};
+use self::keys::{FewShotKeys, FormKey, Keys, task_file_error};
 use self::template::{Entry, Form, FormValue};
 use super::few_shot::{Examples, Pool, Sampler};
 use super::lm_eval::{self, Pair};
-use super::shared::{Made, prepare_records};
+use super::shared::{PreparedItem, prepare_records};
 use super::{lambada, wikitext};
 use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Record, Setting, Totals};
 
-/// What is asked about an entry.
+/// Kind of question about an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     MultipleChoice,
@@ -29,10 +33,10 @@ enum Kind {
     Rolling,
 }
 
-/// A metric, and how the harness sums it up.
+/// Name of a metric, and the harness' name of its aggregation.
 type MetricOf = (&'static str, &'static str);
 
-/// Each kind with its name and its metrics.
+/// Task kinds, with their names and metrics.
 const KINDS: [(&str, Kind, &[MetricOf]); 3] = [
     (
         "multiple_choice",
@@ -51,7 +55,7 @@ const KINDS: [(&str, Kind, &[MetricOf]); 3] = [
     ),
 ];
 
-/// A task of a file.
+/// A task from a YAML file.
 #[derive(Debug)]
 pub(crate) struct HarnessTask {
     path: PathBuf,
@@ -64,41 +68,41 @@ pub(crate) struct HarnessTask {
     num_fewshot: Option<usize>,
     sampler: Sampler,
     excludes: bool,
-    /// Examples that the file contains.
+    /// Examples from the task file itself.
     samples: Option<Vec<Record>>,
-    /// Which examples of the split may be drawn.
+    /// Indices of the examples that may be sampled from the split.
     indices: Option<Vec<usize>>,
-    /// Files of the evaluated split and of that of the examples.
+    /// Files of the evaluated split; `few_shot_data` holds those of the split for examples.
     data: Option<Vec<PathBuf>>,
     few_shot_data: Option<Vec<PathBuf>>,
-    /// Whether files are texts, of which each line is an entry.
+    /// Whether the files are texts, each line of which is an entry.
     has_lines: bool,
     templates: Templates,
 }
 
-/// How the parts of an entry are made, and what separates them.
+/// Values of the `doc_to_…` keys, and the delimiters between the parts of an entry.
 #[derive(Debug, Clone)]
 struct Forms {
     text: Form,
     target: Form,
     choice: Option<Form>,
-    /// Between a question and its answer.
+    /// Delimiter between a question and its answer.
     target_delimiter: String,
-    /// Behind an example.
+    /// Delimiter after an example.
     few_shot_delimiter: String,
 }
 
 impl HarnessTask {
-    /// Whether a protocol's name is that of a task file.
+    /// Whether a protocol's name is a path to a task file.
     pub(crate) fn is_file(name: &str) -> bool {
         let extension = Path::new(name).extension();
         extension.is_some_and(|end| end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml"))
     }
 
-    /// Reads a task file, whose templates child processes of `worker` render.
+    /// Reads a task file, whose templates are rendered by child processes of `worker`.
     pub(crate) fn read(path: &Path, worker: Option<&WorkerProgram>) -> Result<Self, EvaluationError> {
         let keys = Keys::read(path)?;
-        let wrong = |what: String| wrong(path, what);
+        let wrong = |what: String| task_file_error(path, what);
         let output_type = keys.output_type.as_deref().unwrap_or("generate_until");
         let known = KINDS.iter().find(|(name, ..)| *name == output_type);
         let Some((_, kind, of_kind)) = known.copied() else {
@@ -120,7 +124,7 @@ impl HarnessTask {
                         let by = wanted.aggregation.as_ref().map_or(String::new(), |by| format!(" by {by}"));
                         let found = &wanted.metric;
                         return Err(wrong(format!(
-                            "`metric_list`: expected of {output_type} some of {names}, found {found}{by}"
+                            "`metric_list`: expected metrics of {output_type} ({names}), found {found}{by}"
                         )));
                     };
                     metrics.push(*name);
@@ -139,7 +143,7 @@ impl HarnessTask {
         };
         let form = |name: &str, key: Option<&FormKey>| match key {
             Some(key) => {
-                form_of(key).ok_or_else(|| wrong(format!("`{name}`: expected texts in its list"))).map(Some)
+                form_of(key).ok_or_else(|| wrong(format!("`{name}`: expected a list of strings"))).map(Some)
             }
             None => Ok(None),
         };
@@ -147,7 +151,7 @@ impl HarnessTask {
             form(name, key)?.ok_or_else(|| wrong(format!("`{name}` is missing")))
         };
         let text = match kind {
-            // Its value is not read.
+            // The harness does not read its value.
             Kind::Rolling => Form::Text(String::new()),
             _ => required("doc_to_text", keys.doc_to_text.as_ref())?,
         };
@@ -199,39 +203,42 @@ impl HarnessTask {
         })
     }
 
-    /// What the task is called.
+    /// Returns the name of the task.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The number of examples before a question, of a run that asks for `wanted`; with a note if the file has the last word.
+    /// Returns the number of examples before each question, with a note if the file overrides `wanted`.
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match (self.num_fewshot, wanted) {
             (Some(0), Some(1..)) => {
-                (0, Some("its file sets `num_fewshot` to 0, which overrides the option".into()))
+                (0, Some("the task file sets `num_fewshot` to 0, which overrides the option".into()))
             }
             (own, wanted) => (wanted.or(own).unwrap_or(0), None),
         }
     }
 
-    /// Whether its items may follow examples.
+    /// Whether examples may precede the items.
     pub(crate) fn takes_examples(&self) -> bool {
         self.kind != Kind::Rolling
     }
 
-    /// The files of the evaluated split.
+    /// Returns the files of the evaluated split.
     pub(crate) fn data_files(&self) -> Result<&[PathBuf], EvaluationError> {
         self.data.as_deref().ok_or_else(|| {
-            wrong(&self.path, "its data are not named by `dataset_kwargs.data_files`; give them with `data`")
+            task_file_error(
+                &self.path,
+                "`dataset_kwargs.data_files` does not name the data; specify it with `data`",
+            )
         })
     }
 
-    /// The files that examples are drawn from, if they are not those of the evaluated split.
+    /// Returns the files of the split for examples, if the task file names them.
     pub(crate) fn few_shot_files(&self) -> Option<&[PathBuf]> {
         self.few_shot_data.as_deref()
     }
 
-    /// Makes items of the data.
+    /// Builds items from the data.
     pub(crate) fn prepare(&self, data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
         let records = |data: &Data| -> Result<Vec<Record>, EvaluationError> {
             match self.has_lines {
@@ -252,14 +259,14 @@ impl HarnessTask {
                     indices.iter().map(at).collect::<Option<_>>().ok_or_else(|| {
                         let what =
                             format!("`fewshot_config.fewshot_indices`: expected numbers below {}", all.len());
-                        wrong(&self.path, what)
+                        task_file_error(&self.path, what)
                     })?
                 }
             };
             let pool = Pool { records: chosen, sampler: self.sampler, excludes: self.excludes };
             examples = Some(Examples::new(pool, shots));
         }
-        let mut make = |index: usize, record: &Record| -> Result<Made, EvaluationError> {
+        let mut make = |index: usize, record: &Record| -> Result<PreparedItem, EvaluationError> {
             if self.kind == Kind::Rolling {
                 let entry = self.entry(record);
                 let text = entry.text("doc_to_target", &self.question.target)?;
@@ -280,7 +287,7 @@ impl HarnessTask {
         }
     }
 
-    /// Makes metrics of what the model said.
+    /// Computes metrics from the results.
     pub(crate) fn measure(&self, totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         let all = match self.kind {
             Kind::MultipleChoice => {
@@ -300,7 +307,7 @@ impl HarnessTask {
         Entry { templates: &self.templates, record, has_choices: self.question.choice.is_some() }
     }
 
-    /// An example as it precedes a question.
+    /// Renders an example that precedes a question.
     fn example(&self, record: &Record) -> Result<String, EvaluationError> {
         let entry = self.entry(record);
         let Forms { text, target, choice, target_delimiter, few_shot_delimiter } = &self.example;
@@ -309,14 +316,14 @@ impl HarnessTask {
             let choices = choices.as_deref().unwrap_or_default();
             choices.get(index).cloned().ok_or_else(|| {
                 let count = choices.len();
-                entry.error(key, &format!("expected the place of one of {count} choices, found {index}"))
+                entry.error(key, &format!("expected the index of one of {count} choices, found {index}"))
             })
         };
         let question = match entry.value("doc_to_text", text)? {
             FormValue::Text(text) => text,
             FormValue::Index(index) => choice_at("doc_to_text", index)?,
             FormValue::List(_) => {
-                return Err(entry.error("doc_to_text", "expected a text, found a list").into());
+                return Err(entry.error("doc_to_text", "expected a string, found a list").into());
             }
         };
         let answer = match entry.value("doc_to_target", target)? {
@@ -330,14 +337,14 @@ impl HarnessTask {
         }
     }
 
-    /// The item of an entry, after the given text.
+    /// Builds the item of an entry, after the text `before`.
     fn item(
         &self,
         setting: &Setting<'_>,
         index: usize,
         record: &Record,
         before: &str,
-    ) -> Result<Made, EvaluationError> {
+    ) -> Result<PreparedItem, EvaluationError> {
         let entry = self.entry(record);
         let Forms { text, target, choice, target_delimiter, .. } = &self.question;
         let text = entry.value("doc_to_text", text)?;
@@ -345,7 +352,7 @@ impl HarnessTask {
             |context, continuation, measured| Pair { field: "doc_to_text", context, continuation, measured };
         let Some(choice) = choice.as_ref().filter(|_| self.kind == Kind::MultipleChoice) else {
             let FormValue::Text(text) = text else {
-                return Err(entry.error("doc_to_text", "expected a text, found something else").into());
+                return Err(entry.error("doc_to_text", "expected a string, found something else").into());
             };
             let target = entry.text("doc_to_target", target)?;
             let context = format!("{before}{text}");
@@ -371,11 +378,11 @@ impl HarnessTask {
                 let count = choices.len();
                 Err(entry.error(
                     key,
-                    &format!("expected one of the {count} choices or its place, found {other:?}"),
+                    &format!("expected one of the {count} choices or its index, found {other:?}"),
                 ))
             }
         };
-        // Either the choices follow one text, or one text follows the choices.
+        // Either the choices follow one text, or one text follows each of the choices.
         let (pairs, gold) = match text {
             FormValue::Text(text) => {
                 let gold = place("doc_to_target", entry.value("doc_to_target", target)?)?;
@@ -414,13 +421,13 @@ fn form_of(key: &FormKey) -> Option<Form> {
     })
 }
 
-/// Which files are evaluated, and which examples come from.
+/// Files to evaluate, and files with examples.
 struct Splits {
     data: Option<Vec<PathBuf>>,
     few_shot_data: Option<Vec<PathBuf>>,
-    /// Whether the file names the split of the examples.
+    /// Whether the task file names the split of the examples.
     has_few_shot_split: bool,
-    /// Whether the question itself is no example.
+    /// Whether a question cannot be its own example.
     excludes: bool,
 }
 
@@ -428,7 +435,7 @@ impl Splits {
     fn of(path: &Path, keys: &Keys) -> Result<Self, EvaluationError> {
         let evaluated = keys.test_split.as_deref().or(keys.validation_split.as_deref());
         let given = keys.fewshot_config.split.as_deref().or(keys.fewshot_split.as_deref());
-        // The harness compares the names that the file gives, also where it gives none.
+        // The harness compares the names as the file sets them, including unset ones.
         let excludes = given == keys.test_split.as_deref();
         let has_few_shot_split = given.is_some();
         let few_shot =
@@ -441,20 +448,21 @@ impl Splits {
             let what = format!(
                 "`dataset_path`: expected json, csv, parquet or text, whose files `data_files` names, found {kind:?}"
             );
-            return Err(wrong(path, what));
+            return Err(task_file_error(path, what));
         }
         let Some(evaluated) = evaluated else {
-            return Err(wrong(
+            return Err(task_file_error(
                 path,
-                "`test_split` or `validation_split` is missing: it says what is evaluated",
+                "`test_split` or `validation_split` is missing: it selects the data to evaluate",
             ));
         };
         let of_split = |split: &str| -> Result<Vec<PathBuf>, EvaluationError> {
             let files = files.of_split(split).ok_or_else(|| {
-                let what = format!("`dataset_kwargs.data_files` names no files of the split `{split}`; files without a split are `train`");
-                wrong(path, what)
+                let what = format!("`dataset_kwargs.data_files` names no files of the split `{split}`; files without a split belong to `train`");
+                task_file_error(path, what)
             })?;
-            // As the harness reads them, from where it runs; else beside the task file.
+            // Paths are relative to the working directory, as in the harness, or else to the task file's
+            // folder.
             let beside = path.parent().unwrap_or(Path::new(""));
             Ok(files.into_iter().map(|file| if file.exists() { file } else { beside.join(file) }).collect())
         };

@@ -1,41 +1,43 @@
-//! The templates of a task file: Jinja, as lm-evaluation-harness runs it. They are untrusted programs, which
-//! `candle-gpt2-confined` parses and renders with one entry at a time.
+//! Templates of a task file, in Jinja as lm-evaluation-harness renders it.
+//!
+//! Templates are untrusted programs. `candle-gpt2-confined` parses them and renders each with one entry
+//! at a time.
 
 use candle_gpt2_confined::{TemplateError, Templates};
 use serde_json::Value;
 
 use crate::{DataError, EvaluationError, Record};
 
-/// A `doc_to_…` of a task file.
+/// Value of a `doc_to_…` key of a task file.
 #[derive(Debug, Clone)]
 pub(super) enum Form {
-    /// The name of a field, or a template.
+    /// Name of a field, or a template.
     Text(String),
     /// A number.
     Index(usize),
-    /// Texts.
+    /// List of texts.
     List(Vec<String>),
 }
 
-/// What a form gives of an entry.
+/// Result of evaluating a [`Form`] on an entry.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum FormValue {
     Text(String),
-    /// The place of a choice.
+    /// Index of a choice.
     Index(usize),
     List(Vec<String>),
 }
 
-/// An entry under the templates of its task.
+/// An entry together with the templates of its task.
 pub(super) struct Entry<'a> {
     pub(super) templates: &'a Templates,
     pub(super) record: &'a Record,
-    /// Whether the task has choices, of which a number is the place of one.
+    /// Whether the task has choices, so that numbers are indices of choices.
     pub(super) has_choices: bool,
 }
 
 impl Entry<'_> {
-    /// What the form `key` gives.
+    /// Evaluates the value `form` of the key `key`.
     pub(super) fn value(&self, key: &str, form: &Form) -> Result<FormValue, EvaluationError> {
         let text = match form {
             Form::Index(index) => return Ok(FormValue::Index(*index)),
@@ -55,10 +57,10 @@ impl Entry<'_> {
         Ok(FormValue::Text(text))
     }
 
-    /// The texts that the form `key` gives.
+    /// Evaluates `form` like [`Entry::value`], but requires a list of texts.
     pub(super) fn list(&self, key: &str, form: &Form) -> Result<Vec<String>, EvaluationError> {
         let given = match self.value(key, form)? {
-            // As Python's `ast.literal_eval`: what the template writes is read as a list.
+            // Parses the rendered text as a list, like Python's `ast.literal_eval`.
             FormValue::Text(text) => {
                 let list = self.templates.list(&text).map_err(|error| self.unfit(key, &error))?;
                 list.map_or(FormValue::Text(text), FormValue::List)
@@ -67,20 +69,20 @@ impl Entry<'_> {
         };
         match given {
             FormValue::List(texts) => Ok(texts),
-            other => Err(self.error(key, &format!("expected a list of texts, found {other:?}")).into()),
+            other => Err(self.error(key, &format!("expected a list of strings, found {other:?}")).into()),
         }
     }
 
-    /// The text that the form `key` gives.
+    /// Evaluates `form` like [`Entry::value`], but requires a text.
     pub(super) fn text(&self, key: &str, form: &Form) -> Result<String, EvaluationError> {
         match self.value(key, form)? {
             FormValue::Text(text) => Ok(text),
-            other => Err(self.error(key, &format!("expected a text, found {other:?}")).into()),
+            other => Err(self.error(key, &format!("expected a string, found {other:?}")).into()),
         }
     }
 
     pub(super) fn error(&self, key: &str, what: &str) -> DataError {
-        self.record.error(format!("`{key}` of the task file: {what}"))
+        self.record.error(format!("`{key}` in the task file: {what}"))
     }
 
     fn rendered(&self, key: &str, template: &str) -> Result<String, DataError> {
@@ -88,12 +90,15 @@ impl Entry<'_> {
     }
 
     fn unfit(&self, key: &str, error: &TemplateError) -> DataError {
-        self.error(key, &format!("the template does not fit: {error}"))
+        self.error(key, &format!("the template cannot be rendered: {error}"))
     }
 
     fn of_field(&self, key: &str, name: &str, value: &Value) -> Result<FormValue, DataError> {
         let unexpected = || {
-            self.error(key, &format!("field `{name}`: expected a text, a number from 0 or a list of texts"))
+            self.error(
+                key,
+                &format!("field `{name}`: expected a string, a non-negative integer or a list of strings"),
+            )
         };
         match value {
             Value::String(text) => Ok(FormValue::Text(text.clone())),

@@ -1,59 +1,59 @@
-//! Entries that cannot be used: each mistake is named with its file, line and field, and the items before it are kept.
+//! Invalid entries: each error names its file, line and field, and the items before it are kept.
 
 use candle_gpt2_evaluation::EvaluationError;
 
 use super::{Model, data};
 
-/// Good entries, and behind each of them mistakes in it: the protocol, what is replaced by what, and what is said.
+/// Valid entries, each followed by mistakes: protocol, replaced text, replacement, expected error.
 const MISTAKES: &str = r#"{"text": "the king is dead"}
-lambada:lm-eval | "text": "the king is dead" | "body": 1 | field `text`: missing; there are `body`
-lambada:lm-eval | "the king is dead" | [] | field `text`: expected a text, found []
-lambada:lm-eval | the king is dead |  | field `text`: expected a text, found an empty one
-lambada:lm-eval | the king is dead | \n a | field `text`: expected a token before what is scored, found none
-lambada:lm-eval | "text" | "continuation" | field `context`: missing; there are `continuation`
+lambada:lm-eval | "text": "the king is dead" | "body": 1 | field `text`: missing; available fields: `body`
+lambada:lm-eval | "the king is dead" | [] | field `text`: expected a string, found []
+lambada:lm-eval | the king is dead |  | field `text`: expected a non-empty string
+lambada:lm-eval | the king is dead | \n a | field `text`: expected a token before the scored text, found none
+lambada:lm-eval | "text" | "continuation" | field `context`: missing; available fields: `continuation`
 lambada:megatron-strict | the king is dead | \u0020\n | field `text`: expected a word, found none
-lambada:megatron-strict | the king is dead | dead | field `text`: expected a token before what is scored, found none
-lambada:last-token | the king is dead | a | field `text`: expected a token before what is scored, found none
+lambada:megatron-strict | the king is dead | dead | field `text`: expected a token before the scored text, found none
+lambada:last-token | the king is dead | a | field `text`: expected a token before the scored text, found none
 lambada:stop-words | the king is dead | \u0020 | field `text`: expected a word, found none
-lambada:stop-words | the king is dead | dead | field `text`: expected 1 to 506 tokens before the last word, with 6 more the model's context, found 0
+lambada:stop-words | the king is dead | dead | field `text`: expected 1 to 506 tokens before the last word (the model's context minus 6), found 0
 {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}
 piqa:lm-eval | "label": 1 | "label": 2 | field `label`: expected a number from 0 to 1, found 2
 piqa:lm-eval | "label": 1 | "label": -1 | field `label`: expected a number from 0 to 1, found -1
-piqa:lm-eval | "b" | "" | field `sol2`: expected a text, found an empty one
-piqa:lm-eval | "goal" | "aim" | field `goal`: missing; there are `aim`, `label`, `sol1`, `sol2`
+piqa:lm-eval | "b" | "" | field `sol2`: expected a non-empty string
+piqa:lm-eval | "goal" | "aim" | field `goal`: missing; available fields: `aim`, `label`, `sol1`, `sol2`
 {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
 arc-easy:lm-eval | "answerKey": "A" | "answerKey": "E" | field `answerKey`: expected one of A, B, found "E"
 arc-easy:lm-eval | ["A", "B"] | ["A"] | field `choices.label`: expected 2 labels, one for each text, found 1
-arc-challenge:lm-eval | ["a", "b"] | ["a", ""] | field `choices.text[1]`: expected a text, found an empty one
+arc-challenge:lm-eval | ["a", "b"] | ["a", ""] | field `choices.text[1]`: expected a non-empty string
 arc-challenge:lm-eval | {"text": ["a", "b"], "label": ["A", "B"]} | 7 | field `choices`: expected a list of objects, found 7
 {"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
-openbookqa:lm-eval | "q" | "" | field `question_stem`: expected a text, found an empty one
-openbookqa:lm-eval | "question_stem": "q" | "question": {"stem": 1} | field `question.stem`: expected a text, found 1
+openbookqa:lm-eval | "q" | "" | field `question_stem`: expected a non-empty string
+openbookqa:lm-eval | "question_stem": "q" | "question": {"stem": 1} | field `question.stem`: expected a string, found 1
 {"support": "", "question": "q", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "d"}
-sciq:lm-eval | "distractor2" | "distractor4" | field `distractor2`: missing; there are `correct_answer`, `distractor1`, `distractor3`, `distractor4`, `question`, `support`
-sciq:lm-eval | "d" | "" | field `correct_answer`: expected a text, found an empty one
+sciq:lm-eval | "distractor2" | "distractor4" | field `distractor2`: missing; available fields: `correct_answer`, `distractor1`, `distractor3`, `distractor4`, `question`, `support`
+sciq:lm-eval | "d" | "" | field `correct_answer`: expected a non-empty string
 {"sentence": "a _ b", "option1": "x", "option2": "y", "answer": "1"}
 winogrande:lm-eval | a _ b | a b | field `sentence`: expected a text with a gap, found no `_`
 winogrande:lm-eval | "1" | "0" | field `answer`: expected a number from 1 to 2, found "0"
 winogrande:lm-eval | "1" | "" | field `answer`: expected a number from 1 to 2, found ""
-winogrande:lm-eval | "x" | "" | field `option1`: expected a text, found an empty one
+winogrande:lm-eval | "x" | "" | field `option1`: expected a non-empty string
 {"sentence_good": "a", "sentence_bad": "b"}
-blimp:lm-eval | "b" | "" | field `sentence_bad`: expected a text, found an empty one
+blimp:lm-eval | "b" | "" | field `sentence_bad`: expected a non-empty string
 {"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
 hellaswag:lm-eval | "label": 3 | "label": 4 | field `label`: expected a number from 0 to 3, found 4
 hellaswag:lm-eval | "label": 3 | "label": "" | field `label`: expected a number from 0 to 3, found ""
 hellaswag:lm-eval | , "z"] | ] | field `endings`: expected 4 texts, found 3
-hellaswag:llm.c | "y" | "" | field `endings[2]`: expected a text, found an empty one
-hellaswag:llm.c | "ctx": "a b" | "ctx": "" | field `ctx`: expected a text, found an empty one
+hellaswag:llm.c | "y" | "" | field `endings[2]`: expected a non-empty string
+hellaswag:llm.c | "ctx": "a b" | "ctx": "" | field `ctx`: expected a non-empty string
 {"query": "q", "choices": ["a", "b", "c", "d"], "gold": 3}
 hellaswag:lm-eval | "gold": 3 | "gold": 9 | field `gold`: expected a number from 0 to 3, found 9
 hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two, found 0
-hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token that not all others have there too, found none, so that nothing is scored
+hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token in which the endings differ, found none to score
 {"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
 hellaswag:lm-eval | "z"] | "z" | expected a JSON object, found invalid JSON: expected `,` or `]` at column"#;
 
 #[test]
-fn every_mistake_is_named() {
+fn every_mistake_is_reported_with_its_location() {
     let model = Model::built_in();
     let mut good = "";
     for line in MISTAKES.lines() {
@@ -65,18 +65,18 @@ fn every_mistake_is_named() {
         assert_ne!(good, bad, "{protocol}: {from}");
         let text = format!("{good}\n\n{bad}\n{good}\n");
         let prepared = model.try_prepare(protocol, None, &data("a/items.jsonl", &text)).unwrap();
-        let error = prepared.damaged.unwrap_or_else(|| panic!("{protocol} takes {bad}"));
+        let error = prepared.damaged.unwrap_or_else(|| panic!("{protocol} accepts {bad}"));
         assert_eq!(prepared.items.len(), 1, "{protocol}");
         assert_eq!((error.file.as_str(), error.line), ("a/items.jsonl", 3), "{protocol}");
         assert!(error.what.starts_with(expected), "{protocol}: expected {expected}, found {}", error.what);
-        // Whoever wants fewer items does not come to know.
+        // With a limit before the entry, the mistake is not reported.
         let fewer = model.try_prepare(protocol, Some(1), &data("a/items.jsonl", &text)).unwrap();
         assert_eq!((fewer.damaged, fewer.items), (None, prepared.items));
     }
 }
 
 #[test]
-fn a_choice_longer_than_the_context_is_an_error() {
+fn choice_longer_than_the_context_is_rejected() {
     let model = Model::built_in();
     let long = format!(r#"{{"goal": "g", "sol1": "a", "sol2": "{}", "label": 1}}"#, "ball ".repeat(600));
     let error =
@@ -85,7 +85,7 @@ fn a_choice_longer_than_the_context_is_an_error() {
 }
 
 #[test]
-fn six_lines_that_are_fewer_are_named() {
+fn damaged_six_line_items_are_reported() {
     let model = Model::built_in();
     let whole = "The king\n3\na\nb\nc\nd\n";
     let errors = [
@@ -96,11 +96,7 @@ fn six_lines_that_are_fewer_are_named() {
             1,
             "field `gold`: expected a number from 0 to 3, found \"4\"",
         ),
-        (
-            format!("{whole}The king\n1\na\n\nc\nd\n"),
-            7,
-            "field `choices[1]`: expected a text, found an empty one",
-        ),
+        (format!("{whole}The king\n1\na\n\nc\nd\n"), 7, "field `choices[1]`: expected a non-empty string"),
     ];
     for (text, line, expected) in errors {
         let prepared = model.try_prepare("hellaswag:llama.cpp", None, &data("items.txt", &text)).unwrap();
@@ -111,7 +107,7 @@ fn six_lines_that_are_fewer_are_named() {
 }
 
 #[test]
-fn data_without_entries_are_refused() {
+fn empty_data_is_rejected() {
     let model = Model::built_in();
     for protocol in
         ["lambada:lm-eval", "piqa:lm-eval", "hellaswag:llama.cpp", "blimp:lm-eval", "winogrande:lm-eval"]
@@ -133,14 +129,14 @@ fn data_without_entries_are_refused() {
 }
 
 #[test]
-fn damaged_rows_of_a_text_are_errors() {
+fn damaged_text_rows_are_reported() {
     let model = Model::built_in();
     for protocol in ["wikitext:lm-eval", "wikitext:hf-8", "wikitext:megatron", "wikitext:llama.cpp"] {
         let rows = "{\"text\": \" = A = \\n\"}\n{\"text\": 3}\n";
         let error = model.try_prepare(protocol, None, &data("rows.jsonl", rows)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "rows.jsonl: line 2: field `text`: expected a text, found 3",
+            "rows.jsonl: line 2: field `text`: expected a string, found 3",
             "{protocol}"
         );
         assert!(!error.is_usage());
@@ -150,12 +146,12 @@ fn damaged_rows_of_a_text_are_errors() {
     assert_eq!(prepared.items.len(), 1);
     assert_eq!(
         prepared.damaged.unwrap().to_string(),
-        "pages.jsonl: line 2: field `page`: expected a text, found an empty one"
+        "pages.jsonl: line 2: field `page`: expected a non-empty string"
     );
 }
 
 #[test]
-fn no_items_are_none_to_measure() {
+fn limit_of_zero_items_is_rejected() {
     let model = Model::built_in();
     let error = model.try_prepare("lambada:lm-eval", Some(0), &data("items.jsonl", "{}")).unwrap_err();
     assert_eq!(

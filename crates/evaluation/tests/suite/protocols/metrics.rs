@@ -1,13 +1,13 @@
-//! What protocols make of results that are known: figures by the published scripts' own arithmetic, on the same numbers.
+//! Metrics of known results, checked against the formulas of the published scripts.
 
 use candle_gpt2_evaluation::{
     ChoiceResult, ItemResult, Metric, Predicted, StderrKind, Totals, named, protocols,
 };
 
-/// Rounding of a handful of operations.
+/// Rounding error of a few operations.
 const ROUNDING: f64 = 1e-12;
 
-/// A choice by its log-probability, tokens and characters; each character is two bytes.
+/// Creates a choice from its log-probability, tokens and characters, with two bytes per character.
 fn choice(logprob: f64, tokens: usize, characters: usize) -> ChoiceResult {
     let (bytes, squares) = (2 * characters, logprob.powi(2));
     ChoiceResult { logprob, tokens, characters, bytes, squares, ..ChoiceResult::default() }
@@ -28,7 +28,7 @@ fn measure(protocol: &str, totals: Totals, results: &[ItemResult]) -> Vec<Metric
 }
 
 #[track_caller]
-fn assert_figure(metrics: &[Metric], name: &str, value: f64, count: usize) {
+fn assert_metric(metrics: &[Metric], name: &str, value: f64, count: usize) {
     let metric = metrics
         .iter()
         .find(|metric| metric.name == name)
@@ -45,16 +45,16 @@ fn names(metrics: &[Metric]) -> Vec<&str> {
     metrics.iter().map(|metric| metric.name).collect()
 }
 
-/// Best by sum 0, by characters 1, by tokens 2.
+/// One item: choice 0 is best by sum, 1 by characters, 2 by tokens.
 fn undecided(gold: usize) -> Vec<ItemResult> {
     vec![result(0, vec![choice(-4.0, 1, 2), choice(-6.0, 2, 6), choice(-8.0, 8, 5)], Some(gold))]
 }
 
 #[test]
-fn every_protocol_has_its_norm() {
-    let figures = |protocol: &str| -> Vec<(String, [f64; 3])> {
-        let of = |gold| measure(protocol, Totals::default(), &undecided(gold));
-        let [a, b, c] = [of(0), of(1), of(2)];
+fn each_protocol_uses_its_length_normalization() {
+    let values = |protocol: &str| -> Vec<(String, [f64; 3])> {
+        let measured = |gold| measure(protocol, Totals::default(), &undecided(gold));
+        let [a, b, c] = [measured(0), measured(1), measured(2)];
         (0..a.len())
             .map(|index| (a[index].name.to_owned(), [a[index].value, b[index].value, c[index].value]))
             .collect()
@@ -65,29 +65,29 @@ fn every_protocol_has_its_norm() {
     let questions = "piqa:lm-eval arc-easy:lm-eval arc-challenge:lm-eval openbookqa:lm-eval sciq:lm-eval \
         hellaswag:lm-eval";
     for protocol in questions.split(' ') {
-        assert_eq!(figures(protocol), [acc.clone(), by_characters.clone()], "{protocol}");
+        assert_eq!(values(protocol), [acc.clone(), by_characters.clone()], "{protocol}");
     }
-    assert_eq!(figures("hellaswag:llm.c"), [acc.clone(), by_tokens.clone()]);
-    assert_eq!(figures("hellaswag:llama.cpp"), [by_tokens]);
-    assert_eq!(figures("winogrande:lm-eval"), std::slice::from_ref(&acc));
-    assert_eq!(figures("blimp:lm-eval"), [acc]);
+    assert_eq!(values("hellaswag:llm.c"), [acc.clone(), by_tokens.clone()]);
+    assert_eq!(values("hellaswag:llama.cpp"), [by_tokens]);
+    assert_eq!(values("winogrande:lm-eval"), std::slice::from_ref(&acc));
+    assert_eq!(values("blimp:lm-eval"), [acc]);
 }
 
 #[test]
-fn an_empty_choice_is_never_the_best_by_characters() {
+fn empty_choice_never_wins_by_characters() {
     let choices = vec![choice(-1.0, 1, 0), choice(-50.0, 2, 3)];
     let metrics = measure("hellaswag:lm-eval", Totals::default(), &[result(0, choices, Some(1))]);
-    assert_figure(&metrics, "acc_norm", 1.0, 1);
+    assert_metric(&metrics, "acc_norm", 1.0, 1);
 }
 
 #[test]
-fn lambada_counts_words() {
+fn lambada_metrics_are_per_word() {
     let greedy = ChoiceResult { is_greedy: true, ..choice(-1.0, 1, 4) };
     let results = texts([greedy, choice(-2.0, 3, 4), choice(-6.0, 2, 4)]);
     let metrics = measure("lambada:lm-eval", Totals::default(), &results);
     assert_eq!(names(&metrics), ["perplexity", "acc"]);
-    assert_figure(&metrics, "perplexity", 3.0_f64.exp(), 3);
-    assert_figure(&metrics, "acc", 1.0 / 3.0, 3);
+    assert_metric(&metrics, "perplexity", 3.0_f64.exp(), 3);
+    assert_metric(&metrics, "acc", 1.0 / 3.0, 3);
     // ppl * sd / sqrt(n), and sqrt(p (1 - p) / (n - 1)).
     let expected = [3.0_f64.exp() * 7.0_f64.sqrt() / 3.0_f64.sqrt(), (2.0_f64 / 9.0 / 2.0).sqrt()];
     for (metric, expected) in metrics.iter().zip(expected) {
@@ -97,12 +97,12 @@ fn lambada_counts_words() {
     for protocol in ["lambada:last-token", "lambada:megatron-strict"] {
         let metrics = measure(protocol, Totals::default(), &results);
         assert_eq!(names(&metrics), ["acc"]);
-        assert_figure(&metrics, "acc", 1.0 / 3.0, 3);
+        assert_metric(&metrics, "acc", 1.0 / 3.0, 3);
     }
 }
 
 #[test]
-fn written_words_are_compared() {
+fn generated_words_must_match_exactly() {
     let word = |index, right: &str, written: &str| ItemResult {
         words: Some([right.to_owned(), written.to_owned()]),
         ..result(index, vec![], None)
@@ -110,11 +110,11 @@ fn written_words_are_compared() {
     let results = [word(0, "signs", "signs"), word(1, "dead", "deadly"), word(2, "a", ""), word(3, "b", "b")];
     let metrics = measure("lambada:stop-words", Totals::default(), &results);
     assert_eq!(names(&metrics), ["acc"]);
-    assert_figure(&metrics, "acc", 0.5, 4);
+    assert_metric(&metrics, "acc", 0.5, 4);
 }
 
 #[test]
-fn blimp_is_the_mean_of_its_paradigms() {
+fn blimp_accuracy_averages_paradigms() {
     let sentence = |index, group: &str, is_right: bool| {
         let [a, b] = if is_right { [-1.0, -2.0] } else { [-2.0, -1.0] };
         ItemResult {
@@ -122,7 +122,7 @@ fn blimp_is_the_mean_of_its_paradigms() {
             ..result(index, vec![choice(a, 1, 1), choice(b, 1, 1)], Some(0))
         }
     };
-    // 3 of 4 and 0 of 2: not 3 of 6. Errors sqrt(3/16 / 3) = 1/4 and 0.
+    // 3 of 4 and 0 of 2, not 3 of 6. The errors are sqrt(3/16 / 3) = 1/4 and 0.
     let groups = [("a", true), ("b", false), ("a", true), ("a", false), ("a", true), ("b", false)];
     let results: Vec<_> = groups
         .into_iter()
@@ -130,23 +130,23 @@ fn blimp_is_the_mean_of_its_paradigms() {
         .map(|(index, (group, is_right))| sentence(index, group, is_right))
         .collect();
     let metrics = measure("blimp:lm-eval", Totals::default(), &results);
-    assert_figure(&metrics, "acc", 0.375, 6);
+    assert_metric(&metrics, "acc", 0.375, 6);
     assert_eq!(metrics[0].stderr, Some(0.125));
-    // One sentence of a paradigm says nothing about its spread.
+    // A paradigm with one sentence has no standard error.
     assert_eq!(measure("blimp:lm-eval", Totals::default(), &results[..2])[0].stderr, None);
 }
 
 #[test]
-fn pages_are_per_word_and_per_byte() {
+fn page_metrics_are_per_word_and_per_byte() {
     let page = |logprob, words| ChoiceResult { words: Some(words), ..choice(logprob, 7, 50) };
     let metrics = measure("wikitext:lm-eval", Totals::default(), &texts([page(-30.0, 10), page(-70.0, 15)]));
     assert_eq!(names(&metrics), ["word_perplexity", "byte_perplexity", "bits_per_byte"]);
-    assert_figure(&metrics, "word_perplexity", 4.0_f64.exp(), 25);
-    assert_figure(&metrics, "byte_perplexity", 0.5_f64.exp(), 200);
-    assert_figure(&metrics, "bits_per_byte", 0.5 / 2.0_f64.ln(), 200);
+    assert_metric(&metrics, "word_perplexity", 4.0_f64.exp(), 25);
+    assert_metric(&metrics, "byte_perplexity", 0.5_f64.exp(), 200);
+    assert_metric(&metrics, "bits_per_byte", 0.5 / 2.0_f64.ln(), 200);
 }
 
-/// The script's last lines: each window's mean loss times its labels but one.
+/// Last lines of the script: each window's mean loss, weighted by its number of labels minus one.
 fn hf_script(windows: &[(f64, usize, usize)]) -> f64 {
     let mut nll_sum = 0.0;
     let mut n_tokens = 0;
@@ -158,62 +158,63 @@ fn hf_script(windows: &[(f64, usize, usize)]) -> f64 {
 }
 
 #[test]
-fn hf_weights_windows_as_the_script_does() {
+fn hf_window_weights_match_the_script() {
     let results = texts([choice(-300.0, 99, 1), choice(-130.0, 50, 1), choice(-90.0, 30, 1)]);
-    // Windows that overlap: the first token of the text is a label, and no other window's first is one.
+    // In overlapping windows, the first token of the text is a label, and the first token of any other
+    // window is not.
     let overlapping = measure("wikitext:hf-50", Totals { tokens: 180, words: 0 }, &results);
     assert_eq!(names(&overlapping), ["perplexity", "token_perplexity"]);
-    assert_figure(
+    assert_metric(
         &overlapping,
         "perplexity",
         hf_script(&[(300.0, 99, 100), (130.0, 50, 50), (90.0, 30, 30)]),
         177,
     );
-    assert_figure(&overlapping, "token_perplexity", (520.0_f64 / 179.0).exp(), 179);
-    // Side by side every window's first token is a label that is not scored.
-    let side_by_side = measure("wikitext:hf-100", Totals { tokens: 182, words: 0 }, &results);
-    assert_figure(
-        &side_by_side,
+    assert_metric(&overlapping, "token_perplexity", (520.0_f64 / 179.0).exp(), 179);
+    // In adjacent windows, the first token of each window is an unscored label.
+    let adjacent = measure("wikitext:hf-100", Totals { tokens: 182, words: 0 }, &results);
+    assert_metric(
+        &adjacent,
         "perplexity",
         hf_script(&[(300.0, 99, 100), (130.0, 50, 51), (90.0, 30, 31)]),
         179,
     );
-    assert_eq!(side_by_side[0].value, side_by_side[1].value);
+    assert_eq!(adjacent[0].value, adjacent[1].value);
     let one = measure("wikitext:hf-100", Totals { tokens: 100, words: 0 }, &results[..1]);
-    assert_figure(&one, "perplexity", hf_script(&[(300.0, 99, 100)]), 99);
+    assert_metric(&one, "perplexity", hf_script(&[(300.0, 99, 100)]), 99);
 }
 
 #[test]
-fn megatron_adjusts_to_words_and_stops_at_exp_20() {
+fn megatron_perplexity_is_adjusted_and_capped_at_exp_20() {
     let results = texts([choice(-300.0, 100, 1), choice(-100.0, 20, 1)]);
     let metrics = measure("wikitext:megatron", Totals { tokens: 121, words: 101 }, &results);
     assert_eq!(names(&metrics), ["perplexity", "adjusted_perplexity"]);
     let loss = 400.0 / 120.0;
-    assert_figure(&metrics, "perplexity", f64::exp(loss), 120);
-    assert_figure(&metrics, "adjusted_perplexity", f64::exp(loss * 120.0 / 100.0), 120);
+    assert_metric(&metrics, "perplexity", f64::exp(loss), 120);
+    assert_metric(&metrics, "adjusted_perplexity", f64::exp(loss * 120.0 / 100.0), 120);
     let capped = measure("wikitext:megatron", Totals { tokens: 121, words: 11 }, &results);
-    assert_figure(&capped, "perplexity", f64::exp(loss), 120);
-    assert_figure(&capped, "adjusted_perplexity", f64::exp(20.0), 120);
+    assert_metric(&capped, "perplexity", f64::exp(loss), 120);
+    assert_metric(&capped, "adjusted_perplexity", f64::exp(20.0), 120);
     assert_eq!((capped[1].stderr, capped[1].stderr_kind), (None, StderrKind::None));
     assert!(capped[0].stderr.is_some());
     let one_word = measure("wikitext:megatron", Totals { tokens: 121, words: 1 }, &results);
     assert_eq!(names(&one_word), ["perplexity"]);
 }
 
-/// llama.cpp's last lines.
+/// Compares with the last lines of llama.cpp's tool.
 #[test]
-fn llama_cpp_takes_tokens_as_independent() {
+fn llama_cpp_stderr_treats_tokens_as_independent() {
     let squares = |choice: ChoiceResult, squares| ChoiceResult { squares, ..choice };
     let results = texts([squares(choice(-9.0, 3, 1), 35.0), squares(choice(-6.0, 2, 1), 20.0)]);
     let metrics = measure("wikitext:llama.cpp", Totals::default(), &results);
     assert_eq!(names(&metrics), ["perplexity"]);
-    assert_figure(&metrics, "perplexity", 3.0_f64.exp(), 5);
+    assert_metric(&metrics, "perplexity", 3.0_f64.exp(), 5);
     let expected = 3.0_f64.exp() * ((55.0_f64 / 5.0 - 9.0) / 4.0).sqrt();
     assert!((metrics[0].stderr.unwrap() - expected).abs() < ROUNDING * expected);
 }
 
 #[test]
-fn a_text_takes_bits_by_every_unit() {
+fn text_bits_are_reported_per_unit() {
     let nats = 2.0_f64.ln();
     let results = texts([choice(-30.0 * nats, 10, 30), choice(-50.0 * nats, 30, 50)]);
     let metrics = measure("text:bits", Totals { tokens: 40, words: 20 }, &results);
@@ -227,14 +228,14 @@ fn a_text_takes_bits_by_every_unit() {
     ];
     assert_eq!(names(&metrics), expected.map(|(name, ..)| name));
     for (name, value, count) in expected {
-        assert_figure(&metrics, name, value, count);
+        assert_metric(&metrics, name, value, count);
     }
     assert_eq!(metrics[5].stderr, None);
 }
 
-/// What has no items has no figures, and no figure that is no number.
+/// Without items there are no metrics, and no NaN values.
 #[test]
-fn nothing_has_no_figures() {
+fn zero_items_yield_no_metrics() {
     for protocol in protocols() {
         assert_eq!((protocol.measure)(&Totals::default(), &[]), [], "{}", protocol.name);
     }

@@ -1,4 +1,4 @@
-//! Names of protocols, and what stands beside them.
+//! Names of protocols, their numbers and their published results.
 
 use std::collections::HashSet;
 
@@ -11,10 +11,10 @@ fn error(name: &str) -> String {
 }
 
 #[test]
-fn a_name_is_a_task_and_a_protocol() {
+fn name_consists_of_task_and_protocol() {
     for protocol in protocols() {
-        let (task, of_task) = protocol.name.split_once(':').unwrap();
-        assert!(!task.is_empty() && !of_task.is_empty(), "{}", protocol.name);
+        let (task, suffix) = protocol.name.split_once(':').unwrap();
+        assert!(!task.is_empty() && !suffix.is_empty(), "{}", protocol.name);
         assert_eq!(protocol.task(), task);
     }
     let names: HashSet<&str> = protocols().iter().map(|protocol| protocol.name).collect();
@@ -29,7 +29,7 @@ fn a_name_is_a_task_and_a_protocol() {
 }
 
 #[test]
-fn a_number_stands_at_the_end() {
+fn number_is_parsed_from_the_end_of_the_name() {
     let found = |name| named(name).map(|(protocol, number)| (protocol.name, number)).ok();
     assert_eq!(found("wikitext:hf-512"), Some(("wikitext:hf-N", Some(512))));
     assert_eq!(found("wikitext:megatron"), Some(("wikitext:megatron", None)));
@@ -40,10 +40,10 @@ fn a_number_stands_at_the_end() {
 }
 
 #[test]
-fn a_number_that_is_none_is_refused() {
+fn invalid_number_is_rejected() {
     let expected = |found: &str| {
         format!(
-            "wikitext:hf-N: expected a number of tokens at the end of its name, as `wikitext:hf-512`, found `{found}`"
+            "wikitext:hf-N: expected a number of tokens at the end of the name, such as `wikitext:hf-512`, found `{found}`"
         )
     };
     for name in [
@@ -63,7 +63,7 @@ fn a_number_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_task_alone_has_a_default() {
+fn task_name_selects_its_default_protocol() {
     for (task, expected) in [
         ("lambada", "lambada:lm-eval"),
         ("hellaswag", "hellaswag:lm-eval"),
@@ -77,24 +77,24 @@ fn a_task_alone_has_a_default() {
 }
 
 #[test]
-fn an_unknown_protocol_of_a_task_names_those_it_has() {
+fn unknown_protocol_error_lists_the_available_ones() {
     assert_eq!(
         error("hellaswag:lmeval"),
-        "there is no protocol `hellaswag:lmeval`; `hellaswag` has `hellaswag:lm-eval`, `hellaswag:llm.c`, `hellaswag:llama.cpp`"
+        "unknown protocol `hellaswag:lmeval`; `hellaswag` has `hellaswag:lm-eval`, `hellaswag:llm.c`, `hellaswag:llama.cpp`"
     );
 }
 
 #[test]
-fn the_nearest_names_are_told() {
-    let told = error("winogrand:lm-eval");
+fn unknown_name_error_suggests_similar_names() {
+    let message = error("winogrand:lm-eval");
     assert!(
-        told.starts_with("there is no protocol `winogrand:lm-eval`; the nearest are `winogrande:lm-eval`, `"),
-        "{told}"
+        message.starts_with("unknown protocol `winogrand:lm-eval`; similar names: `winogrande:lm-eval`, `"),
+        "{message}"
     );
-    assert!(error("lambda").contains("the nearest are `lambada:"), "{}", error("lambda"));
+    assert!(error("lambda").contains("similar names: `lambada:"), "{}", error("lambda"));
     for far in ["", "nosuch"] {
         assert!(
-            error(far).ends_with("names are such as `wikitext:lm-eval` and `text:bits`"),
+            error(far).ends_with("expected a name such as `wikitext:lm-eval` or `text:bits`"),
             "{}",
             error(far)
         );
@@ -102,17 +102,17 @@ fn the_nearest_names_are_told() {
 }
 
 #[test]
-fn published_figures_stand_where_they_belong() {
+fn published_results_are_consistent() {
     for protocol in protocols() {
-        for figure in protocol.published {
-            assert!(figure.value > 0.0 && !figure.source.is_empty());
-            if figure.exact {
-                assert_eq!(named(figure.protocol).unwrap().0.name, protocol.name, "{figure:?}");
+        for result in protocol.published {
+            assert!(result.value > 0.0 && !result.source.is_empty());
+            if result.exact {
+                assert_eq!(named(result.protocol).unwrap().0.name, protocol.name, "{result:?}");
             } else {
-                assert_eq!(figure.protocol, "not published", "{figure:?}");
+                assert_eq!(result.protocol, "not published", "{result:?}");
             }
-            if figure.metric.starts_with("acc") {
-                assert!(figure.value < 1.0, "{figure:?}");
+            if result.metric.starts_with("acc") {
+                assert!(result.value < 1.0, "{result:?}");
             }
         }
         for hash in protocol.dataset.sha256 {

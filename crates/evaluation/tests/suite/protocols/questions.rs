@@ -1,45 +1,45 @@
-//! Questions and their choices: the texts that are scored, and which is right.
+//! Questions and choices: the scored texts and the correct choice.
 
 use candle_gpt2_evaluation::{Data, Item, Prepared};
 
 use super::{Model, N_POSITIONS, choices, data, gold, only_sequence, owned};
 
-/// Both parts of every choice, with the same text before each.
-fn behind(context: &str, endings: &[&str]) -> Vec<(String, String)> {
+/// Returns the shared context with each ending.
+fn continuations(context: &str, endings: &[&str]) -> Vec<(String, String)> {
     endings.iter().map(|ending| (context.to_owned(), (*ending).to_owned())).collect()
 }
 
-fn measures(item: &Item) -> Vec<(usize, usize)> {
+fn lengths(item: &Item) -> Vec<(usize, usize)> {
     choices(item).iter().map(|choice| (choice.characters, choice.bytes)).collect()
 }
 
 #[test]
-fn piqa_asks_for_a_solution() {
+fn piqa_scores_both_solutions_after_the_goal() {
     let model = Model::built_in();
     for label in ["1", "\"1\""] {
         let line = format!(
             r#"{{"goal": "Kill the king", "sol1": "with a knife", "sol2": "wïth love", "label": {label}}}"#
         );
         let item = model.item("piqa:lm-eval", &line);
-        let expected = behind("Question: Kill the king\nAnswer:", &[" with a knife", " wïth love"]);
+        let expected = continuations("Question: Kill the king\nAnswer:", &[" with a knife", " wïth love"]);
         assert_eq!((model.pieces(&item), gold(&item)), (expected, Some(1)));
-        // The space between is not counted.
-        assert_eq!(measures(&item), [(12, 12), (9, 10)]);
+        // The space between the parts does not count.
+        assert_eq!(lengths(&item), [(12, 12), (9, 10)]);
     }
 }
 
 #[test]
-fn arc_has_lists_or_a_list_and_letters_or_numbers() {
+fn arc_accepts_both_schemas_and_label_types() {
     let model = Model::built_in();
     let hub = r#"{"id": "M_7", "question": "Who is dead?", "choices": {"text": ["the king", "a lord", "none"], "label": ["A", "B", "C"]}, "answerKey": "B"}"#;
     let upstream = r#"{"id": "M_7", "question": {"stem": "Who is dead?", "choices": [{"text": "the king", "label": "1"}, {"text": "a lord", "label": "2"}, {"text": "none", "label": "3"}]}, "answerKey": " 2"}"#;
     for protocol in ["arc-easy:lm-eval", "arc-challenge:lm-eval"] {
         let item = model.item(protocol, hub);
-        let expected = behind("Question: Who is dead?\nAnswer:", &[" the king", " a lord", " none"]);
+        let expected = continuations("Question: Who is dead?\nAnswer:", &[" the king", " a lord", " none"]);
         assert_eq!((model.pieces(&item), gold(&item)), (expected, Some(1)));
         assert_eq!(item.id.as_deref(), Some("M_7"));
         assert_eq!(item, model.item(protocol, upstream));
-        // A label may be a number, and the answer's a text.
+        // Labels and the answer may be numbers or strings.
         let numbers = hub.replace(r#"["A", "B", "C"]"#, "[1, 2, 3]");
         assert_eq!(item, model.item(protocol, &numbers.replace(r#""B"}"#, "2}")));
         assert_eq!(item, model.item(protocol, &numbers.replace(r#""B"}"#, r#""2"}"#)));
@@ -47,38 +47,41 @@ fn arc_has_lists_or_a_list_and_letters_or_numbers() {
 }
 
 #[test]
-fn openbookqa_goes_on_from_its_stem() {
+fn openbookqa_choices_continue_the_stem() {
     let model = Model::built_in();
     let hub = r#"{"id": "8-343", "question_stem": "The king is", "choices": {"text": ["dead", "alive"], "label": ["A", "B"]}, "answerKey": "A"}"#;
     let upstream = r#"{"id": "8-343", "question": {"stem": "The king is", "choices": [{"text": "dead", "label": "A"}, {"text": "alive", "label": "B"}]}, "answerKey": "A"}"#;
     let item = model.item("openbookqa:lm-eval", hub);
-    assert_eq!((model.pieces(&item), gold(&item)), (behind("The king is", &[" dead", " alive"]), Some(0)));
+    assert_eq!(
+        (model.pieces(&item), gold(&item)),
+        (continuations("The king is", &[" dead", " alive"]), Some(0))
+    );
     assert_eq!(item, model.item("openbookqa:lm-eval", upstream));
 }
 
 #[test]
-fn sciq_has_the_right_answer_last() {
+fn sciq_puts_the_correct_answer_last() {
     let model = Model::built_in();
     let line = r#"{"question": "Who is dead?", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "the king", "support": " \n The king is dead. "}"#;
     let item = model.item("sciq:lm-eval", line);
     let context = "The king is dead. \nQuestion: Who is dead?\nAnswer:";
     assert_eq!(
         (model.pieces(&item), gold(&item)),
-        (behind(context, &[" a", " b", " c", " the king"]), Some(3))
+        (continuations(context, &[" a", " b", " c", " the king"]), Some(3))
     );
     let without = model.item("sciq:lm-eval", &line.replace(r" \n The king is dead. ", ""));
     assert_eq!(model.pieces(&without)[0].0, "\nQuestion: Who is dead?\nAnswer:");
 }
 
 #[test]
-fn winogrande_scores_what_follows_either_name() {
+fn winogrande_scores_the_text_after_each_option() {
     let model = Model::built_in();
     let json = r#"{"sentence": "He told the lord of the king, for _ was, alas, dead_ .", "option1": "the king", "option2": "him", "answer": "2"}"#;
     let item = model.item("winogrande:lm-eval", json);
     let [king, him] = ["the king", "him"].map(|name| format!("He told the lord of the king, for {name}"));
     assert_eq!(model.pieces(&item), owned(&[(&king, " was, alas, dead_ ."), (&him, " was, alas, dead_ .")]));
     assert_eq!((gold(&item), item.context_tokens), (Some(1), model.ids(&king).len()));
-    assert_eq!(measures(&item), [(king.len(), king.len()), (him.len(), him.len())]);
+    assert_eq!(lengths(&item), [(king.len(), king.len()), (him.len(), him.len())]);
     let quoted = r#""He told the lord of the king, for _ was, alas, dead_ .""#;
     for csv in [
         format!("index,sentence,option1,option2,answer\n7,{quoted},the king,him,2\n"),
@@ -92,7 +95,7 @@ fn winogrande_scores_what_follows_either_name() {
 }
 
 #[test]
-fn blimp_compares_whole_sentences_and_knows_their_paradigms() {
+fn blimp_scores_whole_sentences_grouped_by_paradigm() {
     let model = Model::built_in();
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -103,7 +106,7 @@ fn blimp_compares_whole_sentences_and_knows_their_paradigms() {
     );
     let prepared = model.try_prepare("blimp:lm-eval", None, &Data::read(folder.path()).unwrap()).unwrap();
     let [first, second] = prepared.items.as_slice() else { panic!("{prepared:?}") };
-    let expected = behind("<|endoftext|>", &[" He is dead.", " Is dead he."]);
+    let expected = continuations("<|endoftext|>", &[" He is dead.", " Is dead he."]);
     assert_eq!((model.pieces(first), gold(first), first.context_tokens), (expected, Some(0), 1));
     assert_eq!((first.group.as_deref(), second.group.as_deref()), (Some("islands"), Some("irregular")));
     assert_eq!((second.index, second.id.as_deref()), (1, Some("0")));
@@ -112,34 +115,34 @@ fn blimp_compares_whole_sentences_and_knows_their_paradigms() {
 const HELLASWAG: &str = r#"{"ind": 24, "activity_label": "Making tea", "ctx_a": "[header] How to [title] Boil  water.", "ctx_b": "the KING", "ctx": "[header] How to [title] Boil  water. the KING", "endings": ["drinks [step] it.", "is dead.", "drinks alone ", "is   late."], "label": LABEL}"#;
 
 #[test]
-fn hellaswag_is_cleaned_for_lm_eval() {
+fn lm_eval_cleans_hellaswag_texts() {
     let model = Model::built_in();
     for label in ["2", "\"2\""] {
         let item = model.item("hellaswag:lm-eval", &HELLASWAG.replace("LABEL", label));
-        // One pass over double spaces leaves some.
+        // A single pass over double spaces leaves some of them.
         let context = "Making tea:  How to. Boil water. The king";
         let context = context.replace("tea:  How", "tea: How");
-        let expected = behind(&context, &[" drinks it.", " is dead.", " drinks alone", " is  late."]);
+        let expected = continuations(&context, &[" drinks it.", " is dead.", " drinks alone", " is  late."]);
         assert_eq!((model.pieces(&item), gold(&item), item.id.as_deref()), (expected, Some(2), Some("24")));
-        assert_eq!(measures(&item)[2], (12, 12));
+        assert_eq!(lengths(&item)[2], (12, 12));
     }
 }
 
 #[test]
-fn hellaswag_that_is_cleaned_already_stays_as_it_is() {
+fn preprocessed_hellaswag_is_unchanged() {
     let model = Model::built_in();
     for right in [r#""gold": 1"#, r#""label": "1""#] {
         let line = format!(r#"{{"query": "The  king [x]", "choices": ["is dead", "lives "], {right}}}"#);
         let item = model.item("hellaswag:lm-eval", &line);
         assert_eq!(
             (model.pieces(&item), gold(&item)),
-            (behind("The  king [x]", &[" is dead", " lives "]), Some(1))
+            (continuations("The  king [x]", &[" is dead", " lives "]), Some(1))
         );
     }
 }
 
 #[test]
-fn an_empty_second_part_leaves_its_space_to_the_ending() {
+fn empty_ctx_b_leaves_no_extra_space() {
     let model = Model::built_in();
     let line = HELLASWAG.replace("\"ctx_b\": \"the KING\"", "\"ctx_b\": \"\"").replace("LABEL", "0");
     let item = model.item("hellaswag:lm-eval", &line);
@@ -151,18 +154,19 @@ fn an_empty_second_part_leaves_its_space_to_the_ending() {
 }
 
 #[test]
-fn llm_c_takes_texts_as_they_are_and_encodes_endings_apart() {
+fn llm_c_keeps_raw_texts_and_encodes_endings_separately() {
     let model = Model::built_in();
     let item = model.item("hellaswag:llm.c", &HELLASWAG.replace("LABEL", "3"));
     let context = "[header] How to [title] Boil  water. the KING";
-    let expected = behind(context, &[" drinks [step] it.", " is dead.", " drinks alone ", " is   late."]);
+    let expected =
+        continuations(context, &[" drinks [step] it.", " is dead.", " drinks alone ", " is   late."]);
     assert_eq!((model.pieces(&item), gold(&item)), (expected, Some(3)));
-    let apart = [model.ids(context), model.ids(" is   late.")].concat();
-    assert_eq!(only_sequence(&choices(&item)[3]).ids, apart);
+    let separate = [model.ids(context), model.ids(" is   late.")].concat();
+    assert_eq!(only_sequence(&choices(&item)[3]).ids, separate);
 }
 
 #[test]
-fn llama_cpp_scores_from_the_first_token_that_differs() {
+fn llama_cpp_scores_from_the_first_differing_token() {
     let model = Model::built_in();
     let line =
         r#"{"query": "The king", "choices": ["is dead", "is late", "is so dead", "is alone"], "gold": 0}"#;
@@ -185,9 +189,9 @@ fn llama_cpp_scores_from_the_first_token_that_differs() {
     assert_eq!(model.prepare("hellaswag:llama.cpp", "items.txt", &six_lines.repeat(2)).items.len(), 2);
 }
 
-/// The name of a special token is text like any other to llama.cpp, and the token itself to lm-evaluation-harness.
+/// Special token names are plain text for llama.cpp, and the token itself for lm-evaluation-harness.
 #[test]
-fn llama_cpp_knows_no_special_tokens_in_texts() {
+fn llama_cpp_encodes_special_token_names_as_text() {
     let model = Model::built_in();
     let line = r#"{"query": "The king <|endoftext|>", "choices": ["a", "b", "c", "d"], "gold": 0}"#;
     let ids = |protocol| only_sequence(&choices(&model.item(protocol, line))[0]).ids.clone();
@@ -196,7 +200,7 @@ fn llama_cpp_knows_no_special_tokens_in_texts() {
     assert_eq!(model.text(&ids("hellaswag:llama.cpp")), "The king <|endoftext|> a");
 }
 
-/// One item whose context is too long, between two that are not.
+/// One item whose context is too long, between two short ones.
 fn with_a_long_context(words: usize) -> String {
     let line = |goal: &str| {
         format!(
@@ -207,20 +211,20 @@ fn with_a_long_context(words: usize) -> String {
 }
 
 #[test]
-fn a_long_item_loses_its_beginning_and_is_counted() {
+fn long_item_is_truncated_at_the_start_and_counted() {
     let model = Model::built_in();
     let prepared: Prepared = model.prepare("piqa:lm-eval", "items.jsonl", &with_a_long_context(600));
-    assert_eq!((prepared.items.len(), prepared.cut), (3, 1));
+    assert_eq!((prepared.items.len(), prepared.truncated_count), (3, 1));
     let whole = model.ids(&format!("Question: {}\nAnswer: with love and honour", " ball".repeat(600)));
     let choice = only_sequence(&choices(&prepared.items[1])[1]);
-    // One more than the context, as the last is not read.
+    // One token more than the context, because the last one is not read.
     assert_eq!(choice.ids, whole[whole.len() - N_POSITIONS - 1..]);
     assert_eq!(model.text(&choice.ids[choice.first..]), " with love and honour");
     assert_eq!(prepared.items[1].context_tokens, only_sequence(&choices(&prepared.items[1])[0]).first);
 }
 
 #[test]
-fn an_item_that_just_fits_is_whole() {
+fn item_that_just_fits_is_not_truncated() {
     let model = Model::built_in();
     let tokens = |words: usize| {
         model.ids(&format!("Question: {}\nAnswer: with love and honour", " ball".repeat(words))).len()
@@ -228,14 +232,14 @@ fn an_item_that_just_fits_is_whole() {
     let longest = (0..).take_while(|words| tokens(*words) <= N_POSITIONS + 1).last().unwrap();
     for (words, cut) in [(longest, 0), (longest + 1, 1)] {
         let prepared = model.prepare("piqa:lm-eval", "items.jsonl", &with_a_long_context(words));
-        assert_eq!(prepared.cut, cut);
+        assert_eq!(prepared.truncated_count, cut);
         let ids = &only_sequence(&choices(&prepared.items[1])[1]).ids;
         assert_eq!(ids.len(), tokens(words).min(N_POSITIONS + 1));
     }
 }
 
 #[test]
-fn other_protocols_stop_at_an_item_that_is_too_long() {
+fn other_protocols_stop_at_an_item_beyond_the_context() {
     let model = Model::built_in();
     let long = " ball".repeat(600);
     let passages = format!("{{\"text\": \"a b\"}}\n{{\"text\": \"{long} dead\"}}\n");

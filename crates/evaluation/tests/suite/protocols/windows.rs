@@ -1,4 +1,4 @@
-//! Texts in windows: every token is scored once, in the window that the published script scores it in.
+//! Texts in windows: every token is scored once, in the same window as in the published script.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use candle_gpt2_generation::Sequence;
 
 use super::{Model, N_POSITIONS, choices, data, only_sequence};
 
-/// Two invented articles, the first much longer than the context.
+/// Two invented articles, the first one much longer than the context.
 fn articles() -> String {
     let sentence =
         " The king 's ship @-@ yard ( in Dover ) had 1 @,@ 200 men ; \" they sang \" , he said . \n";
@@ -18,7 +18,7 @@ fn articles() -> String {
     )
 }
 
-/// A text of so many tokens, at most 1,500.
+/// A text of exactly `tokens` tokens, at most 1,500.
 fn text_of(model: &Model, tokens: usize) -> String {
     let ids = model.ids(&" door ball sun".repeat(500));
     let text = model.text(&ids[..tokens]);
@@ -30,7 +30,9 @@ fn sequences(prepared: &Prepared) -> Vec<&Sequence> {
     prepared.items.iter().flat_map(choices).flat_map(|choice| &choice.sequences).collect()
 }
 
-/// The places in a text that sequences score, which stand in the text as they are; `before` tokens of others come first.
+/// Checks that the sequences are these windows of `ids`, each after the optional `prefix`.
+///
+/// A window is the range of tokens that are read, and the range of tokens that are scored.
 #[track_caller]
 fn scored(
     ids: &[u32],
@@ -50,16 +52,17 @@ fn scored(
     assert_eq!(found, windows.iter().map(expected).collect::<Vec<_>>());
 }
 
-/// Each place of a range once, in their order.
+/// Checks that the windows score each position of a range once and in order.
 #[track_caller]
 fn assert_partition(windows: &[(Range<usize>, Range<usize>)], whole: Range<usize>) {
     assert!(windows.iter().flat_map(|(_, scored)| scored.clone()).eq(whole));
 }
 
-/// `get_rolling_token_windows` with one token of context, by its own words: windows of targets side by side, the last of which
-/// reads as much as the others.
+/// Reimplements `get_rolling_token_windows` with one token of context.
+///
+/// Its target ranges are adjacent, and the last window has the same number of tokens as the others.
 #[test]
-fn lm_evals_last_window_is_full() {
+fn lm_eval_last_window_is_full() {
     let model = Model::built_in();
     for tokens in [1, 511, 512, 513, 1024, 1025, 1400] {
         let text = text_of(&model, tokens);
@@ -82,7 +85,7 @@ fn lm_evals_last_window_is_full() {
 }
 
 #[test]
-fn pages_are_de_tokenised_and_divided_by_what_they_were() {
+fn pages_are_detokenized_but_count_original_bytes() {
     let model = Model::built_in();
     let prepared = model.prepare("wikitext:lm-eval", "wiki.test.raw", &articles());
     let [yard, dover] = prepared.items.as_slice() else { panic!("{} pages", prepared.items.len()) };
@@ -93,7 +96,7 @@ fn pages_are_de_tokenised_and_divided_by_what_they_were() {
     let sequence = only_sequence(choice);
     assert_eq!(model.text(&sequence.ids[1..]), expected);
     assert_eq!((choice.bytes, choice.characters), (dover_page.len(), dover_page.chars().count()));
-    // Both edges count as words, as they are empty ones.
+    // The empty parts at both edges count as words.
     assert_eq!(choice.words, Some(dover_page.split_whitespace().count() + 2));
     let yard_bytes = articles().len() - dover_page.len() - " \n".len() - "\n".len();
     assert_eq!(choices(yard)[0].bytes, yard_bytes);
@@ -102,7 +105,7 @@ fn pages_are_de_tokenised_and_divided_by_what_they_were() {
 }
 
 #[test]
-fn pages_and_rows_of_the_hub_are_the_file() {
+fn hub_rows_and_pages_equal_the_raw_file() {
     let model = Model::built_in();
     let text = articles();
     let json = |field: &str, value: &str| serde_json::json!({ field: value }).to_string() + "\n";
@@ -120,7 +123,7 @@ fn pages_and_rows_of_the_hub_are_the_file() {
     assert_eq!(from_pages.items, model.prepare("wikitext:lm-eval", "wiki.test.raw", &text).items);
 }
 
-/// The loop of transformers' documentation: windows, and how many of their tokens are targets.
+/// The loop of transformers' documentation: windows, with their numbers of targets.
 fn hf_script(seq_len: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
     let mut windows = Vec::new();
     let mut prev_end_loc = 0;
@@ -136,13 +139,14 @@ fn hf_script(seq_len: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
 }
 
 #[test]
-fn hf_windows_are_the_scripts() {
+fn hf_windows_match_the_script() {
     let model = Model::built_in();
     for tokens in [2, 512, 513, 1024, 1025, 1400] {
         for stride in [1, 100, 511, 512] {
             let text = text_of(&model, tokens);
             let prepared = model.prepare(&format!("wikitext:hf-{stride}"), "a.txt", &text);
-            // A label in the first place of a window is not scored, and a window without another one is left out.
+            // The label at the first position of a window is unscored. A window without other labels is
+            // dropped.
             let windows: Vec<_> = hf_script(tokens, stride)
                 .into_iter()
                 .map(|(read, targets)| (read.clone(), (read.end - targets).max(read.start + 1)..read.end))
@@ -161,16 +165,18 @@ fn hf_windows_are_the_scripts() {
 }
 
 #[test]
-fn hf_joins_the_rows() {
+fn hf_joins_rows_with_two_line_breaks() {
     let model = Model::built_in();
     let prepared = model.prepare("wikitext:hf-512", "a.txt", " \n = A = \n \u{a0}\n x\n");
     assert_eq!(model.text(&only_sequence(&choices(&prepared.items[0])[0]).ids), "\n\n = A = \n\n\n\n\n x\n");
 }
 
-/// Megatron's `_LMDataset`: every window has room for as many targets as the context, the first scores all of its own, and the
-/// others the last ones of their room, where there is text.
+/// Reimplements Megatron's `_LMDataset`.
+///
+/// Every window holds up to one context of targets. The first window scores all of its targets, and later
+/// ones score only their last `stride` targets, if there is text.
 #[test]
-fn megatrons_windows_are_those_of_its_dataset() {
+fn megatron_windows_match_its_dataset() {
     let model = Model::built_in();
     for tokens in [2, 512, 513, 514, 1025, 1400] {
         for stride in [1, 32, 100, 512] {
@@ -205,13 +211,14 @@ fn llama_cpp(model: &Model, context: Option<usize>, text: &str) -> Result<Prepar
 }
 
 #[test]
-fn llama_cpp_scores_second_halves() {
+fn llama_cpp_scores_the_second_half_of_each_chunk() {
     let model = Model::built_in();
     let text = text_of(&model, 1400);
     for context in [3, 10, 11, 100, 512] {
         let prepared = llama_cpp(&model, Some(context), &format!("{text}\n")).unwrap();
         let chunks = 1400 / context;
-        // In each chunk `n_ctx - 1 - n_ctx / 2` targets, those of the last rows of logits but one.
+        // Each chunk has `n_ctx - 1 - n_ctx / 2` targets, predicted by the last rows of logits except the
+        // final one.
         let per_chunk = context - 1 - context / 2;
         let windows: Vec<_> = (1..=chunks)
             .map(|chunk| {
@@ -225,11 +232,11 @@ fn llama_cpp_scores_second_halves() {
     assert_eq!(prepared.items, llama_cpp(&model, Some(512), &text).unwrap().items);
     assert!(prepared.notes.is_empty(), "llama.cpp's windows have 512 tokens too");
     let shorter = llama_cpp(&Model::tiny(), None, &text).unwrap();
-    assert_eq!(shorter.notes, ["windows have 48 tokens, the model's context, and not 512 as llama.cpp's"]);
+    assert_eq!(shorter.notes, ["windows have 48 tokens, the model's context, instead of llama.cpp's 512"]);
 }
 
 #[test]
-fn llama_cpp_needs_two_chunks_and_a_second_half() {
+fn llama_cpp_needs_two_chunks_of_at_least_three_tokens() {
     let model = Model::built_in();
     assert!(llama_cpp(&model, Some(100), &text_of(&model, 200)).is_ok());
     assert_eq!(
@@ -245,7 +252,7 @@ fn llama_cpp_needs_two_chunks_and_a_second_half() {
 }
 
 #[test]
-fn every_token_of_a_text_is_scored_behind_the_token_that_begins_texts() {
+fn text_bits_scores_every_token_after_bos() {
     let model = Model::built_in();
     for tokens in [1, 511, 512, 513, 767, 768, 769, 1400] {
         for (name, stride) in
@@ -277,7 +284,7 @@ fn every_token_of_a_text_is_scored_behind_the_token_that_begins_texts() {
 }
 
 #[test]
-fn characters_count_where_they_begin() {
+fn characters_are_counted_once_across_windows() {
     let model = Model::built_in();
     let text = "Zoë “said” 🦀🦀 ".repeat(40);
     for name in ["text:bits-512", "text:bits-7"] {
@@ -288,7 +295,7 @@ fn characters_count_where_they_begin() {
 }
 
 #[test]
-fn a_limit_takes_the_first_windows_and_counts_what_they_cover() {
+fn limit_keeps_the_first_windows_and_their_totals() {
     let model = Model::built_in();
     let text = text_of(&model, 1400);
     let first = |protocol: &str| {
@@ -306,7 +313,7 @@ fn a_limit_takes_the_first_windows_and_counts_what_they_cover() {
 }
 
 #[test]
-fn windows_further_apart_than_the_context_are_refused() {
+fn stride_beyond_the_context_is_rejected() {
     let model = Model::built_in();
     for name in ["wikitext:hf-513", "wikitext:megatron-513", "text:bits-513"] {
         let error = model.try_prepare(name, None, &data("a.txt", "a b")).unwrap_err();
@@ -319,18 +326,18 @@ fn windows_further_apart_than_the_context_are_refused() {
 }
 
 #[test]
-fn a_text_is_one_file() {
+fn folder_with_several_files_is_not_a_text() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.jsonl", "b.jsonl"] {
         std::fs::write(folder.path().join(name), "{\"text\": \"a\"}").unwrap();
     }
     let data = Data::read(folder.path()).unwrap();
     let error = data.text().unwrap_err().to_string();
-    assert!(error.ends_with("expected one file of text, found a folder of several files"), "{error}");
+    assert!(error.ends_with("expected a single text file, found a folder with several files"), "{error}");
 }
 
 #[test]
-fn texts_of_entries_are_scored_one_by_one() {
+fn text_records_are_scored_independently() {
     let model = Model::built_in();
     let prepared = |name: &str, contents: &str| model.try_prepare("text:bits", None, &data(name, contents));
     let texts = ["The king is dead.", "One day a cat ran."];

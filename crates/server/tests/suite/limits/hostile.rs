@@ -1,4 +1,4 @@
-//! Two hundred requests that no client should send: each gets its code and its message, and the server goes on.
+//! More than 200 hostile requests; each must get its status and message without harming the server.
 
 mod fields;
 
@@ -10,11 +10,11 @@ use serde_json::json;
 use super::JSON;
 use crate::common::{Reply, Running, request, start, start_with};
 
-/// What is sent, and the code of the answer.
+/// Bytes to send and the expected answer.
 struct Case {
     bytes: Vec<u8>,
     status: u16,
-    /// The field that the answer names, or a part of its message.
+    /// Field that the answer names, or part of its message.
     names: String,
     closes_sending: bool,
 }
@@ -23,7 +23,7 @@ fn case(bytes: impl Into<Vec<u8>>, status: u16, names: &str) -> Case {
     Case { bytes: bytes.into(), status, names: names.into(), closes_sending: false }
 }
 
-/// What is wrong with the answer, if anything is.
+/// Description of a wrong answer, or `None` if the answer is right.
 fn fault(server: &Running, case: &Case) -> Option<String> {
     let mut client = server.connect();
     client.send(&case.bytes);
@@ -42,7 +42,7 @@ fn fault(server: &Running, case: &Case) -> Option<String> {
     })
 }
 
-/// Sends each on a connection of its own.
+/// Sends each case on its own connection.
 fn check(server: &Running, cases: &[Case]) -> usize {
     let faults: Vec<String> = cases.iter().filter_map(|case| fault(server, case)).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -54,7 +54,7 @@ fn check(server: &Running, cases: &[Case]) -> usize {
     cases.len()
 }
 
-/// Heads that are none, or that say what cannot be.
+/// Invalid heads.
 fn heads() -> Vec<Case> {
     let plain = "plain HTTP/1.1";
     let mut cases: Vec<Case> = [
@@ -97,52 +97,44 @@ fn heads() -> Vec<Case> {
     }
     let many: Vec<String> = (0..101).map(|index| format!("X-{index}: 1")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    cases.push(case(request("GET", "/health", &many, b""), 431, "the head is larger"));
+    cases.push(case(request("GET", "/health", &many, b""), 431, "the request head is larger"));
     let wide = format!("X: {}", "a".repeat(70_000));
-    cases.push(case(request("GET", "/health", &[&wide], b""), 431, "the head is larger"));
+    cases.push(case(request("GET", "/health", &[&wide], b""), 431, "the request head is larger"));
     cases.push(case(
         request("GET", &format!("/{}", "a".repeat(70_000)), &[], b""),
         431,
-        "the head is larger",
+        "the request head is larger",
     ));
-    cases.push(case(vec![b'A'; 200_000], 431, "the head is larger"));
-    // A head that ends before it is whole.
+    cases.push(case(vec![b'A'; 200_000], 431, "the request head is larger"));
+    // Heads that end too early.
     for bytes in [&b"GET /heal"[..], b"GET /health HTTP/1.1\r\nHost: localhost\r\n"] {
-        cases.push(Case { closes_sending: true, ..case(bytes, 400, "the head ended before its empty line") });
+        cases.push(Case { closes_sending: true, ..case(bytes, 400, "the request head is incomplete") });
     }
     cases
 }
 
-/// Names, origins, methods and paths.
+/// Host names, origins, methods and paths.
 fn targets() -> Vec<Case> {
     let get = |path: &str, lines: &[&str]| request("GET", path, lines, b"");
     let mut cases = vec![
-        case("GET /health HTTP/1.1\r\n\r\n", 400, "a request has a header Host"),
-        case("GET /health HTTP/1.1\r\nHost:\r\n\r\n", 400, "the header Host is not a host"),
-        case(get("/health", &["Host: localhost", "Host: localhost"]), 400, "one header Host"),
-        case(get("/health", &["Host: a/b"]), 400, "the header Host is not a host"),
-        case(
-            get("/health", &["Host: evil.example"]),
-            403,
-            "names a host that this server does not answer to",
-        ),
-        case(
-            get("/health", &["Host: localhost.evil.example"]),
-            403,
-            "names a host that this server does not answer to",
-        ),
-        case(get("http://evil.example/health", &[]), 403, "names a host that this server does not answer to"),
-        case(get("/health", &["Origin: http://evil.example"]), 403, "pages of this origin"),
-        case(get("/health", &["Origin: null"]), 403, "pages of this origin"),
+        case("GET /health HTTP/1.1\r\n\r\n", 400, "missing Host header"),
+        case("GET /health HTTP/1.1\r\nHost:\r\n\r\n", 400, "invalid Host header"),
+        case(get("/health", &["Host: localhost", "Host: localhost"]), 400, "more than one Host header"),
+        case(get("/health", &["Host: a/b"]), 400, "invalid Host header"),
+        case(get("/health", &["Host: evil.example"]), 403, "host not allowed"),
+        case(get("/health", &["Host: localhost.evil.example"]), 403, "host not allowed"),
+        case(get("http://evil.example/health", &[]), 403, "host not allowed"),
+        case(get("/health", &["Origin: http://evil.example"]), 403, "origin not allowed"),
+        case(get("/health", &["Origin: null"]), 403, "origin not allowed"),
         case(
             get("/health", &["Origin: http://localhost", "Origin: http://localhost"]),
             403,
-            "pages of this origin",
+            "origin not allowed",
         ),
         case("GET /health HTTP/1.0\r\n\r\n", 200, ""),
         case(get("http://localhost/health", &[]), 200, ""),
-        case(get("localhost:80", &[]), 400, "the target of a request"),
-        case(request("CONNECT", "localhost:80", &[], b""), 400, "the target of a request"),
+        case(get("localhost:80", &[]), 400, "invalid request target"),
+        case(request("CONNECT", "localhost:80", &[], b""), 400, "invalid request target"),
         case(get("/health?x=1&y=%zz", &[]), 200, ""),
         case(get("/health", &["Origin: http://localhost"]), 200, ""),
     ];
@@ -181,7 +173,7 @@ fn targets() -> Vec<Case> {
         "/v1/models/%zz",
         "/v1/models/%ff%fe",
     ];
-    cases.extend(unknown.map(|path| case(get(path, &[]), 404, "there is n")));
+    cases.extend(unknown.map(|path| case(get(path, &[]), 404, "not found")));
     for (method, path) in [
         ("POST", "/health"),
         ("DELETE", "/v1/models"),
@@ -195,12 +187,12 @@ fn targets() -> Vec<Case> {
         ("POST", "/"),
         ("PURGE", "/page.js"),
     ] {
-        cases.push(case(request(method, path, &[], b""), 405, "takes"));
+        cases.push(case(request(method, path, &[], b""), 405, "accepts only"));
     }
     cases
 }
 
-/// Bodies that are no JSON object, or do not come as they should.
+/// Bodies that are not JSON objects or violate HTTP.
 fn bodies() -> Vec<Case> {
     let post = |lines: &[&str], body: &[u8]| request("POST", "/tokenize", lines, body);
     let body = br#"{"prompt":"a"}"#;
@@ -220,7 +212,7 @@ fn bodies() -> Vec<Case> {
     ];
     for kind in kinds {
         let lines: &[&str] = if kind.is_empty() { &[] } else { &[kind] };
-        cases.push(case(post(lines, body), 415, "a body is JSON"));
+        cases.push(case(post(lines, body), 415, "unsupported content type"));
     }
     for kind in [
         "Content-Type: application/json; charset=utf-8",
@@ -233,7 +225,7 @@ fn bodies() -> Vec<Case> {
         cases.push(case(
             post(&[JSON, &format!("Content-Encoding: {encoding}")], body),
             415,
-            "without Content-Encoding",
+            "unsupported Content-Encoding",
         ));
     }
     cases.push(case(post(&[JSON, "Content-Encoding: identity"], body), 200, ""));
@@ -246,14 +238,14 @@ fn bodies() -> Vec<Case> {
         b"fffffffffffffffff\r\n{}\r\n",
         b"\r\n\r\n",
     ] {
-        cases.push(case(chunked(chunks), 400, "the body's chunks cannot be read"));
+        cases.push(case(chunked(chunks), 400, "invalid chunked encoding"));
     }
     for (lines, part) in [
         (&[JSON, "Content-Length: 50"][..], &br#"{"prompt":"#[..]),
         (&[JSON, "Transfer-Encoding: chunked"], b"e\r\n{\"pro"),
         (&[JSON, "Transfer-Encoding: chunked"], b"e\r\n{\"prompt\":\"a\"}\r\n"),
     ] {
-        let cut = case(post(lines, part), 400, "the body ended before the length that was announced");
+        let cut = case(post(lines, part), 400, "the body ended early");
         cases.push(Case { closes_sending: true, ..cut });
     }
     let deep = "[".repeat(100_000);
@@ -287,9 +279,9 @@ fn bodies() -> Vec<Case> {
 }
 
 #[test]
-fn hostile_requests_get_the_right_code_and_message() {
+fn hostile_requests_get_the_right_status_and_message() {
     let server = start();
-    let cases: Vec<Case> = [heads(), targets(), bodies(), fields::of_completions(), fields::of_others()]
+    let cases: Vec<Case> = [heads(), targets(), bodies(), fields::completion_cases(), fields::other_cases()]
         .into_iter()
         .flatten()
         .collect();
@@ -297,9 +289,9 @@ fn hostile_requests_get_the_right_code_and_message() {
     assert!(count >= 200, "{count} requests");
 }
 
-/// Byte by byte, in time and too slowly.
+/// Senders that drip bytes, within the timeouts and beyond them.
 #[test]
-fn slow_senders_have_as_long_as_the_timeouts_say() {
+fn slow_senders_are_bounded_by_the_timeouts() {
     let server = start();
     let bytes = request("POST", "/tokenize", &[JSON], br#"{"prompt":"a"}"#);
     let mut client = server.connect();
@@ -311,7 +303,7 @@ fn slow_senders_have_as_long_as_the_timeouts_say() {
 
     let limit = Duration::from_millis(100);
     let server = start_with(|options| (options.timeouts.header, options.timeouts.body) = (limit, limit));
-    // However often something comes: it is the whole that must be there.
+    // The timeouts bound the whole head or body, regardless of how often bytes arrive.
     let drip = |begin: &[u8]| {
         let mut client = server.connect();
         client.send(begin);
@@ -326,10 +318,11 @@ fn slow_senders_have_as_long_as_the_timeouts_say() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// Which of the two counts is what proxies and servers disagree on. Here it is the chunks, and nothing behind them is taken for
-/// another request.
+/// Proxies and servers disagree about which of the two lengths counts (request smuggling).
+///
+/// This server uses the chunks and never treats the bytes after them as another request.
 #[test]
-fn a_body_of_two_lengths_is_the_last_of_its_connection() {
+fn body_with_two_lengths_closes_the_connection() {
     let server = start();
     let mut client = server.connect();
     let lines = [JSON, "Content-Length: 4", "Transfer-Encoding: chunked"];
@@ -342,19 +335,19 @@ fn a_body_of_two_lengths_is_the_last_of_its_connection() {
     client.assert_closed();
 }
 
-/// Requests that are sent before the answers to those before them are read are answered in their order.
+/// Pipelined requests are answered in order.
 #[test]
-fn a_row_of_requests_is_answered_in_its_order() {
+fn pipelined_requests_are_answered_in_order() {
     let server = start();
     let mut client = server.connect();
     let body = br#"{"prompt":"a"}"#;
-    let row = [
+    let requests = [
         request("GET", "/health", &[], b""),
         request("POST", "/tokenize", &[JSON], body),
         request("GET", "/nothing", &[], b""),
         b"GARBAGE\r\n\r\n".to_vec(),
     ];
-    client.send(&row.concat());
+    client.send(&requests.concat());
     let statuses: Vec<u16> = (0..4).map(|_| client.reply().status).collect();
     assert_eq!(statuses, [200, 200, 404, 400]);
     client.assert_closed();

@@ -1,16 +1,18 @@
-//! Choices by seed.
+//! Random choices from a seed.
 //!
-//! The generator is SplitMix64 (Steele, Lea and Flood, 2014) over a counter, and everything is integer arithmetic, so that a seed gives
-//! the same bytes on every machine.
+//! The generator is SplitMix64 (Steele, Lea and Flood, 2014) over a counter. All arithmetic uses integers, so
+//! a seed gives the same bytes on every machine.
 
 use std::collections::HashMap;
 
-/// Prior weight of every alternative of a habit, in fifths of a use: a Dirichlet distribution of 0.4.
+/// Prior weight of each alternative of a habit, in fifths of a use.
+///
+/// This is a Dirichlet prior of 0.4.
 const PRIOR_FIFTHS: u64 = 2;
-/// Weight that a use adds, in fifths.
+/// Weight that each use adds, in fifths.
 const USE_FIFTHS: u64 = 5;
 
-/// A source of choices.
+/// Source of random choices.
 ///
 /// ```
 /// use story_generator::Choices;
@@ -26,8 +28,10 @@ pub struct Choices {
     habits: HashMap<usize, Vec<u64>>,
 }
 
-/// Mixes the bits of a number. `mix_bits` of the crate `arithmetic` is the same; the generator needs nothing of the model that its stories
-/// are for.
+/// Mixes the bits of a number.
+///
+/// `mix_bits` of the crate `arithmetic` is the same function. The copy keeps the generator independent of the
+/// model's crates.
 pub(crate) fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -35,7 +39,7 @@ pub(crate) fn mixed(number: u64) -> u64 {
 }
 
 impl Choices {
-    /// The choices of a seed.
+    /// Creates the choices of a seed.
     pub fn new(seed: u64) -> Self {
         Self { state: mixed(seed ^ 0x5bf0_3635_dead_1e37), habits: HashMap::new() }
     }
@@ -46,34 +50,34 @@ impl Choices {
     }
 
     fn draw(&mut self, bound: u64) -> u64 {
-        // The high half of the product is below the bound; its bias is below bound / 2^64.
+        // The high half of the product is below the bound. Its bias is below bound / 2^64.
         u64::try_from((u128::from(self.next()) * u128::from(bound.max(1))) >> 64).unwrap_or_default()
     }
 
-    /// A number below `bound`, all equally likely.
+    /// Uniform random number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.draw(bound as u64)).unwrap_or_default()
     }
 
-    /// A number of a range that includes both ends.
+    /// Uniform random number from `low` to `high`, both included.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
-    /// One of some items.
+    /// Picks one of the items uniformly.
     ///
     /// # Panics
-    /// When there are none: lists of the generator have items.
+    /// If `items` is empty.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }
 
-    /// Whether something of a chance of so many in a hundred happens.
+    /// Returns true with a probability of `percent` in 100.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.weighted(&[percent, 100 - percent.min(100)]) == 0
     }
 
-    /// A place in a list of weights.
+    /// Picks an index with a probability proportional to its weight.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let total: u64 = weights.iter().sum();
         let mut left = self.draw(total);
@@ -88,8 +92,9 @@ impl Choices {
         chosen
     }
 
-    /// One of so many alternatives of a habit: what was chosen before is likelier (a Pólya urn, so that a story's preferences follow a
-    /// Dirichlet distribution).
+    /// Picks an alternative of a habit, in which earlier choices become more likely.
+    ///
+    /// This is a Pólya urn, so a story's preferences follow a Dirichlet distribution.
     pub fn habit(&mut self, habit: usize, alternatives: usize) -> usize {
         let mut weights = self.habits.remove(&habit).unwrap_or_else(|| vec![PRIOR_FIFTHS; alternatives]);
         let chosen = self.weighted(&weights);
@@ -98,7 +103,7 @@ impl Choices {
         chosen
     }
 
-    /// `count` different numbers below `bound`, in the order in which they were drawn.
+    /// Samples `count` distinct numbers below `bound`, in the order of sampling.
     pub fn distinct(&mut self, count: usize, bound: usize) -> Vec<usize> {
         let mut left: Vec<usize> = (0..bound).collect();
         (0..count.min(bound))
@@ -109,7 +114,7 @@ impl Choices {
             .collect()
     }
 
-    /// Puts items into an order.
+    /// Shuffles items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.below(last + 1);
@@ -123,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_even() {
+    fn numbers_are_uniform() {
         let mut choices = Choices::new(1);
         let mut counts = [0; 8];
         (0..8000).for_each(|_| counts[choices.below(8)] += 1);
@@ -131,18 +136,18 @@ mod tests {
     }
 
     #[test]
-    fn a_habit_repeats_itself() {
-        // Five alternatives of 2 fifths each: the chance that the second use is as the first is 7 / 15, not 1 / 5.
+    fn habit_repeats_its_earlier_choice() {
+        // Five alternatives of 2 fifths each: the second use equals the first with probability 7/15, not 1/5.
         let is_same = |seed| {
             let mut choices = Choices::new(seed);
             choices.habit(0, 5) == choices.habit(0, 5)
         };
-        let same = (0..3000).filter(|seed| is_same(*seed)).count();
-        assert!((1300..1500).contains(&same), "{same} of 3000");
+        let equal_pairs = (0..3000).filter(|seed| is_same(*seed)).count();
+        assert!((1300..1500).contains(&equal_pairs), "{equal_pairs} of 3000");
     }
 
     #[test]
-    fn weights_are_shares_and_nothing_of_weight_zero_is_chosen() {
+    fn weighted_choice_follows_weights_and_skips_zero() {
         let mut choices = Choices::new(5);
         let mut counts = [0; 3];
         (0..4000).for_each(|_| counts[choices.weighted(&[1, 0, 3])] += 1);

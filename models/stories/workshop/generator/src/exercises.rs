@@ -1,4 +1,6 @@
-//! Texts that practise one thing each: copying, who gets what, he and she, one and many, numbers, quotation marks and brackets.
+//! Exercises, each of which practices a single ability.
+//!
+//! The abilities are copying, indirect objects, gender, agreement, numbers, quotation marks and brackets.
 
 use std::sync::LazyLock;
 
@@ -7,39 +9,41 @@ use crate::choices::mixed;
 use crate::lexicon::{Noun, lexicon};
 use crate::teller::{Bound, Id, Teller};
 
-/// Ability that a document practises.
+/// Ability that a document practices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exercise {
-    /// Something is said twice.
+    /// A phrase that is repeated.
     Copying,
-    /// Two people, and one does something for the other.
+    /// Two people, one of whom does something for the other.
     TwoPeople,
-    /// A subject and its verb, with up to two other nouns between.
+    /// A subject and its verb, with up to two other nouns in between.
     Agreement,
-    /// He and she.
+    /// The pronouns he and she.
     Gender,
-    /// Counting, what comes next, what is more.
+    /// Counting, successors and comparisons.
     Numbers,
-    /// Quotation marks and brackets in each other.
+    /// Nested quotation marks and brackets.
     Nesting,
-    /// Two people, and in a later sentence, which names only one of them, that one does something for the other.
+    /// Two people, and a later sentence that names only the one who does something for the other.
     Later,
-    /// Someone with an invented name, other things, and the name again.
+    /// An invented name that recurs after other sentences.
     Strangers,
-    /// Invented words, said again.
+    /// Invented words that are repeated.
     Spells,
-    /// Two people with a thing each, and later one of the things.
+    /// Two people with one thing each, and a later mention of one of the things.
     Belongings,
-    /// The number that is one more.
+    /// The successor of a number.
     OneMore,
-    /// He and she, with a second person between.
+    /// The pronouns he and she, with a second person in between.
     Pronouns,
-    /// Brackets in brackets.
+    /// Nested brackets.
     Brackets,
+    /// Two people in a single short sentence, one of whom does something for the other.
+    Brief,
 }
 
 impl Exercise {
-    /// Its name among labels.
+    /// Label of the exercise.
     pub fn name(self) -> &'static str {
         match self {
             Self::Copying => "copying",
@@ -55,14 +59,26 @@ impl Exercise {
             Self::OneMore => "one more",
             Self::Pronouns => "pronouns",
             Self::Brackets => "brackets",
+            Self::Brief => "two people, brief",
         }
     }
 
-    /// The document of a seed. Half are the pages of a book or a game, as their first sentence says, so that no story goes on as they do;
-    /// the others are a few sentences of the same people.
+    /// Generates the document of a seed.
+    ///
+    /// Half of the documents are pages of a book or a game, as their first sentence states. This keeps
+    /// stories from continuing like them. The others are a few sentences about the same people.
     pub fn document(self, seed: u64) -> String {
         let mut choices = Choices::new(seed);
-        let is_framed = choices.chance(50);
+        let is_framed = self == Self::Brief || choices.chance(50);
+        self.written(choices, is_framed)
+    }
+
+    /// Generates the page of a book or a game of a seed.
+    pub fn page(self, seed: u64) -> String {
+        self.written(Choices::new(seed), true)
+    }
+
+    fn written(self, choices: Choices, is_framed: bool) -> String {
         let (fewest, most) = match (self, is_framed) {
             (Self::Strangers, true) => (1, 4),
             (Self::Strangers, false) => (1, 1),
@@ -97,6 +113,7 @@ impl Exercise {
                 Self::OneMore => desk.one_more(),
                 Self::Pronouns => desk.gender("pronouns"),
                 Self::Brackets => desk.nesting("brackets"),
+                Self::Brief => desk.two_people("two.brief"),
             }
             if is_framed && desk.choices().chance(60) {
                 desk.teller.paragraph();
@@ -105,7 +122,7 @@ impl Exercise {
         desk.teller.text().trim_end().replace('\n', "\n\n")
     }
 
-    /// The rule of the sentence that a framed document begins with.
+    /// Grammar rule for the first sentence of a framed document.
     fn frame(self) -> &'static str {
         match self {
             Self::Copying | Self::Spells => "frame.again",
@@ -117,7 +134,7 @@ impl Exercise {
     }
 }
 
-/// Invented words and names of two or three syllables, so that a tokenizer has none of them as one token.
+/// Invented words of two or three syllables, so that no tokenizer has a single token for one of them.
 pub(crate) fn invented() -> &'static [String] {
     static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
         const ONSETS: [&str; 17] =
@@ -143,13 +160,13 @@ pub(crate) fn invented() -> &'static [String] {
     &WORDS
 }
 
-/// A word with a capital.
+/// Capitalizes a word.
 pub(crate) fn capitalized(word: &str) -> String {
     let mut letters = word.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// Whether a combination is kept for the tests: one in ten, decided by its words.
+/// Whether a combination is reserved for tests: one in ten, decided by a hash of its words.
 pub fn is_held_out(words: &[&str]) -> bool {
     const SHARE: u64 = 10;
     let hash = words
@@ -159,14 +176,14 @@ pub fn is_held_out(words: &[&str]) -> bool {
     hash.is_multiple_of(SHARE)
 }
 
-/// A pair in one order, so that both orders are one combination.
+/// Orders a pair, so that both orders are the same combination.
 pub(crate) fn pair<'a>(one: &'a str, other: &'a str) -> [&'a str; 2] {
     if one < other { [one, other] } else { [other, one] }
 }
 
 struct Desk {
     teller: Teller,
-    /// Names and genders of the people of all sentences so far, if they are the same.
+    /// Names of the document's people and whether each is female, or `None` before they are chosen.
     cast: Option<[(&'static str, bool); 3]>,
 }
 
@@ -184,8 +201,10 @@ impl Desk {
         self.teller.standing.push((role, to.into()));
     }
 
-    /// Three people of different names, in any order: those of the document, or new ones; any of the lexicon, or only those that may be in
-    /// sentences of two people.
+    /// Binds three people with different names to the roles, in random order.
+    ///
+    /// They are the document's people, or new ones if it has none. Held-out names are used only if
+    /// `may_be_held_out`.
     fn people(&mut self, may_be_held_out: bool) -> [Id; 3] {
         let lexicon = lexicon();
         let mut cast = self.cast.unwrap_or_else(|| {
@@ -474,8 +493,11 @@ impl Desk {
     }
 }
 
-/// Ids of tokens below `vocab_size`, all equally likely or of a small alphabet, that are read again: a short row many times, a long one
-/// twice, or pieces of a row in any order, so that what followed a token is all that helps.
+/// Random token IDs below `vocab_size` in which a row repeats.
+///
+/// The tokens come from the whole vocabulary or from a small alphabet. A short row repeats many times and a
+/// long row two or more times, or pieces of a row follow in random order. Only the token that followed the
+/// same token earlier helps prediction.
 pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     let mut choices = Choices::new(seed);
     let (length, times) = match choices.below(4) {
@@ -484,7 +506,7 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
         2 => (choices.between(41, 120), 2),
         _ => (choices.between(8, 40), 1),
     };
-    // Few tokens teach the heads what to look for, all of them that it holds for every token.
+    // Few tokens teach the heads what to look for. All tokens teach them that it holds for every token.
     let alphabet = choices.chance(60).then(|| 1 << choices.between(4, 9));
     let row = random_row(&mut choices, vocab_size, length, alphabet);
     let mut ids = row.repeat(times);
@@ -496,10 +518,11 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     ids
 }
 
-/// Pieces of a row of 3 to 8 random tokens in any order, until a window of 32 is full.
+/// Pieces of a row of 3 to 8 random tokens in random order, until a window of 32 tokens is full.
 ///
-/// In any order, so that counting back to where the row began says nothing, and only what followed the same token before does. Short
-/// rows: the longer they are, the longer a model takes to find that out.
+/// In random order, the distance to the beginning of the row carries no information. Only the token that
+/// followed the same token earlier does. Rows are short because a model learns this more slowly from longer
+/// ones.
 pub fn short_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     const FILLED: usize = 34;
     let mut choices = Choices::new(seed);
@@ -512,16 +535,16 @@ pub fn short_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     ids
 }
 
-/// A piece of a row: `shortest` to 8 tokens, or the whole of a shorter row.
+/// A piece of a row with `shortest` to 8 tokens, or the whole row if it is shorter.
 fn piece<'a>(choices: &mut Choices, row: &'a [u32], shortest: usize) -> &'a [u32] {
     let length = choices.between(shortest, 8).min(row.len());
     let start = choices.below(row.len() - length + 1);
     &row[start..start + length]
 }
 
-/// A row of tokens out of all, or out of `alphabet` ones.
+/// A row of tokens from the whole vocabulary or from an alphabet of `alphabet` tokens.
 fn random_row(choices: &mut Choices, vocab_size: u32, length: usize, alphabet: Option<usize>) -> Vec<u32> {
-    // The first merges of a tokenizer are its most frequent ones, behind the bytes and the end of a text.
+    // The first merges of a tokenizer are its most frequent tokens, after the bytes and the end of a text.
     const MERGES: usize = 257;
     let all = usize::try_from(vocab_size).unwrap_or(1);
     let (first, count) = alphabet.map_or((0, all), |alphabet| (MERGES, alphabet));
@@ -534,7 +557,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sentence_of_two_people_never_has_what_is_kept_for_tests() {
+    fn two_people_exercises_never_contain_held_out_names() {
         let lexicon = lexicon();
         for seed in 0..500 {
             let text = Exercise::TwoPeople.document(seed);
@@ -548,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_words_are_no_names() {
+    fn invented_words_are_not_names() {
         let lexicon = lexicon();
         let names: Vec<String> =
             lexicon.she.iter().chain(&lexicon.he).map(|name| name.to_lowercase()).collect();
@@ -556,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn one_combination_in_ten_is_held_out() {
+    fn one_name_pair_in_ten_is_held_out() {
         let names: Vec<_> = lexicon().she.iter().chain(&lexicon().he).collect();
         let all = names.iter().flat_map(|one| names.iter().map(move |two| pair(one, two)));
         let held_out = all.clone().filter(|pair| is_held_out(&pair[..])).count();
@@ -566,17 +589,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_again_follows_as_it_did_before() {
+    fn repeated_tokens_have_the_same_successor() {
         let mut kinds = [0; 2];
         for seed in 0..80 {
             let ids = random_rows(seed, 2048);
             assert!(ids.iter().all(|id| *id < 2048));
-            let followed = |place: usize| {
+            let is_repeated_pair = |place: usize| {
                 ids[..place].windows(2).any(|pair| pair[0] == ids[place - 1] && pair[1] == ids[place])
             };
-            let share = (ids.len() / 2..ids.len()).filter(|place| followed(*place)).count() as f64
+            let share = (ids.len() / 2..ids.len()).filter(|place| is_repeated_pair(*place)).count() as f64
                 / (ids.len() - ids.len() / 2) as f64;
-            // Of pieces, each begins anywhere.
+            // Pieces begin anywhere in the row.
             kinds[usize::from(share > 0.95)] += 1;
             assert!(share > 0.45, "{seed}: {share}");
         }
@@ -584,24 +607,24 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_a_short_row_fill_a_window_and_go_on_as_it_did() {
+    fn short_rows_fill_a_window_with_repeated_pieces() {
         use std::collections::HashSet;
         let mut lengths = HashSet::new();
         for seed in 0..400 {
             let ids = short_rows(seed, 2048);
             assert!((34..42).contains(&ids.len()) && ids.iter().all(|id| *id < 2048), "{ids:?}");
-            // A row has one pair of tokens fewer than tokens, and pieces meet in every second pair at most.
+            // A row has one pair of tokens fewer than tokens, and pieces meet in at most every second pair.
             let tokens = ids.iter().collect::<HashSet<_>>().len();
             let pairs = ids[..8].windows(2).chain(ids[8..].windows(2)).collect::<HashSet<_>>().len();
             assert!(pairs <= 7 + 32 / 2, "{seed}: {pairs}");
             lengths.insert(tokens);
         }
-        // Two tokens of a row may be the same.
+        // A row may contain the same token twice.
         assert!((3..=8).all(|length| lengths.contains(&length)) && *lengths.iter().max().unwrap() == 8);
     }
 
     #[test]
-    fn verbs_agree_with_the_subject_whatever_stands_between() {
+    fn verbs_agree_with_distant_subjects() {
         let nouns: Vec<_> = lexicon().objects.iter().chain(&lexicon().animals).collect();
         let mut checked = 0;
         for seed in 0..300 {

@@ -1,17 +1,18 @@
-//! The forms of sentences: rules with variants, read from the files of `english`.
+//! Grammar of sentences: rules with variants, read from the files of `english`.
 //!
-//! A rule is a line `name:` and its variants in indented lines; `name*:` is a habit of each document. A variant has
+//! A rule is a line `name:` followed by its variants in indented lines. `name*:` is a habit of each document.
+//! A variant consists of text and these signs:
 //!
 //! | sign | meaning |
 //! |---|---|
-//! | `{A}`, `{A.o}`, `{O.to}` | what is bound to a role, in a form; see [`Teller`](crate::Teller) |
-//! | `~give`, `~>give` | the verb in the past (in quotations the present), in its subject's number, or in the plural |
-//! | `%give`, `+give` | its participle; its form in -ing |
+//! | `{A}`, `{A.o}`, `{O.to}` | value bound to a role, in a form; see [`Teller`](crate::teller::Teller) |
+//! | `~give`, `~>give` | past tense (present tense in quotations), agreeing with the subject, or plural |
+//! | `%give`, `+give` | participle; -ing form |
 //! | `~[give|show]` | one of several verbs |
-//! | `[one|two|]` | one of them |
+//! | `[one|two|]` | one of several alternatives |
 //! | `<name>` | a variant of another rule |
 //! | `^` | the next letter is a capital |
-//! | `?sun`, `?!snow` | at its beginning: only for documents of this kind |
+//! | `?sun`, `?!snow` | at its beginning: only for documents with (without) this flag |
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -20,38 +21,38 @@ use std::sync::LazyLock;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
     Text(&'static str),
-    /// A verb's base form, and which form is wanted.
+    /// A verb's base form and the required form.
     Verb(&'static str, VerbForm),
-    /// A role, and a form.
+    /// A role and a form.
     Slot(&'static str, &'static str),
-    /// One of several.
+    /// One of several alternatives.
     Choice(Vec<Vec<Self>>),
     Rule(usize),
     Capital,
-    /// One of several words that may stand for each other: the number of the habit, and what each of them is.
+    /// One of several interchangeable words: index of the habit, and the pieces of each word.
     Same(usize, Vec<Vec<Self>>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VerbForm {
     Finite,
-    /// Finite, of a subject that is plural whatever was mentioned before.
+    /// Finite form for a plural subject, regardless of earlier mentions.
     Plural,
     Participle,
     Ing,
 }
 
-/// A form of a sentence.
+/// Variant of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variant {
-    /// Flags, and whether each must be set or not.
+    /// Flags, and whether each must be set or unset.
     pub(crate) conditions: Vec<(&'static str, bool)>,
     pub(crate) pieces: Vec<Piece>,
-    /// The roles that it has itself: without one of them it cannot be told.
+    /// Roles in the variant itself, all of which must be bound.
     pub(crate) roles: Vec<&'static str>,
 }
 
-/// Adds the roles of pieces.
+/// Collects the roles of pieces.
 fn collect_roles(pieces: &[Piece], roles: &mut Vec<&'static str>) {
     for piece in pieces {
         match piece {
@@ -71,14 +72,14 @@ pub(crate) struct Rule {
     pub(crate) variants: Vec<Variant>,
 }
 
-/// All rules.
+/// All rules of the grammar.
 #[derive(Debug)]
 pub(crate) struct Grammar {
     pub(crate) rules: Vec<Rule>,
     pub(crate) by_name: HashMap<&'static str, usize>,
 }
 
-/// Groups of words that may stand for each other.
+/// Groups of interchangeable words.
 fn same() -> &'static [Vec<&'static str>] {
     static SAME: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
         let lines = include_str!("../english/same.txt").lines().filter(|line| !line.starts_with('#'));
@@ -87,14 +88,14 @@ fn same() -> &'static [Vec<&'static str>] {
     &SAME
 }
 
-/// The rules, which are read once.
+/// The grammar, which is parsed once.
 pub(crate) fn grammar() -> &'static Grammar {
     static GRAMMAR: LazyLock<Grammar> =
         LazyLock::new(|| Grammar::parse(include_str!("../english/exercises.txt"), same()));
     &GRAMMAR
 }
 
-/// The pieces of a form without a rule.
+/// Parses a form that is not part of a rule.
 #[cfg(test)]
 pub(crate) fn parse_form(form: &'static str) -> Vec<Piece> {
     let mut reader = Reader { rest: form, by_name: &grammar().by_name, same: same() };
@@ -121,7 +122,7 @@ impl Grammar {
                 }
                 let mut reader = Reader { rest: text, by_name: &by_name, same };
                 let pieces = reader.pieces();
-                assert!(reader.rest.is_empty(), "a bracket too many: {line}");
+                assert!(reader.rest.is_empty(), "unmatched closing bracket: {line}");
                 if let Some(rule) = rules.last_mut() {
                     let mut roles = Vec::new();
                     collect_roles(&pieces, &mut roles);
@@ -139,25 +140,25 @@ impl Grammar {
         Self { rules, by_name }
     }
 
-    /// The number of a rule.
+    /// Index of a rule.
     ///
     /// # Panics
-    /// When there is none: every name in the program is tested.
+    /// If the rule is missing. Tests cover every name in the program.
     pub(crate) fn rule(&self, name: &str) -> usize {
-        *self.by_name.get(name).unwrap_or_else(|| panic!("no rule `{name}`"))
+        *self.by_name.get(name).unwrap_or_else(|| panic!("unknown rule `{name}`"))
     }
 }
 
-/// Reads a variant.
+/// Parser of a variant.
 struct Reader<'a> {
     rest: &'static str,
     by_name: &'a HashMap<&'static str, usize>,
-    /// Words that may stand for each other.
+    /// Groups of interchangeable words.
     same: &'a [Vec<&'static str>],
 }
 
 impl Reader<'_> {
-    /// The pieces up to the end, or to a sign that ends an alternative.
+    /// Parses pieces up to the end, or up to a sign that ends an alternative.
     fn pieces(&mut self) -> Vec<Piece> {
         const SIGNS: [char; 9] = ['{', '[', '<', '~', '%', '+', '^', '|', ']'];
         let mut pieces = Vec::new();
@@ -179,7 +180,7 @@ impl Reader<'_> {
                 }
                 '<' => {
                     let name = self.enclosed('>');
-                    Piece::Rule(*self.by_name.get(name).unwrap_or_else(|| panic!("no rule `{name}`")))
+                    Piece::Rule(*self.by_name.get(name).unwrap_or_else(|| panic!("unknown rule `{name}`")))
                 }
                 '[' => {
                     let mut alternatives = vec![self.pieces()];
@@ -187,7 +188,7 @@ impl Reader<'_> {
                         self.rest = &self.rest[1..];
                         alternatives.push(self.pieces());
                     }
-                    assert!(self.rest.starts_with(']'), "no end of [ before: {}", self.rest);
+                    assert!(self.rest.starts_with(']'), "unclosed `[` before: {}", self.rest);
                     self.rest = &self.rest[1..];
                     Piece::Choice(alternatives)
                 }
@@ -204,7 +205,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The words of a text, of which some may stand for each other.
+    /// Parses plain text, in which some words are interchangeable with others.
     fn plain(&self, mut text: &'static str, pieces: &mut Vec<Piece>) {
         let is_edge = |letter: Option<char>| letter.is_none_or(|letter| !letter.is_alphanumeric());
         let found = |text: &str, word: &str| {
@@ -238,7 +239,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A verb for which another one may stand.
+    /// Parses a verb that is interchangeable with others.
     fn same_verb(&mut self) -> Option<Piece> {
         if !self.rest.starts_with('~') {
             return None;
@@ -251,7 +252,7 @@ impl Reader<'_> {
             })
         };
         let (number, words) = self.same.iter().enumerate().find(|(_, words)| is_one(words))?;
-        // What follows the verb, as "{O", only says when another may stand for it.
+        // Text after the verb, such as "{O", only restricts when the verb is interchangeable.
         let own = |word: &'static str| word.split(['{', '<']).next().unwrap_or_default().trim_end();
         self.rest = &self.rest[own(words[0]).len()..];
         let alternatives = words.iter().map(|word| {
@@ -273,7 +274,7 @@ impl Reader<'_> {
         }
         let mut alternatives = Vec::new();
         while !self.rest.starts_with(']') {
-            self.rest = &self.rest[1..]; // the bracket or the line
+            self.rest = &self.rest[1..]; // `[` or `|`
             let mut alternative = vec![self.verb(form)];
             alternative.extend(self.pieces());
             alternatives.push(alternative);
@@ -301,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_is_read_with_all_its_signs() {
+    fn every_syntax_element_of_a_rule_is_parsed() {
         let grammar = Grammar::parse(
             "# words\nmanner*:\n  slowly\n\ngive:\n  ?sun {A} ~give {B.o} [a|the] {O}<manner>.\n  \"^{B.o}\"\n",
             &[],

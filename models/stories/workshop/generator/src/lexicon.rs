@@ -1,68 +1,68 @@
-//! The words: names, things, places, animals, verbs with their forms. They are read from `english/lexicon.txt`.
+//! Words and their forms: names, things, places, animals and verbs, read from `english/lexicon.txt`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-/// A noun with what may be said of it.
+/// A noun with its adjectives or prepositions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Noun {
-    /// One of them.
+    /// Singular form.
     pub singular: &'static str,
-    /// Several.
+    /// Plural form.
     pub plural: &'static str,
     /// Adjectives that fit it.
     pub adjectives: Vec<&'static str>,
-    /// Prepositions of a place: "in", "at"; and "to", "into".
+    /// Prepositions of a place: "in" or "at", and "to" or "into".
     pub prepositions: (&'static str, &'static str),
     /// Whether a place is indoors.
     pub is_inside: bool,
 }
 
-/// The forms of a verb.
+/// Forms of a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verb {
-    /// give
+    /// Base form, such as "give".
     pub base: &'static str,
-    /// gave
+    /// Past tense, such as "gave".
     pub past: &'static str,
-    /// given
+    /// Past participle, such as "given".
     pub participle: &'static str,
-    /// gives
+    /// Third person singular, such as "gives".
     pub third: &'static str,
-    /// giving
+    /// Present participle, such as "giving".
     pub ing: &'static str,
 }
 
-/// All words.
+/// All words of the generator.
 #[derive(Debug)]
 pub struct Lexicon {
     /// Names of girls and women.
     pub she: Vec<&'static str>,
     /// Names of boys and men.
     pub he: Vec<&'static str>,
-    /// Names that are kept out of the sentences in which one of two gives something to the other.
+    /// Names that never occur in sentences in which one of two people gives something to the other.
     pub held_out_names: Vec<&'static str>,
-    /// Things.
+    /// Nouns for things.
     pub objects: Vec<Noun>,
-    /// Places.
+    /// Nouns for places.
     pub places: Vec<Noun>,
-    /// Animals.
+    /// Nouns for animals.
     pub animals: Vec<Noun>,
-    /// Adjectives.
+    /// Adjectives in `world.json`.
     pub adjectives: Vec<&'static str>,
     /// Traits of people.
     pub traits: Vec<&'static str>,
-    /// From one to twenty.
+    /// Number words from one to twenty.
     pub numbers: Vec<&'static str>,
     /// Verbs by their base form.
     pub verbs: HashMap<&'static str, Verb>,
-    /// Base forms of the verbs that `world.json` has.
+    /// Base forms of the verbs in `world.json`.
     pub world_verbs: Vec<&'static str>,
 }
 
-/// The lexicon, which is read once.
+/// The lexicon, which is parsed once.
 ///
 /// ```
 /// let lexicon = story_generator::lexicon();
@@ -79,12 +79,12 @@ fn words(line: &'static str) -> Vec<&'static str> {
     line.split_whitespace().collect()
 }
 
-/// The part of a line between semicolons; empty if there is none.
+/// Field `place` of a line with semicolons between fields, or an empty text if it is missing.
 fn field(line: &'static str, place: usize) -> &'static str {
     line.split(';').nth(place).unwrap_or_default().trim()
 }
 
-/// Lines of a list by section; a section begins with its name in brackets.
+/// Lines of a list by section, each of which begins with its name in brackets.
 pub(crate) fn sections(text: &'static str) -> HashMap<&'static str, Vec<&'static str>> {
     let mut sections: HashMap<&str, Vec<&'static str>> = HashMap::new();
     let mut section = "";
@@ -141,12 +141,12 @@ impl Lexicon {
         }
     }
 
-    /// The forms of a verb; those of a regular one if it is not in the list.
+    /// Forms of a verb, which is regular unless it is listed.
     pub fn verb(&self, base: &str) -> Verb {
         self.verbs.get(base).copied().unwrap_or_else(|| Verb::parse(base.to_owned().leak()))
     }
 
-    /// A number in words, in digits from a hundred on.
+    /// A number in words, or in digits from 100 up.
     pub fn number(&self, number: usize) -> String {
         const TENS: [&str; 8] =
             ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
@@ -159,7 +159,7 @@ impl Lexicon {
         }
     }
 
-    /// Every word of `world.json`: each should be one token.
+    /// All words of `world.json`, each of which should be a single token.
     pub fn world_words(&self) -> Vec<&'static str> {
         let nouns =
             [&self.objects, &self.places, &self.animals].into_iter().flatten().map(|noun| noun.singular);
@@ -175,9 +175,9 @@ impl Lexicon {
             .collect()
     }
 
-    /// The words as an outsider needs them to write prompts: the content of `world.json`.
+    /// Content of `world.json`: the words for writing prompts about the stories.
     pub fn world(&self) -> Value {
-        // They follow "a", so those that follow "an" are left out.
+        // The nouns follow "a", so leave out those that need "an".
         let after_a = |noun: &&Noun| !noun.singular.starts_with(['a', 'e', 'i', 'o', 'u']);
         let nouns = |nouns: &[Noun]| -> Vec<&str> {
             nouns.iter().filter(after_a).map(|noun| noun.singular).collect()
@@ -196,7 +196,7 @@ impl Lexicon {
             "numbers": self.numbers,
             "held_out": {
                 "names": self.held_out_names,
-                "note": "These names are in no story of the training data, and in no exercise in which one of two people gives something to the other.",
+                "note": "These names are in no exercise in which one of two people does something for the other. Stories use them like any name.",
             },
         })
     }
@@ -214,7 +214,10 @@ impl Verb {
         }
     }
 
-    /// walk, walked, walks, walking; smile, smiled, smiles, smiling; carry, carried, carries, carrying; push, pushed, pushes, pushing.
+    /// Derives the forms of a regular verb.
+    ///
+    /// Examples: walk, walked, walks, walking; smile, smiled, smiles, smiling; carry, carried, carries,
+    /// carrying; push, pushed, pushes, pushing.
     fn regular(base: &'static str) -> Self {
         let is_vowel = |letter: Option<char>| letter.is_some_and(|letter| "aeiou".contains(letter));
         let (past, third, ing) = if let Some(stem) = base.strip_suffix('e') {
@@ -225,7 +228,7 @@ impl Verb {
             let hisses = ["s", "sh", "ch", "x", "z"].iter().any(|end| base.ends_with(end));
             (format!("{base}ed"), format!("{base}{}", if hisses { "es" } else { "s" }), format!("{base}ing"))
         };
-        // Words live as long as the program.
+        // Words live as long as the program, so leaking them is fine.
         let past: &'static str = past.leak();
         Self { base, past, participle: past, third: third.leak(), ing: ing.leak() }
     }
@@ -238,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_read_and_nothing_stands_twice() {
+    fn lexicon_is_complete_and_without_duplicates() {
         let lexicon = lexicon();
         let names: Vec<_> = lexicon.she.iter().chain(&lexicon.he).collect();
         assert_eq!((names.len(), names.iter().collect::<HashSet<_>>().len()), (120, 120));
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn regular_verbs_follow_the_spelling() {
+    fn verb_forms_follow_spelling_rules() {
         let forms = |base| {
             let verb = lexicon().verb(base);
             [verb.past, verb.participle, verb.third, verb.ing]
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_words() {
+    fn numbers_are_spelled_out() {
         let number = |number| lexicon().number(number);
         assert_eq!(
             [number(7), number(20), number(45), number(90)],

@@ -1,7 +1,7 @@
-//! Lessons of the built-in model: published stories whose names are replaced, and exercises made from rules and a seed.
+//! Lessons of the built-in model: published stories with replaced names, and generated exercises.
 //!
-//! [`Stories`] reads the stories, [`Exercise`] and rows of random tokens teach the circuits, and [`Corpus`] mixes them in the shares of a
-//! [`Lesson`].
+//! [`Stories`] reads the stories. [`Exercise`] and rows of random tokens teach the circuits. [`Corpus`] mixes
+//! all of them in the proportions of a [`Lesson`].
 //!
 //! ```
 //! use story_generator::{Corpus, Lesson, Split, Stories};

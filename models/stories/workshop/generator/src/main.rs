@@ -1,4 +1,4 @@
-//! `story-generator`: makes the corpus of the built-in model.
+//! `story-generator`: generates the corpus of the built-in model.
 #![expect(clippy::print_stdout, reason = "a program's results")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use story_generator::{Corpus, Lesson, Shelf, Split, Stories, lexicon, probes, tokenizer_texts};
 
-/// Makes the lessons of the built-in model from published stories and exercises
+/// Generates the lessons of the built-in model from published stories and exercises
 #[derive(Parser)]
 #[command(after_help = "Examples:
   story-generator corpus --stories DIR --seed 1 --out corpus
@@ -22,25 +22,26 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write the lessons rows, rows-and-stories, early, middle and late, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
+    /// Write the lessons, held-out texts, texts to train a tokenizer from, and prompts to a folder
     Corpus {
-        /// Folder of stories: core-train-*.txt, core-books-train-*.txt, plain-train-*.txt and the files that are held out
+        /// Folder of stories: core-train-*.txt, core-books-train-*.txt, plain-train-*.txt and the held-out
+        /// files
         #[arg(long, value_name = "DIR")]
         stories: PathBuf,
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Tokens of early.jsonl, middle.jsonl and late.jsonl each, counted as 4.1 bytes
+        /// Tokens of each lesson after the second, counted as 4.1 bytes
         #[arg(long, value_name = "N", default_value_t = 9_000_000)]
         tokens: u64,
         /// Folder to write to; it must be new or empty
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
-        /// Size of the vocabulary that rows of random tokens are drawn from
+        /// Vocabulary size for rows of random tokens
         #[arg(long, value_name = "V", default_value_t = 4096)]
         vocab_size: u32,
     },
-    /// Print the words of the stories as world.json has them
+    /// Print the words of the stories in the format of world.json
     World,
 }
 
@@ -56,9 +57,9 @@ fn main() -> Result<()> {
     }
 }
 
-/// Prompts of each kind.
+/// Number of prompts of each kind.
 const PROBES: usize = 1000;
-/// Text that a tokenizer is trained from.
+/// Number of bytes of text that the tokenizer is trained on.
 const TOKENIZER_BYTES: usize = 5_000_000;
 
 fn corpus(folder: &Path, seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
@@ -104,7 +105,6 @@ fn corpus(folder: &Path, seed: u64, tokens: u64, out: &Path, vocab_size: u32) ->
         "tokens": tokens,
         "documents": documents,
         "rounds": { "core": stories.rounds(Shelf::Core), "books": stories.rounds(Shelf::Books), "plain": stories.rounds(Shelf::Plain) },
-        "stories_left_out": stories.dropped(),
     });
     println!("{report}");
     Ok(())

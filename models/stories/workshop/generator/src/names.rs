@@ -1,4 +1,4 @@
-//! Replaces the names of a story's people, so that who is who can only be copied from the text.
+//! Replaces the names of a story's people, so that a model can only copy them from the text.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
@@ -6,21 +6,22 @@ use std::sync::LazyLock;
 use crate::Choices;
 use crate::lexicon::{lexicon, sections};
 
-/// Share of the copies whose names stay as they are, in hundredths.
+/// Percentage of copies that keep their names.
 const UNCHANGED: u64 = 25;
-/// Share of the other copies in which colors are replaced too, in hundredths.
+/// Percentage of replaced names that become held-out names, which few exercises contain.
+const HELD_OUT: u64 = 30;
+/// Percentage of the other copies in which colors are replaced too.
 const RECOLORED: u64 = 50;
 
-/// The lists of `english/names.txt` and `english/classes.txt`.
+/// Word lists of `english/names.txt` and `english/classes.txt`.
 struct Lists {
-    /// Gender of each name; `None` if only pronouns decide.
+    /// Whether each name is female, or `None` if only pronouns decide.
     is_she: HashMap<&'static str, Option<bool>>,
     /// Names that are also words.
     words: HashSet<&'static str>,
     never: HashSet<&'static str>,
-    /// Groups of names that one person may have.
+    /// Groups of names that may belong to one person.
     same: Vec<Vec<&'static str>>,
-    held_out: HashSet<&'static str>,
     colors: Vec<&'static str>,
     things: HashSet<&'static str>,
 }
@@ -42,7 +43,6 @@ fn lists() -> &'static Lists {
             words: all("words").collect(),
             never: all("never").collect(),
             same: names["same"].iter().map(|line| line.split_whitespace().collect()).collect(),
-            held_out: lexicon.held_out_names.iter().copied().collect(),
             colors: class("colors").collect(),
             things: class("things").collect(),
         }
@@ -50,7 +50,7 @@ fn lists() -> &'static Lists {
     &LISTS
 }
 
-/// A word of a text, as a range of bytes.
+/// A word of a text and its byte offset.
 #[derive(Debug, Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -77,20 +77,21 @@ fn is_capitalized(word: &str) -> bool {
     word.starts_with(char::is_uppercase)
 }
 
-/// A story, and the names and colors in it that can be replaced.
+/// A story with its replaceable names and colors.
 #[derive(Debug)]
 pub(crate) struct Cast<'a> {
     text: &'a str,
-    /// Names with their genders, in order of the alphabet.
+    /// Names in alphabetical order, and whether each is female.
     people: BTreeMap<&'a str, bool>,
     colors: Vec<&'a str>,
-    /// All words, and those with a capital, in lower case.
+    /// All words, in lower case.
     present: HashSet<String>,
+    /// Capitalized words, in lower case.
     capitalized: HashSet<String>,
 }
 
 impl<'a> Cast<'a> {
-    /// Finds the people of a story.
+    /// Finds the people and colors of a story.
     pub(crate) fn of(text: &'a str) -> Self {
         let lists = lists();
         let words = words(text);
@@ -130,20 +131,19 @@ impl<'a> Cast<'a> {
         Self { text, people, colors, present, capitalized }
     }
 
-    /// A copy of the story with other names, always the same for one person; or nothing if a name that is held out cannot be replaced.
-    pub(crate) fn copy(&self, choices: &mut Choices) -> Option<String> {
+    /// Copies the story with other names, always the same name for one person.
+    pub(crate) fn copy(&self, choices: &mut Choices) -> String {
         let lists = lists();
         let is_unchanged = choices.chance(UNCHANGED);
         let mut to: HashMap<&str, &str> = HashMap::new();
         for (name, is_she) in &self.people {
-            if is_unchanged && !lists.held_out.contains(name) {
+            if is_unchanged {
                 continue;
             }
             let pool = if *is_she { &lexicon().she } else { &lexicon().he };
             let fits = |other: &&&'static str| {
                 let lower = other.to_lowercase();
-                !lists.held_out.contains(**other)
-                    && !lists.never.contains(**other)
+                !lists.never.contains(**other)
                     && !self.present.contains(&lower)
                     && !self.capitalized.iter().any(|word| shares_beginning(word, &lower))
                     && !to
@@ -151,7 +151,11 @@ impl<'a> Cast<'a> {
                         .any(|chosen| chosen == *other || shares_beginning(&chosen.to_lowercase(), &lower))
                     && !self.people.keys().any(|name| lists.is_one_person(name, other))
             };
-            let fitting: Vec<&'static str> = pool.iter().filter(fits).copied().collect();
+            let mut fitting: Vec<&'static str> = pool.iter().filter(fits).copied().collect();
+            let is_held_out = |name: &&'static str| lexicon().held_out_names.contains(name);
+            if choices.chance(HELD_OUT) && fitting.iter().any(is_held_out) {
+                fitting.retain(is_held_out);
+            }
             if !fitting.is_empty() {
                 to.insert(name, choices.pick::<&str>(&fitting));
             }
@@ -162,25 +166,24 @@ impl<'a> Cast<'a> {
             choices.shuffle(&mut free);
             to.extend(self.colors.iter().copied().zip(free));
         }
-        let copy = replaced(self.text, &to);
-        (!words(&copy).iter().any(|word| lists.held_out.contains(word.text))).then_some(copy)
+        replaced(self.text, &to)
     }
 }
 
 impl Lists {
-    /// Whether two names may be one person's: Tim and Timmy, Bill and William.
+    /// Whether two names may belong to one person, such as Tim and Timmy, or Bill and William.
     fn is_one_person(&self, one: &str, other: &str) -> bool {
         self.same.iter().any(|names| names.contains(&one) && names.contains(&other))
             || self.is_she.contains_key(other) && shares_beginning(one, other)
     }
 }
 
-/// Whether one of two different words begins as the other, in its first three letters at least.
+/// Whether one word is a prefix of the other, with at least three letters.
 fn shares_beginning(one: &str, other: &str) -> bool {
     one.len().min(other.len()) >= 3 && (one.starts_with(other) || other.starts_with(one))
 }
 
-/// Whether a word stands behind another one of the same sentence, where only names are capitalized.
+/// Whether a capitalized word is inside a sentence, where only names are capitalized.
 fn is_inside_sentence(text: &str, word: Word<'_>) -> bool {
     let before = &text[..word.start];
     is_capitalized(word.text)
@@ -189,7 +192,7 @@ fn is_inside_sentence(text: &str, word: Word<'_>) -> bool {
             .is_some_and(|before| before.ends_with(|letter: char| letter.is_lowercase() || letter == ','))
 }
 
-/// Whether a name belongs to a longer one or to another word: Mary Jane, Jack Frost, jack-in-the-box, a Max.
+/// Whether a name is part of something longer, as in Mary Jane, Jack Frost, jack-in-the-box or a Max.
 fn is_part_of_more(text: &str, word: Word<'_>) -> bool {
     let (before, after) = (&text[..word.start], &text[word.start + word.text.len()..]);
     let next = after.strip_prefix(' ').map(|rest| rest.split(|letter: char| !letter.is_alphabetic()).next());
@@ -212,7 +215,10 @@ fn is_part_of_more(text: &str, word: Word<'_>) -> bool {
         || is_behind_capital
 }
 
-/// Whether a person is a woman or a girl: "a girl named Sam" and pronouns of sentences without another person decide, else the lists.
+/// Whether a person is female, or `None` if unknown.
+///
+/// Phrases such as "a girl named Sam" decide, and pronouns in sentences that mention no one else. Otherwise
+/// the lists decide.
 fn gender(text: &str, words: &[Word<'_>], name: &str) -> Option<bool> {
     const CLEAR: usize = 4;
     let mut counts = [0, 0];
@@ -253,7 +259,7 @@ fn gender(text: &str, words: &[Word<'_>], name: &str) -> Option<bool> {
     }
 }
 
-/// Whether a color is in the words, and always right before a thing that may have any.
+/// Whether a color occurs, and always directly before a thing that may have any color.
 fn is_of_things(words: &[Word<'_>], color: &str) -> bool {
     let places: Vec<usize> =
         (0..words.len()).filter(|place| words[*place].text.eq_ignore_ascii_case(color)).collect();
@@ -264,7 +270,7 @@ fn is_of_things(words: &[Word<'_>], color: &str) -> bool {
         })
 }
 
-/// The text with other words in the place of some.
+/// Replaces words of a text.
 fn replaced(text: &str, to: &HashMap<&str, &str>) -> String {
     let mut copy = String::with_capacity(text.len());
     let mut done = 0;
@@ -282,26 +288,26 @@ fn replaced(text: &str, to: &HashMap<&str, &str>) -> String {
 mod tests {
     use super::*;
 
-    /// All copies of a story by the first seeds.
+    /// Copies of a story for the first 60 seeds.
     fn copies(story: &str) -> Vec<String> {
         let cast = Cast::of(story);
-        (0..60).filter_map(|seed| cast.copy(&mut Choices::new(seed))).collect()
+        (0..60).map(|seed| cast.copy(&mut Choices::new(seed))).collect()
     }
 
-    /// The words of a copy at which a story has `name`.
-    fn in_place_of<'a>(story: &str, copy: &'a str, name: &str) -> HashSet<&'a str> {
+    /// Words of a copy that replace `name` in a story.
+    fn replacements_of<'a>(story: &str, copy: &'a str, name: &str) -> HashSet<&'a str> {
         let (from, to) = (words(story), words(copy));
         assert_eq!(from.len(), to.len(), "{copy}");
         from.iter().zip(to).filter(|(from, _)| from.text == name).map(|(_, to)| to.text).collect()
     }
 
     #[test]
-    fn a_name_becomes_the_same_name_of_the_same_gender_everywhere() {
+    fn name_is_replaced_consistently_within_its_gender() {
         let story = "Once there was a boy named Tim. Tim met Lily. \"Hi, Lily's cat!\" said Tim.";
         let copies = copies(story);
         let mut unchanged = 0;
         for copy in &copies {
-            let [tim, lily] = ["Tim", "Lily"].map(|name| in_place_of(story, copy, name));
+            let [tim, lily] = ["Tim", "Lily"].map(|name| replacements_of(story, copy, name));
             assert!(tim.len() == 1 && lily.len() == 1, "{copy}");
             assert!(tim.iter().all(|name| *name == "Tim" || lexicon().he.contains(name)), "{copy}");
             assert!(lily.iter().all(|name| *name == "Lily" || lexicon().she.contains(name)), "{copy}");
@@ -312,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn pronouns_decide_where_a_name_is_not_as_usual() {
+    fn pronouns_determine_the_gender_of_ambiguous_names() {
         for (story, is_she) in [
             ("A girl named Sam had a hat. Sam lost it.", true),
             ("Max saw her hat and took her bag. Max said she was glad.", true),
@@ -332,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_look_like_names_stay() {
+    fn words_that_look_like_names_are_kept() {
         for story in [
             "\"Will you come?\" he said. \"May I?\" It was in May. Mark it. Rose petals fell. Hope is good. Grace.",
             "Mary Jane saw Jack Frost and Santa Claus. A jack-in-the-box came out.",
@@ -346,16 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn held_out_names_are_replaced_or_the_story_is_dropped() {
-        let is_clean =
-            |copy: &String| words(copy).iter().all(|word| !lexicon().held_out_names.contains(&word.text));
-        let replaced = copies("Finn had a dog. Nora saw Finn.");
-        assert!(replaced.len() == 60 && replaced.iter().all(is_clean), "{replaced:?}");
-        assert_eq!(copies("Finn Gray came in."), Vec::<String>::new());
-    }
-
-    #[test]
-    fn colors_of_things_are_replaced_and_others_stay() {
+    fn object_colors_are_replaced_and_others_kept() {
         let ball = "She had a red ball. The red ball was gone.";
         let found = copies(ball);
         assert!(found.iter().any(|copy| copy.contains("blue ball. The blue ball")));

@@ -1,4 +1,6 @@
-//! Prompts whose continuation is known: names, frames and pairs in them are kept out of the exercises.
+//! Prompts with known continuations.
+//!
+//! Their names, frames and pairs are held out from the exercises.
 
 use serde::Serialize;
 
@@ -6,20 +8,20 @@ use crate::exercises::{capitalized, invented, is_held_out};
 use crate::lexicon::lexicon;
 use crate::{Choices, Noun};
 
-/// A prompt, how it should go on, and how it should not.
+/// A prompt with correct and incorrect continuations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Probe {
     /// Tested ability.
     pub kind: &'static str,
-    /// The text so far.
+    /// Text to continue.
     pub prompt: String,
-    /// Continuations that are right, each with the space before it.
+    /// Correct continuations, each with its leading space.
     pub answers: Vec<String>,
-    /// Continuations to compare them with.
+    /// Incorrect continuations for comparison.
     pub others: Vec<String>,
 }
 
-/// Prompts of each kind.
+/// Generates `of_each` prompts of each kind.
 ///
 /// ```
 /// let probes = story_generator::probes(1, 20);
@@ -56,7 +58,7 @@ fn thing(choices: &mut Choices) -> &'static Noun {
     }
 }
 
-/// Indirect objects: names that no exercise has in this role, in frames that no exercise has.
+/// Indirect objects: held-out names, in frames that no exercise contains.
 fn two_people(choices: &mut Choices) -> Probe {
     const FRAMES: [&str; 6] = [
         "{X} and {Y} met by the {P}. It was windy. Then {A} opened a box with a {O} in it and gave it to",
@@ -101,7 +103,7 @@ fn pronoun(choices: &mut Choices) -> Probe {
     of_gender("pronoun", filled(choices.pick::<&str>(&FRAMES), &words), [" he", " she"], is_she)
 }
 
-/// Whose it is, with a person of the other gender between.
+/// Possessive pronouns, with a person of the other gender in between.
 fn possessive_behind_another(choices: &mut Choices) -> Probe {
     const FRAMES: [&str; 4] = [
         "{A} waved to {B} and put on",
@@ -116,7 +118,7 @@ fn possessive_behind_another(choices: &mut Choices) -> Probe {
     of_gender("possessive behind another", prompt, [" his", " her"], is_she)
 }
 
-/// Singular or plural, perhaps with a noun of the other number between.
+/// Singular or plural, optionally with a noun of the other number in between.
 fn agreement(choices: &mut Choices, has_attractor: bool) -> Probe {
     let objects = &lexicon().objects;
     let (subject, other) = loop {
@@ -157,7 +159,7 @@ fn successor(choices: &mut Choices) -> Probe {
     }
 }
 
-/// Sentences that say nothing of anybody.
+/// Filler sentences that mention no person.
 fn filler(choices: &mut Choices, sentences: usize) -> String {
     const FILLERS: [&str; 12] = [
         "The wind blew from the sea.",
@@ -181,7 +183,7 @@ fn filler(choices: &mut Choices, sentences: usize) -> String {
         .join(" ")
 }
 
-/// A name that is no one's, a hundred tokens later.
+/// Recall of an invented name after about a hundred tokens.
 fn recall(choices: &mut Choices) -> Probe {
     let name = capitalized(choices.pick::<String>(invented()));
     let start = choices.pick::<&str>(&[
@@ -199,7 +201,7 @@ fn recall(choices: &mut Choices) -> Probe {
     }
 }
 
-/// Words that are no words, said again.
+/// Repetition of invented words.
 fn copy(choices: &mut Choices) -> Probe {
     let words: Vec<&str> = (0..5).map(|_| choices.pick::<String>(invented()).as_str()).collect();
     let said = words.join(" ");
@@ -222,7 +224,7 @@ mod tests {
     use crate::Exercise;
 
     #[test]
-    fn frames_of_probes_are_in_no_exercise() {
+    fn probe_frames_do_not_occur_in_exercises() {
         const FRAMES: [(Exercise, &[&str]); 6] = [
             (
                 Exercise::TwoPeople,
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_right_and_others_are_wrong() {
+    fn answers_and_distractors_are_consistent_with_the_prompt() {
         for probe in probes(4, 60) {
             assert!(
                 !probe.answers.is_empty()

@@ -13,16 +13,16 @@ use crate::unwanted::is_unwanted;
 /// Line that ends a story in the files.
 const END: &str = "<|endoftext|>";
 
-/// Which documents: those to train on and those that are held out have no seed in common.
+/// Training or held-out documents, which share no seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// To train on.
+    /// Documents to train on.
     Training,
-    /// To measure on.
+    /// Documents to evaluate on.
     HeldOut,
 }
 
-/// The kinds of stories, which have files of their own.
+/// Kinds of stories, each with its own files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shelf {
     /// Short stories in the simplest words.
@@ -34,7 +34,7 @@ pub enum Shelf {
 }
 
 impl Shelf {
-    /// Its name among labels.
+    /// Label of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Self::Core => "story",
@@ -57,17 +57,19 @@ impl Shelf {
     }
 }
 
-/// The stories of each kind, endlessly: every round has each of them once, in another order and with other names.
+/// Endless sequence of stories of each kind.
+///
+/// Every round contains each story once, in a new order and with new names.
 #[derive(Debug)]
 pub struct Stories {
     shelves: [Rounds; 3],
 }
 
 impl Stories {
-    /// Reads the files of a folder that are to train on, or those that are held out.
+    /// Reads the training files or the held-out files of a folder.
     ///
     /// # Errors
-    /// If the folder or a file cannot be read, or it has no core stories.
+    /// If the folder or a file cannot be read, or if there are no core stories.
     pub fn read(folder: &Path, split: Split, seed: u64) -> Result<Self> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -92,12 +94,12 @@ impl Stories {
         Ok(Self::new(seed, shelves))
     }
 
-    /// Stories of each kind.
+    /// Creates the sequence from the stories of each kind.
     pub fn new(seed: u64, shelves: [Vec<String>; 3]) -> Self {
         let mut number = 0;
         let shelves = shelves.map(|texts| {
             number += 1;
-            Rounds { seed: mixed(seed ^ number), texts, order: Vec::new(), next: 0, round: 0, dropped: 0 }
+            Rounds { seed: mixed(seed ^ number), texts, order: Vec::new(), next: 0, round: 0 }
         });
         Self { shelves }
     }
@@ -107,23 +109,18 @@ impl Stories {
         self.shelves[shelf as usize].texts.is_empty()
     }
 
-    /// Rounds that have begun.
+    /// Number of rounds that have begun.
     pub fn rounds(&self, shelf: Shelf) -> u64 {
         self.shelves[shelf as usize].round
     }
 
-    /// Copies that were left out because a name that is held out could not be replaced.
-    pub fn dropped(&self) -> u64 {
-        self.shelves.iter().map(|rounds| rounds.dropped).sum()
-    }
-
-    /// The next story of a kind, or nothing if there are none that may be trained on.
+    /// Returns the next story of a kind, or `None` if there are none.
     pub fn next(&mut self, shelf: Shelf) -> Option<String> {
         self.shelves[shelf as usize].next()
     }
 }
 
-/// Stories of a file, without line breaks at their ends. Those with unwanted words are left out.
+/// Stories of a file, trimmed and without those that contain unwanted words.
 fn in_file(text: &str) -> impl Iterator<Item = String> {
     let stories = text.split(END).map(str::trim);
     stories.filter(|story| !story.is_empty() && !is_unwanted(story)).map(str::to_owned)
@@ -136,29 +133,20 @@ struct Rounds {
     order: Vec<usize>,
     next: usize,
     round: u64,
-    dropped: u64,
 }
 
 impl Rounds {
     fn next(&mut self) -> Option<String> {
-        // A whole round without a story that may be used is the last one.
-        for _ in 0..=2 * self.texts.len() {
-            if self.next == self.order.len() {
-                self.round += 1;
-                self.order = (0..self.texts.len()).collect();
-                Choices::new(mixed(self.seed ^ mixed(self.round))).shuffle(&mut self.order);
-                self.next = 0;
-            }
-            let story = *self.order.get(self.next)?;
-            self.next += 1;
-            let mut choices = Choices::new(mixed(self.seed ^ mixed(self.round << 32 | story as u64)));
-            let copy = Cast::of(&self.texts[story]).copy(&mut choices);
-            if copy.is_some() {
-                return copy;
-            }
-            self.dropped += 1;
+        if self.next == self.order.len() {
+            self.round += 1;
+            self.order = (0..self.texts.len()).collect();
+            Choices::new(mixed(self.seed ^ mixed(self.round))).shuffle(&mut self.order);
+            self.next = 0;
         }
-        None
+        let story = *self.order.get(self.next)?;
+        self.next += 1;
+        let mut choices = Choices::new(mixed(self.seed ^ mixed(self.round << 32 | story as u64)));
+        Some(Cast::of(&self.texts[story]).copy(&mut choices))
     }
 }
 
@@ -167,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_has_every_story_once_and_the_next_one_another_order() {
+    fn round_contains_every_story_once_in_a_new_order() {
         let texts: Vec<String> = (0..40).map(|number| format!("The cat had {number} balls.")).collect();
         let mut stories = Stories::new(5, [texts.clone(), Vec::new(), Vec::new()]);
         let mut round = || -> Vec<String> { (0..40).filter_map(|_| stories.next(Shelf::Core)).collect() };
@@ -183,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_folder_are_split_at_the_end_of_each_story() {
+    fn story_files_are_split_at_end_markers() {
         let folder = std::env::temp_dir().join(format!("story-files-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("core-train-01.txt"), "One.\n\nTwo.\n<|endoftext|>\nThree.\n<|endoftext|>\n")

@@ -1,15 +1,16 @@
-//! Sentences from rules: names or pronouns, tense, number, articles.
+//! Generates sentences from rules, with names or pronouns, tense, number and articles.
 //!
-//! A [`Teller`] knows who and what a document has, and what was mentioned in this sentence and the one before. A pronoun is used only for
-//! the one of its class that was; if two compete, the name or noun is repeated. Forms of a slot:
+//! A [`Teller`] tracks the people, things and places of a document, and which of them this sentence and the
+//! previous one mention. It uses a pronoun only for an entity that was mentioned and is the only one of its
+//! class. If two compete, it repeats the name or noun. Forms of a slot:
 //!
 //! | form | person | thing | place |
 //! |---|---|---|---|
 //! | none | subject: Tom, he | subject: a red ball, the ball, it | the garden |
 //! | `r` | himself | | |
 //! | `s`, `q2`, `q`, `S` | he, him, his, He, always | `s`: balls | |
-//! | `n`, `no`, `np` | subject, object, possessive without pronouns | `n`: noun; `N`: noun as a subject | `N`: subject |
-//! | `v` | the name as one is called | | |
+//! | `n`, `no`, `np` | name as subject, object, possessive | `n`: noun; `N`: noun as subject | `N`: subject |
+//! | `v` | the name as a form of address | | |
 //! | `k`, `b` | `k`: girl, boy | `b`: ball | `b`: garden |
 //! | `at`, `to` | | | in the garden; into the garden |
 
@@ -19,10 +20,10 @@ use crate::grammar::{Piece, VerbForm, grammar};
 use crate::lexicon::{Noun, lexicon};
 use crate::{Choices, Verb};
 
-/// Somebody or something in a document, by its place in the document's list.
+/// Index of a person, thing or place in the document's list.
 pub(crate) type Id = usize;
 
-/// Something that can be mentioned.
+/// Entity that can be mentioned.
 #[derive(Debug, Clone)]
 enum Kind {
     Person { name: String, is_she: bool },
@@ -36,12 +37,12 @@ struct Entity {
     is_mentioned: bool,
 }
 
-/// Meaning of a role.
+/// Value of a role.
 #[derive(Debug, Clone)]
 pub(crate) enum Bound {
-    /// One of the document's people, things, places.
+    /// A person, thing or place of the document.
     Of(Id),
-    /// A text as it is.
+    /// A literal text.
     Word(String),
 }
 
@@ -63,7 +64,7 @@ impl From<String> for Bound {
     }
 }
 
-/// The number that a finite verb agrees with, in the third person.
+/// Grammatical number of a subject in the third person.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subject {
     Singular,
@@ -76,25 +77,25 @@ const SHE: Pronouns = ["she", "her", "her", "herself"];
 const HE: Pronouns = ["he", "him", "his", "himself"];
 const IT: Pronouns = ["it", "it", "its", "itself"];
 
-/// Percentage of pronouns where one is possible.
+/// Percentage of possible pronouns that are used.
 const PRONOUN_PERCENT: u64 = 78;
-/// Number of the first habit that is a word's, behind those of rules.
+/// Index of the first habit of interchangeable words, after the habits of rules.
 const SAME_HABITS: usize = 1 << 20;
-/// Writes a document, sentence by sentence.
+/// Writer of a document, sentence by sentence.
 #[derive(Debug, Clone)]
 pub(crate) struct Teller {
-    /// Source of its choices.
+    /// Source of random choices.
     pub(crate) choices: Choices,
     entities: Vec<Entity>,
     /// Flags that conditions of rules test.
     pub(crate) flags: HashSet<&'static str>,
-    /// Roles of the sentence.
+    /// Values of the roles.
     pub(crate) standing: Vec<(&'static str, Bound)>,
     text: String,
-    /// Start of the current sentence.
+    /// Byte offset of the current sentence.
     sentence: usize,
     subject: Subject,
-    /// The one in the role of the sentence's subject.
+    /// Entity that is the subject of the sentence.
     subject_id: Option<Id>,
     now: Vec<Id>,
     before: Vec<Id>,
@@ -104,7 +105,7 @@ pub(crate) struct Teller {
 }
 
 impl Teller {
-    /// An empty document.
+    /// Creates an empty document.
     pub(crate) fn new(choices: Choices) -> Self {
         Self {
             choices,
@@ -123,7 +124,7 @@ impl Teller {
         }
     }
 
-    /// The text so far.
+    /// Text so far.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -163,14 +164,14 @@ impl Teller {
         }
     }
 
-    /// Everybody and everything is new again.
+    /// Forgets all people, things, places and roles.
     pub(crate) fn forget(&mut self) {
         self.entities.clear();
         self.standing.clear();
         (self.now, self.before) = (Vec::new(), Vec::new());
     }
 
-    /// Begins a new paragraph, in which names are repeated.
+    /// Begins a new paragraph and clears all mentions, so that names are repeated.
     pub(crate) fn paragraph(&mut self) {
         if !self.text.is_empty() && !self.text.ends_with('\n') {
             self.text.push('\n');
@@ -179,7 +180,7 @@ impl Teller {
         }
     }
 
-    /// Writes a sentence by a rule of the grammar.
+    /// Writes a sentence from a rule of the grammar.
     pub(crate) fn tell(&mut self, rule: &str) {
         let rule = grammar().rule(rule);
         self.unit(|teller, roles| teller.rule(rule, roles));
@@ -221,7 +222,7 @@ impl Teller {
         let chosen = if rule.is_habit {
             self.choices.habit(number, fitting.len())
         } else {
-            // A variant is used again only when there is no other.
+            // A variant is reused only if no other is left.
             let is_new = |place: &usize| !self.used.contains(&(number, *place));
             let any_new = fitting.iter().any(is_new);
             let weights: Vec<u64> =
@@ -297,13 +298,13 @@ impl Teller {
         }
     }
 
-    /// Whether a sentence begins here.
+    /// Whether a word at the current position may be capitalized.
     fn may_be_capital(&self) -> bool {
         let before = self.text[self.sentence..].trim_end_matches([' ', '"']);
         before.is_empty() || before.ends_with(['.', '!', '?', ',', ':'])
     }
 
-    /// The subject of a verb that is written now: words as "it" are no slots.
+    /// Subject of a verb at the current position, which may be a literal word such as "it".
     fn subject_here(&self) -> Subject {
         const ADVERBS: [&str; 12] = [
             "never", "still", "just", "only", "always", "soon", "almost", "now", "even", "once", "also",
@@ -342,7 +343,7 @@ impl Teller {
             .skip_while(|word| ADVERBS.contains(&word.as_str()));
         let [last, before, first] = [0; 3].map(|_| words.next().unwrap_or_default());
         let is_before_noun = |word: &str| BEFORE_NOUNS.contains(&word) || word.ends_with("'s");
-        // "The mile", "the next mile"; not "the way I".
+        // "The mile", "the next mile", but not "the way I".
         let is_pair = is_before_noun(&first)
             && before.chars().all(char::is_alphabetic)
             && !["i", "we", "you", "they", "and", "or", "but", "who"].contains(&last.as_str());
@@ -376,9 +377,9 @@ impl Teller {
         }
     }
 
-    /// Whether a pronoun can only mean this one.
+    /// Whether a pronoun can only refer to this entity.
     fn is_clear(&self, id: Id) -> bool {
-        // Who was only called by name, in a quotation, is not known yet.
+        // A person who was only addressed by name, in a quotation, is not introduced yet.
         if !self.is_quoted && !self.entities[id].is_mentioned {
             return false;
         }
@@ -409,7 +410,7 @@ impl Teller {
                 self.capital |= form == "C" && self.may_be_capital();
                 word.clone()
             }
-            None => panic!("no role `{name}` in: {}", &self.text[self.sentence..]),
+            None => panic!("unknown role `{name}` in: {}", &self.text[self.sentence..]),
         }
     }
 
@@ -543,7 +544,7 @@ fn inflected(verb: Verb, form: VerbForm, is_past: bool, subject: Subject) -> &'s
     }
 }
 
-/// Puts spaces, commas and articles right.
+/// Corrects spaces, punctuation and articles.
 fn finished(text: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     for word in text.split(' ').filter(|word| !word.is_empty()) {
@@ -599,15 +600,15 @@ mod tests {
         (teller, people)
     }
 
-    /// Writes a form without a rule.
-    fn say(teller: &mut Teller, form: &'static str) {
+    /// Writes a form that is not part of a rule.
+    fn write_form(teller: &mut Teller, form: &'static str) {
         teller.unit(|teller, roles| teller.pieces(&parse_form(form), roles));
     }
 
     #[test]
-    fn verbs_agree_with_their_subject_and_are_in_the_present_in_quotations() {
+    fn verbs_agree_with_subjects_and_quotations_use_the_present() {
         let (mut teller, _) = teller();
-        say(
+        write_form(
             &mut teller,
             "{A.n} ~be here and ~see {C.no}. Two men ~>be glad and ~>do not go. \"Who ~be there?\" {C.n} ~ask.",
         );
@@ -618,37 +619,37 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_repeated_when_two_compete() {
+    fn ambiguous_pronouns_are_replaced_by_the_name() {
         let (mut teller, _) = teller();
-        say(&mut teller, "{A.n} ~see {B.no}.");
+        write_form(&mut teller, "{A.n} ~see {B.no}.");
         for _ in 0..40 {
             let mut again = teller.clone();
             again.choices = Choices::new(again.choices.below(1000) as u64);
-            say(&mut again, "{A} ~laugh.");
+            write_form(&mut again, "{A} ~laugh.");
             assert!(again.text().ends_with("Ben. Tom laughed."), "{}", again.text());
         }
         let mut pronouns = 0;
         for seed in 0..200 {
             let mut again = teller.clone();
             again.choices = Choices::new(seed);
-            say(&mut again, "{C.n} ~come.");
-            say(&mut again, "{C} ~sing.");
+            write_form(&mut again, "{C.n} ~come.");
+            write_form(&mut again, "{C} ~sing.");
             pronouns += u32::from(again.text().ends_with("She sang."));
         }
         assert!((130..185).contains(&pronouns), "{pronouns} of 200 at {PRONOUN_PERCENT}%");
     }
 
     #[test]
-    fn things_are_introduced_before_they_are_known() {
+    fn new_objects_get_an_indefinite_article_first() {
         let (mut teller, _) = teller();
         let ball = teller.add(Kind::Thing { noun: &lexicon().objects[0], adjective: Some("old") });
         teller.standing.push(("O", Bound::Of(ball)));
-        say(&mut teller, "There ~was {O.n}. {O.N} ~be round.");
+        write_form(&mut teller, "There ~was {O.n}. {O.N} ~be round.");
         assert!(teller.text().starts_with("There was an old ball. The "), "{}", teller.text());
     }
 
     #[test]
-    fn marks_and_articles_are_put_right() {
+    fn punctuation_and_articles_are_corrected() {
         assert_eq!(finished("a old  man, . He saw a apple ,"), "an old man. He saw an apple,");
     }
 }

@@ -1,9 +1,9 @@
-//! Words that no text may have: slurs, and what old children's books call people.
+//! Words that no text may contain: slurs and period stereotypes.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Words and phrases in lower case, read once. The file spells them in ROT13.
+/// Words and phrases in lower case, which the file encodes in ROT13.
 fn phrases() -> &'static HashSet<String> {
     static PHRASES: LazyLock<HashSet<String>> =
         LazyLock::new(|| include_str!("../english/unwanted.txt").lines().map(rotated).collect());
@@ -16,7 +16,7 @@ fn rotated(text: &str) -> String {
     text.bytes().map(|letter| char::from(turned(letter))).collect()
 }
 
-/// Whether a text has a slur or a word of a period stereotype.
+/// Whether a text contains a slur or a period stereotype.
 ///
 /// ```
 /// use story_generator::is_unwanted;
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_phrases_are_found_whole() {
+    fn phrases_match_whole_words_only() {
         assert!(phrases().len() > 60 && phrases().iter().all(|phrase| phrase.split(' ').count() <= 2));
         assert!(is_unwanted("They played Wild Indians.") && !is_unwanted("a wild Indianapolis"));
     }

@@ -1,10 +1,10 @@
-//! Rows of random tokens that are read twice: how well the second reading is predicted, by which heads, and what is lost without them.
+//! Loss on repeated rows of random tokens, the heads that reduce it, and the loss without them.
 
 use anyhow::Result;
 use candle_core::{D, DType};
 use candle_gpt2::{LogitsFor, Observer};
 use candle_gpt2_interpret::{
-    Ablate, Chain, Edit, OfHeads, Place, Run, head_scores, named_site, random_rows as rows_of,
+    Ablate, Chain, Edit, PerHead, Place, Run, head_scores, named_site, random_rows as rows_of,
 };
 use candle_nn::ops::log_softmax;
 use serde_json::{Value, json};
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use crate::figures::Figure;
 use crate::subject::Subject;
 
-/// Tokens of a row.
+/// Tokens per row.
 const ROW: usize = 64;
-/// Rows whose loss is measured again for each ablation.
+/// Number of rows whose loss is measured again for each ablation.
 const ABLATED_ROWS: usize = 10;
 
-/// The loss of every token but the first, in nats, with the observer's changes.
+/// Loss of every token but the first, in nats, with edits applied.
 pub(crate) fn losses(subject: &Subject, ids: &[u32], edits: &mut [Edit]) -> Result<Vec<f32>> {
     let run = Run::new(subject.loaded.model(), ids)?;
     let mut chain = Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect());
@@ -26,9 +26,9 @@ pub(crate) fn losses(subject: &Subject, ids: &[u32], edits: &mut [Edit]) -> Resu
     Ok(ids[1..].iter().zip(&logprobs).map(|(next, of)| -of[*next as usize]).collect())
 }
 
-/// The head with the highest score among some layers.
+/// Head with the highest score in some layers, except for the heads in `without`.
 fn best(
-    scores: &OfHeads,
+    scores: &PerHead,
     layers: std::ops::Range<usize>,
     without: &[(usize, usize)],
 ) -> Option<((usize, usize), f32)> {
@@ -44,7 +44,7 @@ fn without(heads: &[(usize, usize)]) -> Result<Vec<Edit>> {
         .collect()
 }
 
-/// Figures of rows of random tokens, and the heads that were found.
+/// Measures rows of random tokens, and returns the figures and the heads that were found.
 pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure>, Value)> {
     let model = subject.loaded.model();
     let config = model.config();
@@ -54,7 +54,7 @@ pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure
     let scores = head_scores(model, &rows, Some(subject.end))?;
     let layers = config.n_layer;
     let Some((induction, induction_score)) = best(&scores.induction, 0..layers, &[]) else {
-        anyhow::bail!("the model has no heads");
+        anyhow::bail!("the model has no attention heads");
     };
     let second = best(&scores.induction, 0..layers, &[induction]).map(|(place, _)| place);
     let previous = best(&scores.previous, 0..induction.0.max(1), &[induction]);
@@ -76,7 +76,7 @@ pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure
         for row in rows {
             let ids = [&[subject.end], &row[..], &row[..]].concat();
             let losses = losses(subject, &ids, &mut without(heads)?)?;
-            // The first token of the second reading is as random as any.
+            // The first token of the repetition is as random as any other.
             sum +=
                 losses[length + 1..].iter().map(|loss| f64::from(*loss)).sum::<f64>() / (length - 1) as f64;
         }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_model_has_induction_heads_and_needs_them() {
+    fn built_in_model_has_and_needs_induction_heads() {
         let subject = Subject::open(Path::new("built-in")).unwrap();
         let (figures, heads) = random_rows(&subject, 4).unwrap();
         for figure in figures.iter().filter(|figure| figure.name.contains("head")) {

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-/// Words of the shortest run.
+/// Minimum length of a run, in words.
 const RUN: usize = 16;
 
-/// Texts, and the runs of more than 15 words that were found in others.
+/// Texts, and the runs of at least 16 words that other texts share with them.
 pub(crate) struct Copies<'a> {
     texts: Vec<Vec<&'a str>>,
-    /// Positions of each sequence of 16 words.
+    /// Positions of each sequence of 16 words: index of the text and index of the first word.
     places: HashMap<u64, Vec<(usize, usize)>>,
-    /// The longest run of each text, and the end of the one that ends first.
+    /// Longest run of each text, and the end of its earliest match of 16 words.
     found: Vec<Option<(usize, usize)>>,
 }
 
@@ -22,7 +22,7 @@ fn hash(words: &[&str]) -> u64 {
     hasher.finish()
 }
 
-/// The beginning of a text.
+/// First `count` words of a text.
 pub(crate) fn first_words(text: &str, count: usize) -> String {
     text.split_whitespace().take(count).collect::<Vec<_>>().join(" ")
 }
@@ -40,7 +40,7 @@ impl<'a> Copies<'a> {
         Self { texts, places, found }
     }
 
-    /// Looks for runs in a text of the training data.
+    /// Searches a training text for runs.
     pub(crate) fn read(&mut self, trained: &str) {
         let trained: Vec<&str> = trained.split_whitespace().collect();
         for (start, run) in trained.windows(RUN).enumerate() {
@@ -58,14 +58,14 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Fraction of some texts with a run in their first words.
+    /// Fraction of some texts that have a run in their first `words` words.
     pub(crate) fn share(&self, texts: Range<usize>, words: usize) -> f64 {
         let total = texts.len().max(1) as f64;
         let with_run = self.found[texts].iter().flatten().filter(|(_, end)| *end <= words);
         with_run.count() as f64 / total
     }
 
-    /// Words of the longest run of some texts.
+    /// Length of the longest run of some texts, in words.
     pub(crate) fn longest(&self, texts: Range<usize>) -> usize {
         self.found[texts].iter().flatten().map(|(longest, _)| *longest).max().unwrap_or(0)
     }
@@ -86,7 +86,7 @@ mod tests {
         copies.read(&format!("other words {} and others", numbers(3..21)));
         copies.read(&numbers(100..115));
         assert_eq!((copies.longest(0..1), copies.longest(1..2), copies.longest(2..3)), (18, 0, 16));
-        // The first has it in words 4 to 19, the third behind its twentieth word.
+        // The first text has the run in words 4 to 19. In the third text, it follows the twentieth word.
         assert_eq!(
             (copies.share(0..3, 95), copies.share(0..3, 20), copies.share(0..3, 18)),
             (2.0 / 3.0, 1.0 / 3.0, 0.0)

@@ -1,15 +1,15 @@
-//! Measurements with their targets.
+//! Measurements and their targets.
 
 use serde_json::{Value, json};
 
-/// Bound that a value must keep.
+/// Bound that a value must meet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Target {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// A measurement, and its target if it has one.
+/// A measurement with an optional target.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
@@ -18,7 +18,7 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    /// A measurement for scale.
+    /// Creates a measurement without a target.
     pub(crate) fn new(name: &'static str, value: f64) -> Self {
         Self { name, value, target: None }
     }
@@ -31,7 +31,7 @@ impl Figure {
         Self { target: Some(Target::AtMost(target)), ..self }
     }
 
-    /// Whether the target is met, if there is one.
+    /// Whether the target is met, or `None` without a target.
     pub(crate) fn is_met(&self) -> Option<bool> {
         self.target.map(|target| match target {
             Target::AtLeast(least) => self.value >= least,
@@ -39,7 +39,7 @@ impl Figure {
         })
     }
 
-    /// Whether it is a fraction with a lower bound.
+    /// Whether the target is a lower bound of at most 1, so that the value is a fraction.
     pub(crate) fn is_fraction(&self) -> bool {
         matches!(self.target, Some(Target::AtLeast(least)) if least <= 1.0)
     }
@@ -54,7 +54,7 @@ impl Figure {
     }
 }
 
-/// A line of the report.
+/// Formats the measurement as a line of the report.
 impl std::fmt::Display for Figure {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{:56} {:9.4}", self.name, self.value)?;
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_falls_short_is_printed_as_missed() {
+    fn figures_outside_their_target_are_printed_as_missed() {
         let found = |figure: Figure| figure.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(found(Figure::new("he or she", 0.96).at_least(0.95)), "he or she 0.9600 at least 0.95");
         assert_eq!(

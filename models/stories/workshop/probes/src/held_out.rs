@@ -1,4 +1,4 @@
-//! Held-out stories: bits per byte beside those of a 5-gram and gzip, and their compressed size beside that of xz.
+//! Held-out stories: bits per byte next to a 5-gram and gzip, and compressed size relative to xz.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ use crate::figures::Figure;
 use crate::ngrams::KneserNey;
 use crate::subject::Subject;
 
-/// Bytes of prose that are compressed.
+/// Number of bytes of prose to compress.
 const COMPRESSED_BYTES: usize = 20_000;
 
 pub(crate) fn run(subject: &Subject, held_out: &[String], trained: &[String]) -> Result<Vec<Figure>> {
@@ -37,14 +37,14 @@ pub(crate) fn run(subject: &Subject, held_out: &[String], trained: &[String]) ->
     )?;
     Ok(vec![
         Figure::new("held-out bits per byte", bits_per_byte(subject, held_out)?).at_most(1.05),
-        Figure::new("the same of a 5-gram of tokens", bits(of_counts, held_out)),
-        Figure::new("the same of gzip", gzip_bits),
+        Figure::new("bits per byte of a token 5-gram model", bits(of_counts, held_out)),
+        Figure::new("bits per byte of gzip", gzip_bits),
         Figure::new("20 kB compressed, over xz -9e", compressed.len() as f64 / xz(prose)? as f64)
             .at_most(0.36),
     ])
 }
 
-/// Bits per byte of texts, each read by itself.
+/// Bits per byte of texts, each evaluated on its own.
 pub(crate) fn bits_per_byte(subject: &Subject, texts: &[String]) -> Result<f64> {
     let mut sum = 0.0;
     for text in texts {
@@ -57,7 +57,9 @@ fn bits(nats: f64, texts: &[String]) -> f64 {
     nats / std::f64::consts::LN_2 / texts.iter().map(String::len).sum::<usize>().max(1) as f64
 }
 
-/// −log p of a document; what is beyond the context is predicted from the last half of it.
+/// Negative log-likelihood of a document, in nats.
+///
+/// Beyond the context, windows overlap by half the context.
 fn nats(subject: &Subject, ids: &[u32]) -> Result<f64> {
     let context = subject.loaded.config().n_positions;
     let (mut sum, mut start, mut predicted) = (0.0, 0, 1);
@@ -71,7 +73,7 @@ fn nats(subject: &Subject, ids: &[u32]) -> Result<f64> {
     Ok(sum)
 }
 
-/// Bytes that xz makes of a text.
+/// Size of a text compressed by xz, in bytes.
 fn xz(text: &[u8]) -> Result<usize> {
     let mut child = Command::new("xz")
         .args(["-9e", "-c"])
@@ -79,7 +81,7 @@ fn xz(text: &[u8]) -> Result<usize> {
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run `xz`; install xz-utils")?;
-    child.stdin.take().context("`xz` has no standard input")?.write_all(text)?;
+    child.stdin.take().context("cannot open the standard input of `xz`")?.write_all(text)?;
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "`xz -9e` failed: {}", output.status);
     Ok(output.stdout.len())

@@ -1,4 +1,4 @@
-//! What a training has learned when: every model that was kept on the way, measured with few prompts.
+//! Learning history: every checkpoint kept during training, measured with few prompts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use crate::probes::Probe;
 use crate::subject::Subject;
 use crate::{circuits, probes, samples};
 
-/// Rows of random tokens.
+/// Number of rows of random tokens.
 const ROWS: usize = 10;
-/// Tokens of a sample.
+/// Length of a sample, in tokens.
 const SAMPLE_TOKENS: usize = 60;
 
-/// One object for each kept model of each training, in order.
+/// Measures each kept checkpoint of each training run, in order, as one JSON object.
 pub(crate) fn history(
     trainings: &[PathBuf],
     held_out: &[String],
@@ -30,7 +30,7 @@ pub(crate) fn history(
         let steps = kept_steps(training)?;
         ensure!(
             !steps.is_empty(),
-            "{}: no model of a step was kept; train with --keep-steps",
+            "{}: no checkpoints of single steps; train with --keep-steps",
             training.display()
         );
         let name = training.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -57,7 +57,7 @@ pub(crate) fn history(
     Ok(measured)
 }
 
-/// The models that a training kept, by their steps.
+/// Checkpoints that a training run kept, sorted by step.
 fn kept_steps(training: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = fs::read_dir(training).with_context(|| training.display().to_string())?;
     let mut steps = Vec::new();
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_models_come_in_the_order_of_their_steps() {
+    fn saved_models_are_sorted_by_step() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["step-16", "step-0", "step-2", "adapter", "step-x"] {
             fs::create_dir(folder.path().join(name)).unwrap();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_rounded_head_by_head() {
+    fn head_scores_are_rounded_to_three_digits() {
         assert_eq!(of_heads(&json!([[0.123456, 1.0], [0.9996, 0.0]])), json!([[0.123, 1.0], [1.0, 0.0]]));
     }
 }

@@ -1,4 +1,6 @@
-//! `story-probes`: measures a checkpoint that learned from the stories, as figures with their targets, and what it learned when.
+//! `story-probes`: measures checkpoints trained on the stories.
+//!
+//! It reports figures with their targets, and a history of what the model learned during training.
 #![expect(clippy::print_stdout, reason = "a program's results")]
 
 mod circuits;
@@ -27,7 +29,7 @@ use crate::figures::Figure;
 use crate::probes::Probe;
 use crate::subject::Subject;
 
-/// Measures checkpoints and their heads
+/// Evaluates checkpoints and their attention heads
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -36,24 +38,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Print what a checkpoint can do, as figures with their targets
+    /// Print metrics of a checkpoint with their targets
     Report(Report),
-    /// Print completions of everyday openings at the model's default settings, for a blind reader
+    /// Print completions of everyday openings at the model's default settings, for a blind review
     Samples {
         /// Checkpoint folder, or weights file
         model: PathBuf,
         /// Seeds of each opening
         #[arg(long, value_name = "N", default_value_t = 3)]
         seeds: u64,
-        /// Longest completion
+        /// Maximum number of tokens per completion
         #[arg(long, value_name = "N", default_value_t = 120)]
         tokens: usize,
     },
-    /// Print what was learned when, as JSON: the models that `gpt2 train --keep-steps` kept, with few prompts each
+    /// Print the learning history as JSON: metrics of the checkpoints that `gpt2 train --keep-steps` kept,
+    /// from a few prompts each
     #[command(after_help = "Example:
   story-probes history rows late --corpus corpus --stories DIR > history.json")]
     History {
-        /// Folders of trainings, in order
+        /// Folders of training runs, in order
         #[arg(required = true)]
         trainings: Vec<PathBuf>,
         #[command(flatten)]
@@ -76,7 +79,7 @@ enum Command {
 
 #[derive(Args)]
 struct Data {
-    /// Folder that `story-generator corpus` wrote
+    /// Output folder of `story-generator corpus`
     #[arg(long, value_name = "DIR")]
     corpus: PathBuf,
     /// Folder of the stories, with core-valid.txt
@@ -90,12 +93,12 @@ impl Data {
         serde_json::from_str(&read(&path)?).with_context(|| path.display().to_string())
     }
 
-    /// Held-out stories.
+    /// Reads the held-out stories.
     fn held_out(&self) -> Result<Vec<String>> {
         stories(&self.stories.join("core-valid.txt"))
     }
 
-    /// Stories that the lessons are made from.
+    /// Reads the stories that the lessons are made from.
     fn originals(&self) -> Result<Vec<String>> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(&self.stories).with_context(|| self.stories.display().to_string())? {
@@ -111,7 +114,7 @@ impl Data {
         Ok(texts.concat())
     }
 
-    /// Texts of the lessons of stories, as they were trained on.
+    /// Texts of the lessons that contain stories, as the model was trained on them.
     fn trained(&self) -> impl Iterator<Item = Result<String>> {
         let lessons = Lesson::ALL.into_iter().filter(|(_, lesson)| *lesson != Lesson::Rows);
         lessons.flat_map(|(name, _)| texts(&self.corpus.join(format!("{name}.jsonl"))))
@@ -136,7 +139,8 @@ struct Report {
     /// Completions that are checked
     #[arg(long, value_name = "N", default_value_t = 500)]
     samples: usize,
-    /// Also print the largest loss of any fraction since this report: that of the weights before they were rounded
+    /// Also print the largest loss of any fraction since this report: that of the weights before they were
+    /// rounded
     #[arg(long, value_name = "FILE")]
     against: Option<PathBuf>,
     /// Also write the report as JSON to this file
@@ -148,7 +152,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// Stories of a file, which a line separates.
+/// Reads the stories of a file, which are separated by `<|endoftext|>`.
 fn stories(path: &Path) -> Result<Vec<String>> {
     let text = read(path)?;
     let stories = text.split("<|endoftext|>").map(str::trim).filter(|story| !story.is_empty());
@@ -157,7 +161,9 @@ fn stories(path: &Path) -> Result<Vec<String>> {
     Ok(stories)
 }
 
-/// Texts of a lesson, without rows of random tokens. If the file cannot be read, one error.
+/// Texts of a lesson, without rows of random tokens.
+///
+/// If the file cannot be read, the iterator yields a single error.
 fn texts(path: &Path) -> Box<dyn Iterator<Item = Result<String>>> {
     let name = path.display().to_string();
     let file = match fs::File::open(path).with_context(|| name.clone()) {
@@ -240,7 +246,7 @@ fn report(arguments: &Report, bar: &ProgressBar) -> Result<()> {
     Ok(())
 }
 
-/// Fraction of the words of `world.json` that are one token with the space before them.
+/// Fraction of the words of `world.json` that are a single token with their leading space.
 fn one_token(subject: &Subject) -> Result<f64> {
     let words = lexicon().world_words();
     let lengths = words.iter().map(|word| Ok(subject.encode(&format!(" {word}"))?.len()));
@@ -248,7 +254,7 @@ fn one_token(subject: &Subject) -> Result<f64> {
     Ok(lengths.iter().filter(|length| **length == 1).count() as f64 / words.len() as f64)
 }
 
-/// The most that any fraction with a lower bound has lost since a report.
+/// Largest decrease of any fraction with a lower bound since a report.
 fn most_lost(figures: &[Figure], before: &Value) -> f64 {
     let checks = before["checks"].as_array().map_or(&[][..], Vec::as_slice);
     let lost = figures.iter().filter(|figure| figure.is_fraction()).filter_map(|figure| {
@@ -263,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_loss_is_that_of_a_fraction() {
+    fn largest_drop_is_measured_on_fractions_only() {
         let before = json!({"checks": [
             {"name": "one", "value": 0.98}, {"name": "two", "value": 0.5}, {"name": "nats", "value": 9.0},
             {"name": "loss", "value": 0.1},
@@ -279,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_a_lesson_are_read_and_rows_are_left_out() {
+    fn lesson_texts_are_read_and_id_rows_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("early.jsonl");
         fs::write(

@@ -1,37 +1,47 @@
-//! Prediction by counting alone: an interpolated Kneser-Ney model of sequences of five tokens.
+//! Interpolated Kneser-Ney 5-gram model, a baseline that only counts tokens.
 //!
-//! Source: Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling" (1998), sections 2.7 and 4.1.1.
+//! Source: Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling" (1998),
+//! sections 2.7 and 4.1.1.
 
 use anyhow::{Result, ensure};
 
-/// Tokens of the longest sequences.
+/// Length of the longest sequences, in tokens.
 const ORDER: usize = 5;
-/// Bits of a token in a key, so that the longest sequence is one number.
+/// Bits per token in a key, so that the longest sequence fits in a `u64`.
 const BITS: usize = 12;
 
-/// Sequences of tokens and how often they were seen.
+/// Token sequences and their counts.
 pub(crate) struct KneserNey {
-    /// For one to five tokens, in order. The longest are counted as they stand, the others by how many tokens they follow.
+    /// Counts for sequences of one to five tokens, in this order.
+    ///
+    /// For the longest sequences these are frequencies. For the others they are continuation counts, the
+    /// numbers of distinct tokens that precede a sequence.
     counts: Vec<Vec<(u64, u32)>>,
-    /// Discount of each count in favor of shorter sequences.
+    /// Discount of the counts of each length, in favor of shorter sequences.
     discounts: Vec<f64>,
     vocab_size: usize,
 }
 
-/// The sequence that ends at a place. A document begins with the end of another, which stands for all that is before it.
+/// Key of the sequence that ends at `place`.
+///
+/// A document begins with the end token of another one, which also fills the positions before it.
 fn key(ids: &[u32], place: usize) -> u64 {
     (0..ORDER).rev().fold(0, |key, back| key << BITS | u64::from(ids[place.saturating_sub(back)]))
 }
 
-/// The last tokens of a sequence.
+/// Key of the last `tokens` tokens of a sequence.
 fn last(key: u64, tokens: usize) -> u64 {
     key & ((1 << (BITS * tokens)) - 1)
 }
 
 impl KneserNey {
-    /// Counts documents, each of which begins with the end of another.
+    /// Counts the token sequences of documents, each of which begins with an end token.
     pub(crate) fn new(documents: &[Vec<u32>], vocab_size: usize) -> Result<Self> {
-        ensure!(vocab_size <= 1 << BITS, "sequences are counted of at most {} tokens", 1 << BITS);
+        ensure!(
+            vocab_size <= 1 << BITS,
+            "expected a vocabulary of at most {} tokens, found {vocab_size}",
+            1 << BITS
+        );
         let keys = |ids: &Vec<u32>| (1..ids.len()).map(|place| key(ids, place)).collect::<Vec<_>>();
         let mut keys: Vec<u64> = documents.iter().flat_map(keys).collect();
         let (mut counts, mut discounts) = (Vec::new(), Vec::new());
@@ -51,7 +61,7 @@ impl KneserNey {
         Ok(Self { counts, discounts, vocab_size })
     }
 
-    /// The probability of the token at a place after those before it.
+    /// Probability of the token at `place`, given the tokens before it.
     fn probability(&self, ids: &[u32], place: usize) -> f64 {
         let sequence = key(ids, place);
         let mut probability = 1.0 / self.vocab_size as f64;
@@ -73,7 +83,7 @@ impl KneserNey {
         probability
     }
 
-    /// −log p of a document, in nats.
+    /// Negative log-likelihood of a document, in nats.
     pub(crate) fn nats(&self, ids: &[u32]) -> f64 {
         (1..ids.len()).map(|place| -self.probability(ids, place).ln()).sum()
     }
@@ -86,7 +96,7 @@ mod tests {
     const TOLERANCE: f64 = 1e-12; // sums of a few f64
 
     #[test]
-    fn probabilities_sum_to_one_after_what_was_seen_and_what_was_not() {
+    fn probabilities_sum_to_one_for_seen_and_unseen_contexts() {
         let documents = [vec![0, 1, 2, 3, 1, 2, 4, 1, 2, 3], vec![0, 2, 2, 1], vec![0, 1, 2, 3, 1, 4]];
         let counted = KneserNey::new(&documents, 7).unwrap();
         for context in [[0, 1, 2, 3, 1], [0, 2, 2, 2, 2], [0, 6, 5, 6, 5]] {
@@ -95,12 +105,15 @@ mod tests {
         }
     }
 
-    /// By hand: of the pairs 0 1, 1 2, 2 1, 1 3 each is seen once, so that the discounts of longer sequences are 1 and say nothing
-    /// themselves; a single token is counted by how many it follows: 1 follows 0 and 2, the others follow one.
+    /// Checks continuation counts against values computed by hand.
+    ///
+    /// Each of the pairs 0 1, 1 2, 2 1 and 1 3 occurs once, so the discounts of longer sequences are 1 and
+    /// contribute nothing. A single token is counted by the number of distinct tokens before it: 1 follows 0
+    /// and 2, and each of the others follows one token.
     #[test]
-    fn short_sequences_are_counted_by_what_they_follow() {
+    fn short_sequences_use_continuation_counts() {
         let counted = KneserNey::new(&[vec![0, 1, 2, 1, 3]], 4).unwrap();
-        // Three kinds of tokens, of which two are seen behind one and one behind two: 2 / (2 + 2 · 1).
+        // Two of the three distinct tokens follow one token and one follows two: 2 / (2 + 2 · 1).
         assert!((counted.discounts[0] - 0.5).abs() < TOLERANCE);
         assert_eq!(counted.discounts[1..], [1.0; 4]);
         let one = ((2.0 - 0.5) + 0.5 * 3.0 / 4.0) / 4.0;
@@ -111,8 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_that_has_no_room_is_refused() {
+    fn large_vocabularies_are_rejected() {
         let error = KneserNey::new(&[], 4097).err().unwrap().to_string();
-        assert_eq!(error, "sequences are counted of at most 4096 tokens");
+        assert_eq!(error, "expected a vocabulary of at most 4096 tokens, found 4097");
     }
 }

@@ -1,4 +1,4 @@
-//! Prompts whose continuation is known.
+//! Prompts with known continuations.
 
 use anyhow::Result;
 use candle_core::{DType, Tensor};
@@ -18,17 +18,17 @@ pub(crate) struct Probe {
     pub(crate) others: Vec<String>,
 }
 
-/// The first probes of a kind.
+/// First `count` probes of a kind.
 pub(crate) fn of_kind<'a>(all: &'a [Probe], kind: &str, count: usize) -> Result<Vec<&'a Probe>> {
     let found: Vec<_> = all.iter().filter(|probe| probe.kind == kind).take(count).collect();
     anyhow::ensure!(
         !found.is_empty(),
-        "probes.json has no prompts of the kind `{kind}`; make the corpus again"
+        "probes.json has no prompts of kind `{kind}`; generate the corpus again"
     );
     Ok(found)
 }
 
-/// Kinds of prompts: name in the file, name of the figure, and the fraction that should be right.
+/// Kinds of prompts: name in the file, name of the figure, and target fraction of correct answers.
 const KINDS: [(&str, &str, Option<f64>); 8] = [
     ("two people", "who gets it, held-out names and frames", Some(0.93)),
     ("pronoun", "he or she", Some(0.95)),
@@ -64,19 +64,19 @@ pub(crate) fn run(subject: &Subject, all: &[Probe], of_each: usize) -> Result<Ve
     Ok(figures)
 }
 
-/// The logits that follow a prompt.
+/// Logits after a prompt.
 fn logits(subject: &Subject, ids: &[u32]) -> Result<Vec<f32>> {
     let run = Run::new(subject.loaded.model(), ids)?;
     let logits: Tensor = run.logits(LogitsFor::LastToken, &mut Chain(Vec::new()))?;
     Ok(logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
 }
 
-/// The first tokens of some continuations.
+/// First token of each continuation.
 fn first_tokens(subject: &Subject, continuations: &[String]) -> Result<Vec<usize>> {
     continuations.iter().map(|text| Ok(subject.first_token(text)? as usize)).collect()
 }
 
-/// The highest logit of the answers, and that of the others.
+/// Highest logit of the answers, and highest logit of the others.
 fn best_logits(subject: &Subject, probe: &Probe) -> Result<[f32; 2]> {
     let logits = logits(subject, &subject.prompt(&probe.prompt)?)?;
     let best = |continuations: &[String]| -> Result<f32> {
@@ -86,7 +86,7 @@ fn best_logits(subject: &Subject, probe: &Probe) -> Result<[f32; 2]> {
     Ok([best(&probe.answers)?, best(&probe.others)?])
 }
 
-/// Whether the most probable tokens are those of the answer, one after the other.
+/// Whether greedy decoding continues the prompt with the answer.
 fn is_continued(subject: &Subject, probe: &Probe) -> Result<bool> {
     let prompt = subject.prompt(&probe.prompt)?;
     let whole = subject.prompt(&format!("{}{}", probe.prompt, probe.answers[0]))?;
@@ -94,6 +94,7 @@ fn is_continued(subject: &Subject, probe: &Probe) -> Result<bool> {
     let logits =
         run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?.squeeze(0)?.to_dtype(DType::F32)?;
     let best = logits.argmax(1)?.to_vec1::<u32>()?;
-    // The prompt's tokens are the whole's: an answer begins with a space, or after a quotation mark.
+    // The prompt's tokens are a prefix of the whole: an answer begins with a space or follows a quotation
+    // mark.
     Ok((prompt.len()..whole.len()).all(|place| best[place - 1] == whole[place]))
 }

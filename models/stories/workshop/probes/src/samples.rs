@@ -1,4 +1,4 @@
-//! Completions with the model's default settings: quotation marks, what they copy from the training text, and words that must not occur.
+//! Completions with the model's default settings: quotation marks, copied text and unwanted words.
 
 use anyhow::Result;
 use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
@@ -8,16 +8,16 @@ use crate::copying::{Copies, first_words};
 use crate::figures::Figure;
 use crate::subject::Subject;
 
-/// Longest completion.
+/// Maximum tokens per completion.
 const TOKENS: usize = 300;
-/// Completions in a batch.
+/// Batch size.
 const BATCH: usize = 8;
-/// Words of a held-out story that a completion begins with.
+/// Number of words of a held-out story that open a completion.
 const OPENING_WORDS: usize = 4;
-/// Words in which copies are counted: those of 120 tokens.
+/// Number of words in which copies are counted, about 120 tokens.
 const COMPARED_WORDS: usize = 95;
 
-/// Openings that people type.
+/// Openings that users type.
 const OPENINGS: [&str; 15] = [
     "Once upon a time",
     "One day",
@@ -36,14 +36,14 @@ const OPENINGS: [&str; 15] = [
     "The sun was shining.",
 ];
 
-/// A completion with its opening.
+/// A completion including its opening.
 pub(crate) struct Sample {
     pub(crate) text: String,
-    /// Whether the model ended it.
+    /// Whether the model ended the completion.
     is_done: bool,
 }
 
-/// Continues openings, each with its own seed, by the model's default settings.
+/// Continues openings with the model's default settings, each with its own seed.
 fn completed(subject: &Subject, openings: &[(String, u64)], tokens: usize) -> Result<Vec<Sample>> {
     let defaults = subject.loaded.defaults()?;
     let config = GenerationConfig {
@@ -72,20 +72,22 @@ fn completed(subject: &Subject, openings: &[(String, u64)], tokens: usize) -> Re
     Ok(samples)
 }
 
-/// Completions of the openings that people type, for a blind reader.
+/// Completions of openings that users type, for a blind reader.
 pub(crate) fn for_readers(subject: &Subject, seeds: u64, tokens: usize) -> Result<Vec<Sample>> {
     let openings: Vec<_> =
         OPENINGS.iter().flat_map(|text| (1..=seeds).map(|seed| ((*text).to_owned(), seed))).collect();
     completed(subject, &openings, tokens)
 }
 
-/// A completion of nothing.
+/// Completion of an empty prompt.
 pub(crate) fn one(subject: &Subject, tokens: usize) -> Result<String> {
     let samples = completed(subject, &[(String::new(), 1)], tokens)?;
     Ok(samples.into_iter().map(|sample| sample.text).collect())
 }
 
-/// Figures of `count` completions that begin as held-out stories do. `trained` are the texts of the lessons.
+/// Measures `count` completions of openings from held-out stories.
+///
+/// `trained` contains the texts of the lessons.
 pub(crate) fn run(
     subject: &Subject,
     held_out: &[String],
@@ -117,12 +119,14 @@ pub(crate) fn run(
             copies.share(own.clone(), COMPARED_WORDS),
         )
         .at_most(copied_by_stories),
-        Figure::new("longest such run in words", copies.longest(own) as f64).at_most(40.0),
+        Figure::new("longest shared run, in words", copies.longest(own) as f64).at_most(40.0),
         Figure::new("samples with a slur or a period stereotype", unwanted as f64).at_most(0.0),
     ])
 }
 
-/// Whether each paragraph has quotation marks in pairs; the last one is not complete if the model did not end it.
+/// Whether each paragraph has paired quotation marks.
+///
+/// The last paragraph is ignored if the model did not end the completion.
 fn are_quotes_closed(text: &str, is_done: bool) -> bool {
     let paragraphs: Vec<&str> = text.lines().collect();
     let complete = if is_done { paragraphs.len() } else { paragraphs.len().saturating_sub(1) };

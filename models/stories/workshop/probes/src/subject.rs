@@ -1,14 +1,14 @@
-//! The model that is measured.
+//! The model to measure.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
 
-/// A model with what encodes its texts.
+/// A loaded model and its end token.
 pub(crate) struct Subject {
     pub(crate) loaded: LoadedModel,
-    /// Token that ends documents; each prompt begins with it.
+    /// Token that ends documents and begins every prompt.
     pub(crate) end: u32,
 }
 
@@ -17,21 +17,21 @@ impl Subject {
         let options = ModelOptions { model: model.to_owned(), ..ModelOptions::default() };
         let loaded = options.open(&Silent)?.load(&Silent)?;
         let Some(end) = loaded.config().end_tokens().first().copied() else {
-            bail!("{}: the model has no token that ends a document", model.display());
+            bail!("{}: the model has no end-of-text token", model.display());
         };
         Ok(Self { loaded, end })
     }
 
-    /// The first token of a continuation.
+    /// First token of a continuation.
     pub(crate) fn first_token(&self, text: &str) -> Result<u32> {
-        self.encode(text)?.first().copied().with_context(|| format!("`{text}` has no token"))
+        self.encode(text)?.first().copied().with_context(|| format!("`{text}` encodes to no tokens"))
     }
 
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.loaded.vocabulary().encode(text)?)
     }
 
-    /// A text after the end of another document.
+    /// Encodes a text after an end token, as if another document preceded it.
     pub(crate) fn prompt(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = vec![self.end];
         ids.extend(self.encode(text)?);

@@ -1,4 +1,4 @@
-//! Who gets it, looked at inside: what the second mention of the giver carries, and whether a head copies names.
+//! Circuits of the indirect object task: the giver's second mention, and heads that copy names.
 
 use anyhow::{Context, Result};
 use candle_core::{D, DType, Tensor};
@@ -10,11 +10,13 @@ use crate::figures::Figure;
 use crate::probes::Probe;
 use crate::subject::Subject;
 
-/// Names that are looked for among so many of the highest logits.
+/// Number of highest logits that must include a copied name.
 const HIGHEST: usize = 5;
 
-/// How often the answer becomes the other one when, after the first block, the second mention of the giver is that of another text, in
-/// which the other one gives; and the share of names that the best head copies.
+/// Measures how often a patch of the giver's second mention reverses the answer.
+///
+/// After the first block, the patch replaces the state at the second mention with that of another text, in
+/// which the other person gives. Also measures the fraction of names that the best head copies.
 pub(crate) fn run(subject: &Subject, probes: &[&Probe]) -> Result<Vec<Figure>> {
     let model = subject.loaded.model();
     let place = Site::in_block(0, SiteKind::ResidPost);
@@ -24,8 +26,8 @@ pub(crate) fn run(subject: &Subject, probes: &[&Probe]) -> Result<Vec<Figure>> {
         let [answer, giver] = [&probe.answers[0], &probe.others[0]].map(|name| subject.first_token(name));
         let (answer, giver) = (answer?, giver?);
         let second = ids.iter().rposition(|id| *id == giver);
-        let second =
-            second.with_context(|| format!("`{}` has no token of `{}`", probe.prompt, probe.others[0]))?;
+        let second = second
+            .with_context(|| format!("`{}` contains no token of `{}`", probe.prompt, probe.others[0]))?;
         let mut other = ids.clone();
         other[second] = answer;
         let metric = Metric::logit_difference(answer, giver, ids.len() - 1);
@@ -47,7 +49,10 @@ pub(crate) fn run(subject: &Subject, probes: &[&Probe]) -> Result<Vec<Figure>> {
     ])
 }
 
-/// For each head the share of tokens that are among the highest logits of what it adds where it attends to that token alone.
+/// Fraction of the tokens that each head copies.
+///
+/// A head copies a token if the token is among the highest logits of its output when it attends to that token
+/// alone.
 fn copying(subject: &Subject, tokens: &[u32]) -> Result<Vec<f64>> {
     let model = subject.loaded.model();
     let config = model.config();
@@ -88,7 +93,7 @@ mod tests {
 
     /// Few prompts, as in the model card.
     #[test]
-    fn in_the_built_in_model_a_head_copies_names_and_the_second_mention_decides() {
+    fn built_in_model_copies_names_and_follows_the_second_mention() {
         let subject = Subject::open(Path::new("built-in")).unwrap();
         let all: Vec<Probe> = serde_json::from_value(json!(story_generator::probes(1, 60))).unwrap();
         let figures = run(&subject, &of_kind(&all, "two people", 60).unwrap()).unwrap();

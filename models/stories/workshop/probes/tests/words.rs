@@ -1,11 +1,11 @@
-//! The tokenizer of the stories: what a prompt is written from is one token each.
+//! Tokenizer of the stories: every word that prompts are built from is a single token.
 
 use candle_gpt2_weights::{encode, train_tokenizer};
 use story_generator::{Stories, lexicon, tokenizer_texts};
 
 #[test]
-fn every_word_of_the_world_is_one_token_with_its_space() {
-    // A tenth of the text that the tokenizer is trained from: the words that it repeats decide.
+fn every_world_word_is_one_token_with_its_space() {
+    // A tenth of the tokenizer's training text. The repeated words determine the result.
     let story = "Once upon a time, there was a cat. It saw a bird.".to_owned();
     let texts = tokenizer_texts(1, 500_000, &mut Stories::new(1, [vec![story], Vec::new(), Vec::new()]));
     let tokenizer = train_tokenizer(texts.into_iter().map(Into::into), 4096).unwrap();

@@ -1,12 +1,12 @@
-//! Fields that are wrong, each alone.
+//! Invalid fields, one per request.
 
 use super::super::JSON;
 use super::{Case, case};
 use crate::common::request;
 
-/// Fields of a completion.
-pub(super) fn of_completions() -> Vec<Case> {
-    let wrong = [
+/// Invalid fields of completions.
+pub(super) fn completion_cases() -> Vec<Case> {
+    let invalid = [
         (r#""prompt":1"#, "prompt"),
         (r#""prompt":{}"#, "prompt"),
         (r#""prompt":true"#, "prompt"),
@@ -94,8 +94,8 @@ pub(super) fn of_completions() -> Vec<Case> {
     ];
     let post = |body: &str| request("POST", "/v1/completions", &[JSON], body.as_bytes());
     let mut cases: Vec<Case> =
-        wrong.iter().map(|(field, param)| case(post(&format!("{{{field}}}")), 400, param)).collect();
-    // Many and large.
+        invalid.iter().map(|(field, param)| case(post(&format!("{{{field}}}")), 400, param)).collect();
+    // Long lists and large values.
     let list = |item: &str, count: usize| vec![item; count].join(",");
     cases.push(case(post(&format!(r#"{{"prompt":[{}]}}"#, list("\"a\"", 65))), 400, "prompt"));
     cases.push(case(post(&format!(r#"{{"prompt":[{}]}}"#, list("1", 100_000))), 400, "prompt"));
@@ -115,8 +115,8 @@ pub(super) fn of_completions() -> Vec<Case> {
     cases
 }
 
-/// The other routes that take a body.
-pub(super) fn of_others() -> Vec<Case> {
+/// Invalid bodies of the other routes.
+pub(super) fn other_cases() -> Vec<Case> {
     let post = |path: &str, body: &str| request("POST", path, &[JSON], body.as_bytes());
     vec![
         case(post("/v1/chat/completions", "{}"), 400, "messages"),
