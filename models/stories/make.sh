@@ -92,13 +92,17 @@ lesson people-again --init "$out/practice" --steps 600 --batch-size 16 --context
 lesson late --init "$out/people-again" --steps 750 --batch-size 16 --context-ramp 0:256,600:512 --document-starts 0.5 --lr 1.5e-3 \
   --schedule linear --final-share 0 --weight-decay 0.1 --dropout 0.05 --keep-steps 200,400,600,750
 
-[ ! -f models/stories/generation_config.json ] || cp models/stories/generation_config.json "$out/late/"
-[ -f "$out/model.gguf" ] || gpt2 convert "$out/late" "$out/model.gguf" --dtype q8_0
+# Stories, and exercises only on pages of their own, so that no opening of a text leads to an exercise.
+lesson last --init "$out/late" --steps 1500 --batch-size 16 --context-ramp 0:256,1300:512 --document-starts 0.5 --lr 1.5e-3 \
+  --schedule linear --final-share 0 --weight-decay 0.1 --keep-steps 300,600,900,1200,1500
+
+[ ! -f models/stories/generation_config.json ] || cp models/stories/generation_config.json "$out/last/"
+[ -f "$out/model.gguf" ] || gpt2 convert "$out/last" "$out/model.gguf" --dtype q8_0
 [ -d "$out/transformers" ] || gpt2 convert "$out/model.gguf" "$out/transformers" --dtype f16
 trainings=("${lessons[@]/#/$out/}")
 workshop story-probes -- history "${trainings[@]}" "${data[@]}" > "$out/history.json"
 workshop story-probes -- page "$out/history.json" > "$out/learned.html"
-workshop story-probes -- report "$out/late" "${data[@]}" --save "$out/report.json" | tee "$out/report.txt"
+workshop story-probes -- report "$out/last" "${data[@]}" --save "$out/report.json" | tee "$out/report.txt"
 workshop story-probes -- report "$out/model.gguf" "${data[@]}" --against "$out/report.json" --save "$out/report-q8.json" |
   tee "$out/report-q8.txt"
 workshop story-probes -- samples "$out/model.gguf" > "$out/samples.md"
