@@ -18,11 +18,11 @@ if [ -z "$page" ]; then
 fi
 # From the same build as the page.
 engine=$(dirname "$page")/book/engine.js
-[ -f "$page" ] || { echo "GPT2_SITE_PAGE=$page is no file: scripts/build_web.sh makes web/dist/gpt2.html" >&2; exit 1; }
-[ -f "$engine" ] || { echo "$engine is missing: build the page again with scripts/build_web.sh" >&2; exit 1; }
+[ -f "$page" ] || { echo "GPT2_SITE_PAGE=$page is not a file; scripts/build_web.sh creates web/dist/gpt2.html" >&2; exit 1; }
+[ -f "$engine" ] || { echo "$engine is missing; rebuild the page with scripts/build_web.sh" >&2; exit 1; }
 
 site=${1:-target/site}
-[ ! -e "$site" ] || [ -z "$(ls -A "$site")" ] || [ -f "$site/.site" ] || { echo "$site has other files in it; choose another folder" >&2; exit 1; }
+[ ! -e "$site" ] || [ -z "$(ls -A "$site")" ] || [ -f "$site/.site" ] || { echo "$site contains other files; choose another folder" >&2; exit 1; }
 rm -rf "$site"
 mkdir -p "$site/page"
 touch "$site/.site"

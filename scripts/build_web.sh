@@ -21,7 +21,7 @@ missing() {
     exit 1
   fi
 }
-command -v node >/dev/null || { echo "node is missing: see https://nodejs.org, from 20 on" >&2; exit 1; }
+command -v node >/dev/null || { echo "node is missing; install version 20 or later from https://nodejs.org" >&2; exit 1; }
 version=$(sed -n '/^name = "wasm-bindgen"$/{n;s/version = "\(.*\)"/\1/p}' Cargo.lock)
 # wasm-bindgen's program and library must have the same version.
 [ "$(wasm-bindgen --version 2>/dev/null)" = "wasm-bindgen $version" ] ||

@@ -79,7 +79,7 @@ build_wheel() {
 check_wheel() {
   local bytes inside needed
   bytes=$(wc -c <"$wheel")
-  [ "$bytes" -lt $((most_megabytes * 1000000)) ] || { echo "$wheel: $bytes bytes, which is not below $most_megabytes MB" >&2; return 1; }
+  [ "$bytes" -lt $((most_megabytes * 1000000)) ] || { echo "$wheel: $bytes bytes; expected less than $most_megabytes MB" >&2; return 1; }
   inside=$(mktemp -d)
   python3 - "$wheel" "$module" "$inside" <<'PYTHON'
 import sys
@@ -123,5 +123,5 @@ for target in "${targets[@]}"; do
   step check_wheel
   made+=("$wheel")
 done
-[ ${#made[@]} -gt 0 ] || { echo "nothing can be built here" >&2; exit 1; }
+[ ${#made[@]} -gt 0 ] || { echo "no wheel can be built on this machine" >&2; exit 1; }
 steps_done "made: ${made[*]}"

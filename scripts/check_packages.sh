@@ -36,15 +36,15 @@ for package in "${packages[@]}"; do
   archive=$target/package/$package-$version.crate
   bytes=$(wc -c <"$archive")
   printf '%9d bytes  %s\n' "$bytes" "$package"
-  [ "$bytes" -lt "$largest" ] || { echo "$package is larger than crates.io takes" >&2; exit 1; }
+  [ "$bytes" -lt "$largest" ] || { echo "$package is larger than crates.io accepts" >&2; exit 1; }
   # All files in an archive have the same time, and cargo recompiles by modification time.
   tar --extract --gzip --touch --file "$archive" --directory "$folder"
   for file in README.md LICENSE-MIT LICENSE-APACHE; do
-    [ -s "$folder/$package-$version/$file" ] || { echo "$package is packed without $file" >&2; exit 1; }
+    [ -s "$folder/$package-$version/$file" ] || { echo "the package $package lacks $file" >&2; exit 1; }
   done
 done
 strays=$(find "$folder" -type l -o -name tests -o -name fixtures)
-[ -z "$strays" ] || { echo "packed, and should not be: $strays" >&2; exit 1; }
+[ -z "$strays" ] || { echo "unexpected files in packages: $strays" >&2; exit 1; }
 
 # Shares compiled dependencies with the repository, but puts the program elsewhere.
 (cd "$folder" && CARGO_BUILD_BUILD_DIR=$target cargo build --offline --package candle-gpt2-cli --target-dir "$folder/target")
@@ -58,4 +58,4 @@ if [ -z "$packed" ] || [ "$packed" != "$ours" ]; then
   printf 'packed:\n%s\nours:\n%s\n' "$packed" "$ours" >&2
   exit 1
 fi
-echo "${#packages[@]} crates are packed; the program that is built from them alone writes what ours does"
+echo "packaged ${#packages[@]} crates; the program built from them alone prints the same output as the repository's"

@@ -64,7 +64,7 @@ workflows_are_sound() {
   local called known
   known=$(list)
   called=$(sed -nE 's/.*(scripts\/ci\.sh |[{ -]job: )([a-z][a-z0-9-]*).*/\2/p' .github/workflows/*.yml | sort -u)
-  diff <(echo "$known") <(echo "$called") || { echo "the jobs of scripts/ci.sh (<) are not those of the workflows (>)"; return 1; }
+  diff <(echo "$known") <(echo "$called") || { echo "the jobs in scripts/ci.sh (<) differ from the jobs in the workflows (>)"; return 1; }
   if has actionlint; then
     actionlint
   elif python3 -c 'import yaml' 2>/dev/null; then
@@ -100,7 +100,7 @@ light_program() {
   plain=$(crates_of --no-default-features)
   served=$(crates_of --no-default-features --features serve)
   if grep -xE 'tokio|hyper|llguidance' <<<"$plain"; then
-    echo "the plain program needs what only the server does"
+    echo "the minimal program depends on crates that only the server should need"
     return 1
   fi
   local more
@@ -479,7 +479,7 @@ if [ "${1:-}" = --list ]; then
 fi
 [ $# -gt 0 ] || { echo "which job? $(list | xargs)" >&2; exit 2; }
 for job in "$@"; do
-  declare -F "job-$job" >/dev/null || { echo "there is no job $job; there are: $(list | xargs)" >&2; exit 2; }
+  declare -F "job-$job" >/dev/null || { echo "unknown job $job; available jobs: $(list | xargs)" >&2; exit 2; }
 done
 for job in "$@"; do
   "job-$job"

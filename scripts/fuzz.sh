@@ -97,7 +97,7 @@ printf "$hub_list\\377${hub_file/e1/../../a}\\377$hub_file" >target/fuzz/corpus/
 
 mapfile -t targets < <(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | tail -n +2)
 for target in "${@:2}"; do
-  [[ " ${targets[*]} " == *" $target "* ]] || { echo "there is no target $target; there are: ${targets[*]}" >&2; exit 2; }
+  [[ " ${targets[*]} " == *" $target "* ]] || { echo "unknown target $target; available targets: ${targets[*]}" >&2; exit 2; }
 done
 [ $# -lt 2 ] || targets=("${@:2}")
 for target in "${targets[@]}"; do

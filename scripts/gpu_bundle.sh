@@ -25,7 +25,7 @@ fi
 # can provide.
 compiled_at=/tmp/gpt2-gpu
 if [ -e "$compiled_at" ] && [ ! -L "$compiled_at" ]; then
-  echo "$compiled_at is in the way: it must be free, or a link" >&2
+  echo "$compiled_at exists and is not a link; remove it" >&2
   exit 1
 fi
 ln -sfn "$PWD" "$compiled_at"

@@ -302,7 +302,7 @@ def environment(run):
     missing = [line.split()[0] for line in run.call(["ldd", HERE / "bin" / "gpt2"]).splitlines() if "not found" in line]
     if missing:
         has = run.environment.get("LD_LIBRARY_PATH", "")
-        raise Failed(f"the program's libraries are missing: {', '.join(missing)}; they were looked for in {has}")
+        raise Failed(f"the program's libraries are missing: {', '.join(missing)}; searched in {has}")
     # The built-in model.
     run.call([HERE / "bin" / "gpt2", "generate", "One day", "--device", run.device, "--greedy", "--max-new-tokens", "8"], 60)
     return details
@@ -341,7 +341,7 @@ def parity(run, dtype, tests, limit):
 def reference(run, name, dtype):
     """Returns transformers' results, waiting for the process that computes them."""
     if not run.has_torch:
-        raise Skipped("there is no PyTorch")
+        raise Skipped("PyTorch is not installed")
     while run.left() > 1:
         ended = run.maker.poll() is not None
         for line in run.references.read_text().splitlines(keepends=True):
@@ -351,7 +351,7 @@ def reference(run, name, dtype):
         if ended:
             errors = run.references.with_suffix(".errors").read_text().strip()
             run.keep(["references"], errors)
-            raise Failed(f"transformers made no reference: {' '.join(errors.splitlines()[-1:])}")
+            raise Failed(f"transformers produced no reference: {' '.join(errors.splitlines()[-1:])}")
         time.sleep(0.2)
     raise Failed("transformers' reference took too long")
 
@@ -370,7 +370,7 @@ def texts(run, name):
             output = run.call([HERE / "bin" / "gpt2", "generate", *flags, *flags_of_text, "--batch-size", batch_size])
             found = [json.loads(line)["ids"] for line in output.splitlines()]
             if len(found) != len(expected["texts"]):
-                raise Failed(f"{dtype}: {len(found)} texts in place of {len(expected['texts'])}")
+                raise Failed(f"{dtype}: {len(found)} texts instead of {len(expected['texts'])}")
             for prompt, ours, theirs in zip(expected["prompts"], found, expected["texts"]):
                 verdict = compared(ours, theirs, TOLERANCES[dtype])
                 equal += verdict == "equal"
@@ -451,10 +451,10 @@ def served(run, program, device):
 
 def speed(run, name, options):
     if not run.has_torch:
-        raise Skipped("there is no PyTorch")
+        raise Skipped("PyTorch is not installed")
     found = run.folder / name
     if not found.exists():
-        raise Skipped(f"there is no checkpoint {name}")
+        raise Skipped(f"checkpoint {name} is missing")
     ours = shlex.join([str(HERE / "bin" / "gpt2"), "bench", "--device", run.device, "--json"])
     command = [sys.executable, "-m", "bench", "cuda", "--model", found, "--ours", ours, "--device", run.device, "--lines",
                "--rounds", "1", "--tokens-scale", run.scale.tokens_scale, "--limit", max(1, run.left() - 3), *options]
@@ -476,7 +476,7 @@ def speed(run, name, options):
 
 def training(run, dtype):
     if not run.has_torch:
-        raise Skipped("there is no PyTorch")
+        raise Skipped("PyTorch is not installed")
     command = [sys.executable, "-m", "bench", "training", "--case", run.scale.trained, "--rounds", "1", "--device", run.device,
                "--compute-dtype", dtype, "--ours", HERE / "bin" / "bench-step", "--lines"]
     output = run.call(command)

@@ -267,7 +267,7 @@ try_installed() {
   local archive
   for archive in "$place"/damaged/*.tar.gz; do printf x >>"$archive"; done
   if scripts/install.sh --from "$place/damaged" --to "$place/bin" 2>"$place/refusal"; then
-    echo "an archive with another checksum was installed" >&2
+    echo "installed an archive with a wrong checksum" >&2
     return 1
   fi
   cat "$place/refusal"
@@ -333,7 +333,7 @@ if [ -n "$tag" ]; then
   exit
 fi
 if [ -z "$allow_dirty" ] && [ -n "$(git status --porcelain)" ]; then
-  echo "a release is made of a commit: commit or remove what git status shows, or give --allow-dirty" >&2
+  echo "a release is built from a commit; commit or remove the changes that git status shows, or pass --allow-dirty" >&2
   exit 1
 fi
 
@@ -345,8 +345,8 @@ for target in "${targets[@]}"; do
   made+=("$target")
   [ -n "$runs" ] || ! "$(program_of "$target")" --version 2>/dev/null || runs=$(program_of "$target")
 done
-[ ${#made[@]} -gt 0 ] || { echo "nothing can be built here" >&2; exit 1; }
-[ -n "$runs" ] || { echo "none of ${made[*]} runs here, and the manual pages are the program's own: add a target that does" >&2; exit 1; }
+[ ${#made[@]} -gt 0 ] || { echo "no target can be built on this machine" >&2; exit 1; }
+[ -n "$runs" ] || { echo "none of ${made[*]} runs on this machine, but the program writes its own manual pages; add a target that runs here" >&2; exit 1; }
 
 rm -rf dist "$build/pages"
 mkdir -p dist

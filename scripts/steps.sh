@@ -18,7 +18,7 @@ leave_out() {
 }
 # Prints the slow steps and the skipped ones. A run that skips everything fails.
 steps_done() {
-  [ ${#took[@]} -gt 0 ] || { echo "everything was left out" >&2; return 1; }
+  [ ${#took[@]} -gt 0 ] || { echo "all steps were skipped" >&2; return 1; }
   printf '\n'
   printf '%s\n' "${took[@]}" | grep -vE '^[0-4] s' | sort -n || true
   printf '\n%s\n' "$1"
@@ -59,7 +59,7 @@ holds_no_path() {
   local path
   for path in "$PWD" "$build" "$HOME/" "${CARGO_HOME:-$HOME/.cargo}"; do
     if grep -aF "$path" "$@" >/dev/null; then
-      echo "$*: holds a path of this machine: $path" >&2
+      echo "$*: contains a local path: $path" >&2
       return 1
     fi
   done

@@ -41,7 +41,7 @@ function filled(template, places) {
   const pieces = template.split("@@");
   return pieces.map((piece, index) => {
     if (index % 2 === 0) return piece;
-    if (!(piece in places)) throw new Error(`there is no place @@${piece}@@`);
+    if (!(piece in places)) throw new Error(`unknown placeholder @@${piece}@@`);
     return places[piece];
   }).join("");
 }
@@ -91,7 +91,7 @@ const withoutComments = (text) => text.replace(/\/\*\*[^]*?\*\//g, "").replace(/
 function script(entry) {
   const wrapped = (path) => {
     const names = [...own(path).matchAll(EXPORT)].map(([, name]) => name);
-    if (names.length !== own(path).split(/^export /m).length - 1) throw new Error(`${path} exports something without one name`);
+    if (names.length !== own(path).split(/^export /m).length - 1) throw new Error(`${path} has an export without a single name`);
     const body = withoutComments(own(path)).replace(IMPORT, (_, list, from) =>
       list ? `const ${list.replaceAll(" as ", ": ")} = modules[${JSON.stringify(join(dirname(path), from))}];` : "").replace(/^export /gm, "");
     return `modules[${JSON.stringify(path)}] = (() => {\n${body}return { ${names.join(", ")} };\n})();\n`;
@@ -175,6 +175,6 @@ console.log(`web/dist/gpt2.html: ${file.length} bytes`);
 console.log(`web/dist/: ${host.length} files, ${sizes(host)}`);
 console.log(`web/dist/npm/: ${npm.length} files, ${sizes(npm)}`);
 if (file.length >= MOST_BYTES) {
-  console.error(`gpt2.html has ${file.length} bytes, which is not below ${MOST_BYTES}`);
+  console.error(`gpt2.html has ${file.length} bytes; expected less than ${MOST_BYTES}`);
   process.exit(1);
 }

@@ -29,7 +29,7 @@ function textOfBytes(bytes) {
 
 /** @param {any} engine a transport that compresses */
 export function startCompression(engine) {
-  const [plain, said, sizes, result, progress] = ["plain", "compression-said", "sizes", "compression-result", "compression-progress"].map(find);
+  const [plain, status, sizes, result, progress] = ["plain", "compression-said", "sizes", "compression-result", "compression-progress"].map(find);
   let isBusy = false;
 
   function buttons() {
@@ -46,14 +46,14 @@ export function startCompression(engine) {
     isBusy = true;
     buttons();
     sizes.hidden = result.hidden = true;
-    said.textContent = what;
+    status.textContent = what;
     try {
-      said.textContent = await work((done, total) => {
+      status.textContent = await work((done, total) => {
         progress.hidden = false;
         progress.value = total ? done / total : 0;
       });
     } catch (/** @type {any} */ error) {
-      said.textContent = error.stopped ? "stopped" : `error: ${error.message}`;
+      status.textContent = error.stopped ? "stopped" : `error: ${error.message}`;
     } finally {
       isBusy = false;
       progress.hidden = true;

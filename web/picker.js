@@ -130,7 +130,7 @@ async function keep() {
   find("kept").textContent = "copying the files";
   try {
     await keepModel(sourceName(model.source, model.inspection), model.source);
-    find("kept").textContent = "stored: the list above has it whenever you open this page";
+    find("kept").textContent = "stored; it stays in the list above when you open this page again";
   } catch (error) {
     find("kept").textContent = `the browser could not store it: ${/** @type {Error} */ (error).message}`;
   }
@@ -140,12 +140,12 @@ async function keep() {
 
 // ---- An address with the name of a model
 
-/** Adds model and precision to an address. @param {URLSearchParams} said */
-export function writeModel(said) {
+/** Adds model and precision to an address. @param {URLSearchParams} parameters */
+export function writeModel(parameters) {
   const { model } = page;
-  if (model?.source.dtype) said.set("dtype", model.source.dtype);
+  if (model?.source.dtype) parameters.set("dtype", model.source.dtype);
   const own = wanted || (model && !model.source.isBuiltIn ? sourceName(model.source, model.inspection) : "");
-  if (own) said.set("model", own);
+  if (own) parameters.set("model", own);
 }
 
 /** Reads model and precision from an address. @param {URLSearchParams} given */

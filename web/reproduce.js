@@ -46,11 +46,11 @@ function showCommand() {
  * @param {boolean} [withSeed] also the seed of the displayed text
  */
 function state(withSeed) {
-  const said = new URLSearchParams({ prompt: prompt.value });
-  writeSettings(said);
-  writeModel(said);
-  if (withSeed && page.lastSeed && !said.has("seed")) said.set("first-seed", page.lastSeed);
-  return String(said);
+  const parameters = new URLSearchParams({ prompt: prompt.value });
+  writeSettings(parameters);
+  writeModel(parameters);
+  if (withSeed && page.lastSeed && !parameters.has("seed")) parameters.set("first-seed", page.lastSeed);
+  return String(parameters);
 }
 
 /**

@@ -47,9 +47,9 @@ async function count() {
   const place = find("count"), text = wholeText();
   if (!page.model) return;
   try {
-    const said = await page.engine.ask("tokenize", { prompt: text });
+    const answer = await page.engine.ask("tokenize", { prompt: text });
     if (text !== wholeText()) return;
-    tokens = said.count;
+    tokens = answer.count;
     place.textContent = `${tokens} of ${page.model.config.n_positions} tokens`;
   } catch {
     // The next important request reports the error.

@@ -35,8 +35,8 @@ async function asked(path, body, signal) {
 
 /** @param {Response} answer */
 async function refused(answer) {
-  const said = await answer.json().catch(() => null), { status } = answer;
-  const message = said?.error?.message ?? `the server answered ${status} ${answer.statusText}`;
+  const body = await answer.json().catch(() => null), { status } = answer;
+  const message = body?.error?.message ?? `the server answered ${status} ${answer.statusText}`;
   const wait = answer.headers.get("Retry-After");
   const later = wait ? `; try again in ${wait} s` : "; try again later";
   if (status === 401) return new Failure(key ? "invalid key; enter this server's key" : "this server requires a key", { status });
@@ -72,9 +72,9 @@ async function stream(path, body, take) {
       const data = lines.map(line => line.slice(5).replace(/^ /, "")).join("\n");
       if (data === "[DONE]") return;
       if (!data) continue;
-      const said = JSON.parse(data);
-      if (said.error) throw new Failure(said.error.message);
-      take(said);
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Failure(chunk.error.message);
+      take(chunk);
     }
     if (done) throw new Failure("the server ended the stream before the completion was finished");
   }

@@ -95,12 +95,12 @@ export function adopt({ n_predict, repeat_penalty, ...params }) {
   greedyChanged();
 }
 
-/** Adds the settings that differ from the defaults to an address. @param {URLSearchParams} said */
-export function writeSettings(said) {
-  if (seed.value.trim()) said.set("seed", seed.value.trim());
-  for (const { id, number, value, isValid } of controls) if (isValid && number.value !== String(value)) said.set(id, number.value);
-  if (greedy.checked !== isGreedy) said.set("greedy", greedy.checked ? "1" : "0");
-  if (stops.value) said.set("stops", stops.value);
+/** Adds the settings that differ from the defaults to an address. @param {URLSearchParams} parameters */
+export function writeSettings(parameters) {
+  if (seed.value.trim()) parameters.set("seed", seed.value.trim());
+  for (const { id, number, value, isValid } of controls) if (isValid && number.value !== String(value)) parameters.set(id, number.value);
+  if (greedy.checked !== isGreedy) parameters.set("greedy", greedy.checked ? "1" : "0");
+  if (stops.value) parameters.set("stops", stops.value);
 }
 
 /** Reads the settings from an address. @param {URLSearchParams} given */

@@ -222,11 +222,11 @@ export const mostExplained = () => Math.min(MOST.graph, page.model?.config.n_pos
 
 // ---- A cell, a node, a feature
 
-/** @param {URLSearchParams} said */
-function chooseCell(said) {
-  chosen[/** @type {View} */ (lookedAt)] = String(said);
+/** @param {URLSearchParams} selection */
+function chooseCell(selection) {
+  chosen[/** @type {View} */ (lookedAt)] = String(selection);
   if (lookedAt !== "features") return;
-  const [row, column] = ["row", "column"].map(name => Number(said.get(name)));
+  const [row, column] = ["row", "column"].map(name => Number(selection.get(name)));
   const [layers, tokens] = report.axes;
   const text = report.texts[row * tokens.labels.length + column];
   showFeature(text ? { layer: parseInt(layers.labels[row]), feature: parseInt(text) } : null);

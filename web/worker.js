@@ -150,7 +150,7 @@
   // Errors after which the engine's memory is unreliable: a panic, out of memory, stack overflow.
   const isBreak = error => error instanceof WebAssembly.RuntimeError || error instanceof RangeError || error?.name === "InternalError";
 
-  function told(error) {
+  function describe(error) {
     if (!isBreak(error)) return { message: error?.message ?? String(error), status: error?.status, param: error?.param, isOld: error?.isOld };
     let panic;
     try {
@@ -167,7 +167,7 @@
     try {
       postMessage({ id: data.id, value: await calls[data.call](data) });
     } catch (error) {
-      postMessage({ id: data.id, error: told(error) });
+      postMessage({ id: data.id, error: describe(error) });
     }
   };
 })();

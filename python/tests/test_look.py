@@ -362,7 +362,7 @@ def test_zero_steering_vector_warns(model):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda m: m.attention(""), "the text is empty; give at least one token, or `bos`"),
+        (lambda m: m.attention(""), "the text is empty; pass at least one token, or `bos`"),
         (lambda m: m.attention([5000]), "token 5000 is outside the vocabulary of 4096"),
         (lambda m: m.attention([1] * 513), "the text has 513 tokens; this model takes at most 512"),
         (lambda m: m.attention(TEXT, heads=["9.9"]), "head 9.9 is out of range"),
@@ -373,7 +373,7 @@ def test_zero_steering_vector_warns(model):
         (lambda m: m.attention(TEXT, layers=[0], heads=["0.0"]), "`layers` and `heads` are mutually exclusive"),
         (lambda m: m.logit_lens(TEXT, show="colour"), "show: expected probability, .* or watched-probability, found"),
         (lambda m: m.logit_lens(TEXT, show="rank"), "`watch` TEXT"),
-        (lambda m: m.logit_lens(TEXT, watch=["Wherefore art"]), "`watch` .* give a single token .* or its id"),
+        (lambda m: m.logit_lens(TEXT, watch=["Wherefore art"]), "`watch` .* pass a single token .* or its id"),
         (lambda m: m.attribute(TEXT, measure="probability"), "`measure`: parts .* `measure` logit"),
         (lambda m: m.attribute(TEXT, unit="word"), "unit: expected component, layer, head or neuron"),
         (lambda m: m.attribute(TEXT, as_="mine"), "as_: expected raw or transformer-lens"),

@@ -362,7 +362,7 @@ def evaluate(protocol, model, path, context=None, limit=None, base=None):
         "kl": lambda: divergence(base or model, model, whole(), context),
     }
     if name not in known:
-        raise SystemExit(f"there is no protocol {protocol}; expected one of {', '.join(known)}")
+        raise SystemExit(f"unknown protocol {protocol}; expected one of {', '.join(known)}")
     metrics, items = known[name]()
     # An item with one text has the format of a single choice.
     items = [item if "choices" in item or "words" in item else {"choices": [item]} for item in items]

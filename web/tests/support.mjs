@@ -17,7 +17,7 @@ const installed = (...names) => names.flatMap((name) => process.env.PATH.split(d
 // Returns the system's Chromium.
 export function chromium() {
   const browser = process.env.CHROMIUM ?? installed("chromium", "chromium-browser", "google-chrome", "google-chrome-stable");
-  if (!browser) throw new Error(`no browser is found: install chromium, or name it by CHROMIUM`);
+  if (!browser) throw new Error(`no browser found; install Chromium, or set CHROMIUM to its path`);
   return browser;
 }
 

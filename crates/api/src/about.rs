@@ -1,4 +1,4 @@
-//! Server's answers about itself and its model.
+//! Responses that describe the server and its model.
 
 use candle_gpt2_generation::{GenerationOptions, OptionRow, RequestField};
 use percent_encoding::percent_decode_str;

@@ -248,7 +248,7 @@ impl Analysis {
 
     /// Computes and concludes the next piece with all tokens at once.
     ///
-    /// `/look/next` asks about the same text again and again; `reading` caches its prefill.
+    /// Many requests to `/look/next` concern the same text, so `reading` caches its prefill.
     pub(crate) fn step(
         self,
         model: &LoadedModel,

@@ -98,7 +98,7 @@ impl CompletionRequest {
         })
     }
 
-    /// Whether the request uses structured output, which takes long to compile.
+    /// Whether the request uses structured output, which is slow to compile.
     pub fn has_grammar(&self) -> bool {
         self.options.grammar.is_some()
     }
@@ -136,7 +136,7 @@ pub(crate) struct Prompts {
     /// Field that contains the prompts.
     pub(crate) field: &'static str,
     pub(crate) prompts: Vec<Prompt>,
-    /// Whether the prompts came as a list, so messages include the index.
+    /// Whether the prompts were sent as a list; if so, error messages include the index.
     pub(crate) is_list: bool,
 }
 
@@ -195,7 +195,7 @@ impl Described for Prompts {
 }
 
 impl<'de> Deserialize<'de> for Prompts {
-    /// The first item of a list determines the type of all items.
+    /// Deserializes prompts; the first item of a list determines the type of all items.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&RawValue>::deserialize(deserializer)?;
         let mut beginning = json.get().chars().filter(|c| !c.is_ascii_whitespace());

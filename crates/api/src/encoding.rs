@@ -10,7 +10,7 @@ words! {
     Encoding { "float" => Float, "base64" => Base64 }
 }
 
-/// Vector to be serialized with an encoding.
+/// Vector and its encoding, for serialization.
 pub(crate) struct Numbers<'a> {
     pub(crate) numbers: &'a [f32],
     pub(crate) encoding: Encoding,

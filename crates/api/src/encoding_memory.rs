@@ -12,7 +12,7 @@ use crate::ApiError;
 const ALL_BYTES: usize = 96 << 20;
 /// Memory limit of one text. A text that needs more than [`ALL_BYTES`] is encoded alone.
 const MAX_BYTES: usize = 192 << 20;
-/// Texts that need less memory than this require no permit, because there are few threads.
+/// Memory below which a text requires no permit, because there are few threads.
 const SMALL_BYTES: usize = 8 << 20;
 /// Maximum wait for memory.
 const MAX_WAIT: Duration = Duration::from_secs(30);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use thiserror::Error;
 
-/// Time after which to retry a grammar or a template; typical ones take milliseconds.
+/// Retry delay for grammars and templates, which typically take milliseconds.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Reason why a request failed.
@@ -54,7 +54,7 @@ impl ApiError {
         Self::new(400, message)
     }
 
-    /// Creates an error for a server without free capacity, with the time after which to retry.
+    /// Creates an error for a server at capacity, with the delay after which to retry.
     ///
     /// The status is 503, or 429 if there are too many requests.
     pub fn busy(status: u16, message: impl Into<String>, code: &'static str, retry_after: Duration) -> Self {
@@ -93,7 +93,7 @@ impl ApiError {
         self.status
     }
 
-    /// Kind of error derived from the status, the value of `type`.
+    /// Error kind, derived from the status and sent as `type`.
     pub fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",
@@ -131,7 +131,7 @@ impl ApiError {
         self.allow
     }
 
-    /// Time after which to retry, the value of the `Retry-After` header.
+    /// Delay after which to retry, sent in the `Retry-After` header.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }

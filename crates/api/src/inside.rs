@@ -290,7 +290,7 @@ fn sites_of(
     Ok(sites)
 }
 
-/// Steering edits, without those whose scale is 0.
+/// Steering edits, except edits with a scale of 0.
 fn edits_of(steering: Vec<SteeringFields>, served: &ServedModel) -> Result<Vec<Edit>, ApiError> {
     let mut edits = Vec::new();
     for (number, fields) in steering.into_iter().enumerate() {

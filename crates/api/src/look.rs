@@ -147,7 +147,7 @@ type Number = Count<0, MAX_TOKENS>;
 /// Text of a view.
 type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
 
-/// All fields of `/look/next`; `prompt` replaces the one of completions.
+/// All fields of `/look/next`; its `prompt` replaces the `prompt` of completions.
 pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
     let is_inside = |field: &Field| InsideFields::fields().iter().any(|inside| inside.name == field.name);
     let of_completion =
@@ -456,7 +456,7 @@ impl ServedModel {
     }
 }
 
-/// Reads the fields of a view, whose text is required.
+/// Reads the fields of a view; the text is required.
 fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError> {
     let json = body.json("prompt").unwrap_or_default();
     if !json.starts_with(['"', '[']) {
@@ -481,7 +481,7 @@ fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<V
     };
     let most = most.min(served.config().n_positions);
     match ids.len() {
-        0 => Err(wrong("the text is empty; give at least one token".into())),
+        0 => Err(wrong("the text is empty; pass at least one token".into())),
         tokens if tokens > most => {
             Err(wrong(format!("the text has {tokens} tokens; this analysis accepts 1 to {most}")))
         }

@@ -332,7 +332,7 @@ fn defaults(served: &ServedModel) -> GenerationConfig {
     if !served.options.use_generation_config {
         return own;
     }
-    /// Options of these groups that each request sets itself.
+    /// Options in these groups that each request sets on its own.
     const OF_REQUEST: [&str; 2] = ["seed", "num_return_sequences"];
     let is_taken = |name: &str| {
         let option = OPTIONS.iter().find(|option| option.name == name);

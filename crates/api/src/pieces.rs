@@ -12,7 +12,7 @@ use candle_gpt2_weights::Tokenizer;
 pub(crate) struct Pieces {
     vocabulary: Arc<Vocabulary>,
     bytes: Vec<u8>,
-    /// End of each token's bytes, which is the start of the next token's.
+    /// End offset of each token's bytes, where the next token's bytes begin.
     ends: Vec<usize>,
     /// Whether generated text omits the token, which is true of special tokens.
     is_hidden: Vec<bool>,

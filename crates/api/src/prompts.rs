@@ -22,7 +22,7 @@ pub(crate) struct PromptTokens {
     pub(crate) path: String,
 }
 
-/// Warning about the first character without a token in `texts`, which the request has at `path`.
+/// Warning about the first character in `texts` that has no token; `path` locates the text.
 pub(crate) fn lost_note<'t>(
     texts: impl IntoIterator<Item = &'t str>,
     path: &str,
@@ -88,7 +88,7 @@ pub(crate) fn to_read<'t>(
     }
 }
 
-/// Part of a text to encode with token offsets, which takes more memory, and its memory permit.
+/// Returns the part of a text to encode with token offsets, and a permit for the extra memory.
 pub(crate) fn to_read_with_places<'t, 's>(
     text: &'t str,
     kept: Option<usize>,

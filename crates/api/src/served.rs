@@ -125,7 +125,7 @@ pub struct ApiOptions {
     pub strict: bool,
     /// Whether requests may read and change activations: `activations`, `steering`, `/v1/activations`.
     pub activations: bool,
-    /// Dictionaries by name whose features `steering` may use. The caller checks each against the model.
+    /// Dictionaries for `steering`, keyed by name. The caller checks each against the model.
     pub dictionaries: BTreeMap<String, Arc<Dictionary>>,
     /// Transcoders of the model's MLPs, one per layer, for `/look/features` and `/look/graph`.
     ///
@@ -218,7 +218,7 @@ pub struct ServedModel {
 impl ServedModel {
     /// Creates a served model without chat and structured output.
     ///
-    /// A program that serves only completions links none of their code.
+    /// A program that serves only completions does not link the code of either.
     ///
     /// # Errors
     /// If the checkpoint's `generation_config.json` is unusable.

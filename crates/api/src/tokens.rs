@@ -12,7 +12,7 @@ use crate::{ApiError, Reply, ServedModel};
 
 /// Maximum number of tokens in one request to `/detokenize`.
 const MAX_TOKENS: usize = 1 << 20;
-/// Maximum text length of these tokens in bytes; a single token may have 1,024 characters.
+/// Maximum length of the decoded text in bytes; a single token may have 1,024 characters.
 const MAX_DETOKENIZED_BYTES: usize = 8 << 20;
 
 fields! {
@@ -44,7 +44,7 @@ fields! {
     }
 }
 
-/// `/tokenize`; names of special tokens in the text become those tokens, same as in a prompt.
+/// `/tokenize`: encodes a text; names of special tokens become these tokens, as in a prompt.
 pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, TokenizeFields::fields())?;
     let mut warnings = served.checked_warnings(&body)?;
@@ -98,7 +98,7 @@ impl Serialize for Token {
     }
 }
 
-/// `/detokenize`; special tokens appear as their names.
+/// `/detokenize`: decodes tokens; special tokens appear by name.
 pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, DetokenizeFields::fields())?;
     let warnings = served.checked_warnings(&body)?;

@@ -1,6 +1,6 @@
 //! Exponentials of logits as integers, for compressors that need the same sums on every machine.
 //!
-//! The exponential function is that of `log_softmax.rs`, which has the same bits on every
+//! The exponential function comes from `log_softmax.rs`, which has the same bits on every
 //! instruction set. Scaled by a power of two and rounded, its result is an integer, and
 //! integer sums do not depend on the order.
 
@@ -83,7 +83,7 @@ mod tests {
                     // Half a unit for rounding, plus the error of the series times 2³⁰.
                     assert!(
                         (f64::from(*found) - expected).abs() <= 0.5 + 1e-3,
-                        "{set:?}: {found} for {expected}"
+                        "{set:?}: {found} vs. {expected}"
                     );
                 }
                 all.push(integers);

@@ -80,7 +80,7 @@ pub fn exponentials(numbers: &mut [f64]) {
 /// # Panics
 /// Panics if the numbers of logits differ.
 pub fn relative_entropy(p: (&[f32], f64), q: (&[f32], f64)) -> f64 {
-    assert_eq!(p.0.len(), q.0.len(), "both lists must have logits of the same vocabulary");
+    assert_eq!(p.0.len(), q.0.len(), "both distributions must have the same number of logits");
     InstructionSet::detected().run(RelativeEntropy { p, q })
 }
 
@@ -247,7 +247,7 @@ mod tests {
                 assert!((largest(&p) + sum.ln() - p_sum).abs() < 1e-12, "{set:?} {vocabulary}: {sum}");
                 sums.push(sum.to_bits());
                 let entropy = set.run(RelativeEntropy { p: (&p, p_sum), q: (&q, q_sum) });
-                assert!((entropy - expected).abs() < 1e-11, "{set:?} {vocabulary}: {entropy} for {expected}");
+                assert!((entropy - expected).abs() < 1e-11, "{set:?} {vocabulary}: {entropy} vs. {expected}");
                 entropies.push(entropy.to_bits());
                 assert_eq!(set.run(RelativeEntropy { p: (&p, p_sum), q: (&p, p_sum) }), 0.0, "{set:?}");
                 let mut numbers = log(&p, p_sum);

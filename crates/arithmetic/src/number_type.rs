@@ -1,4 +1,4 @@
-//! Number types, and a table of what each may be used for.
+//! Number types, and a table of their uses.
 //!
 //! The macro `number_type_for` declares the types that users choose by name.
 
@@ -58,7 +58,7 @@ pub enum NumberType {
     ///
     /// `w ≈ s q` with the nearest `q` from -16 to 15. Each candidate scale maps the weight of the
     /// largest magnitude to one of these integers, and the scale with the smallest squared error is
-    /// used. The first candidate maps it to -16. The squared error is therefore at most that of
+    /// used. The first candidate maps it to -16. The squared error is therefore no larger than under
     /// `|w - s q| ≤ max|w| (1/16 + 2^-10)` for scales that are normal f16 numbers. A group of
     /// multiples `s q`, such as a block of GGUF's Q5_0, is stored without further rounding. Models
     /// store their embedding and head in q6, unless the checkpoint has them in Q5_0.
@@ -68,7 +68,7 @@ pub enum NumberType {
     /// `w ≈ s t[q]` with the nearest entry, and the candidate scale with the smallest squared error.
     /// The entries are denser around zero, as are weights. The first candidate maps the weight of the
     /// largest magnitude to the first entry, -32. Neighboring entries are at most 7 apart, and the
-    /// last one is 28. The squared error is therefore at most that of
+    /// last one is 28. The squared error is therefore no larger than under
     /// `|w - s t[q]| ≤ max|w| (4/32 + 2^-10)` for scales that are normal f16 numbers. Models store
     /// their embedding and head in q6.
     Q4,
@@ -102,7 +102,7 @@ pub enum NumberType {
     Q8K,
 }
 
-/// Type, name, numbers and bytes of a block, and uses. Messages list the types in this order.
+/// Type, name, block size (values and bytes) and uses. Messages list the types in this order.
 static TABLE: [(NumberType, &str, [u64; 2], u8); 20] = [
     (NumberType::F32, "f32", [1, 4], WEIGHTS | KV_CACHE | COMPUTE | GGUF | SAFETENSORS),
     (NumberType::F16, "f16", [1, 2], WEIGHTS | KV_CACHE | GGUF | SAFETENSORS),
@@ -151,7 +151,7 @@ impl NumberType {
     /// Returns the type with this name and any of these [uses].
     ///
     /// # Errors
-    /// If there is none; the error lists the names.
+    /// Returns an error that lists the accepted names if `name` is not one of them.
     pub fn parse(name: &str, uses: u8) -> Result<Self, UnknownNumberType> {
         let known = Self::all(uses).find(|known| known.name() == name);
         known.ok_or_else(|| UnknownNumberType { found: name.to_owned(), uses })
@@ -167,12 +167,12 @@ impl NumberType {
         TABLE[self as usize].1
     }
 
-    /// Returns the numbers and the bytes of a block; a floating-point number is a block of its own.
+    /// Returns the values and bytes of a block; each floating-point value is its own block.
     pub fn block(self) -> [u64; 2] {
         TABLE[self as usize].2
     }
 
-    /// Whether the numbers are in blocks of small integers with scales.
+    /// Whether the values are stored in blocks of small integers with scales.
     pub fn is_blocks(self) -> bool {
         self.block()[0] > 1
     }

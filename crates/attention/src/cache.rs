@@ -59,7 +59,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Creates an empty cache with memory of its own.
+    /// Creates an empty cache with its own memory.
     ///
     /// # Errors
     /// If allocation fails or the device does not support the storage type.

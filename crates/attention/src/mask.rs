@@ -1,4 +1,4 @@
-//! Attention masks: the only place that decides which keys a query may see.
+//! Attention masks: they alone decide which keys a query sees.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub enum AttentionMask {
         /// Number of visible keys after the query's position.
         after: usize,
     },
-    /// This tensor is added to the scores, broadcast to `(B, H, T, S)`.
+    /// Tensor added to the scores, broadcast to `(B, H, T, S)`.
     ///
     /// A value of 0 leaves a key visible, `-inf` hides it, and any other value shifts its score. A row that
     /// hides every key gives NaN, as in PyTorch. Integers are rejected; [`AttentionMask::hiding`] converts

@@ -7,27 +7,21 @@
 //! Letters in shapes: `B` batch, `T` query tokens, `S` key tokens, `H` heads, `D` head width, `d_in` input
 //! width, `d_out` output width.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_gpt2_kernels::{KvDType, Linear, ParameterSize, ParameterSource, add, heads_of, step_attention};
 
 use crate::pass::LastValue;
 use crate::projection::{divided_width, expect_width};
 use crate::scaled_dot_product::expect_constant;
 use crate::{
-    AttentionError, AttentionMask, KvCache, KvCacheShape, MultiHeadAttentionConfig, Pass, Placement,
-    QkvProjection, ScaledDotProduct, SiteKind,
+    AttentionError, AttentionMask, AttentionMemory, KvCache, KvCacheShape, MultiHeadAttentionConfig, Pass,
+    Placement, QkvProjection, ScaledDotProduct, SiteKind,
 };
 
 /// Axis of the batch in a `(B, T, d_in)` tensor.
 const BATCH_DIM: usize = 0;
 /// Axis of the heads in a `(B, T, H, …)` tensor.
 const RESULT_HEAD_DIM: usize = 2;
-
-/// Keys and values of encoder hidden states (the memory) for several passes.
-///
-/// [`MultiHeadAttention::memory`] computes them once.
-#[derive(Debug, Clone)]
-pub struct AttentionMemory(Vec<Tensor>);
 
 /// Multi-head self-attention, or cross-attention from one sequence to another.
 #[derive(Debug, Clone)]
@@ -157,49 +151,6 @@ impl MultiHeadAttention {
         self.out_proj.forward(&self.context(x, memory.as_ref(), mask, cache, pass)?)
     }
 
-    /// Computes the keys and values of encoder hidden states.
-    ///
-    /// # Shapes
-    /// `memory` `(B, S, d_in)`.
-    ///
-    /// # Errors
-    /// If the width does not match.
-    pub fn memory(&self, memory: &Tensor) -> Result<AttentionMemory> {
-        self.projection.memory(memory).map(AttentionMemory)
-    }
-
-    /// Computes `residual + dropout(output)` of cross-attention from `x` to all of `memory`.
-    ///
-    /// The dropout has the rate `rate`. All rows of `x` share a memory with batch size 1. The pass's observer
-    /// sees nothing, because the names of hook points refer to self-attention.
-    ///
-    /// # Shapes
-    /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`.
-    ///
-    /// # Errors
-    /// If the shapes do not match, or `rate` is outside `[0, 1]`.
-    pub fn add_over_memory(
-        &self,
-        residual: &Tensor,
-        x: &Tensor,
-        memory: &AttentionMemory,
-        rate: f64,
-        pass: &mut Pass,
-    ) -> Result<Tensor> {
-        let mut pass = pass.unobserved();
-        self.projection.expect_input(x)?;
-        let (batch, _, d_in) = x.dims3()?;
-        let is_shared = memory.0.iter().all(|tensor| tensor.dims().first() == Some(&1));
-        if batch > 1 && is_shared {
-            // Merges the queries of all rows, so that the memory is not repeated for each row.
-            let flat = residual.reshape((1, (), residual.dim(D::Minus1)?))?;
-            let y = self.add_over_memory(&flat, &x.reshape((1, (), d_in))?, memory, rate, &mut pass)?;
-            return y.reshape(residual.shape());
-        }
-        let context = self.context(x, Some(memory), &AttentionMask::Bidirectional, None, &mut pass)?;
-        pass.add_to(residual, &self.out_proj, &context, SiteKind::AttnOut, rate)
-    }
-
     /// Computes `residual + dropout(output)` of self-attention, with dropout rate `rate`.
     ///
     /// This is the attention part of a model's block. The pass's observer can see the intermediates of
@@ -233,8 +184,9 @@ impl MultiHeadAttention {
         add(residual, &pass.dropout(output, rate)?)
     }
 
-    /// Computes each head's output without the output projection's bias: `z` `(B, T, H · D)` to `(B, T, H,
-    /// d_out)`.
+    /// Computes each head's output, without the bias of the output projection.
+    ///
+    /// Maps `z` `(B, T, H · D)` to `(B, T, H, d_out)`.
     ///
     /// # Errors
     /// If the shape does not match.
@@ -258,7 +210,7 @@ impl MultiHeadAttention {
     }
 
     /// Computes [`Self::attend`] and passes its result to the observer.
-    fn context(
+    pub(crate) fn context(
         &self,
         x: &Tensor,
         memory: Option<&AttentionMemory>,
@@ -303,7 +255,7 @@ impl MultiHeadAttention {
             return step_attention(layer, x, cache.memory(), &cache.slots(), self.attention.scale, positions);
         }
         let mut projections = match memory {
-            Some(AttentionMemory(memory)) => self.projection.over(x, memory)?,
+            Some(memory) => self.projection.over(x, memory)?,
             None => self.projection.of_itself(x)?,
         };
         if [SiteKind::Q, SiteKind::K, SiteKind::V].into_iter().any(|kind| pass.wants(kind)) {

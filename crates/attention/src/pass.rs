@@ -127,7 +127,7 @@ pub enum Placement {
     AfterCache,
     /// Rows of these lengths are packed into one sequence, see [`Pass::of_rows`].
     Rows(Arc<[usize]>),
-    /// This tensor on the device stores the positions, see [`Pass::at`].
+    /// Tensor on the device with the positions, see [`Pass::at`].
     OnDevice(Tensor),
 }
 

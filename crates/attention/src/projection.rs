@@ -120,7 +120,7 @@ impl MultiHeadAttentionConfig {
 /// [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) loads them.
 #[derive(Debug, Clone)]
 pub enum QkvProjection {
-    /// One layer for each.
+    /// Separate layers for queries, keys and values.
     Separate {
         /// Projection to queries.
         query: Linear,
@@ -139,6 +139,12 @@ pub enum QkvProjection {
         key_value: Linear,
     },
 }
+
+/// Keys and values of encoder hidden states (the memory) for several passes.
+///
+/// [`MultiHeadAttention::memory`](crate::MultiHeadAttention::memory) computes them once.
+#[derive(Debug, Clone)]
+pub struct AttentionMemory(pub(crate) Vec<Tensor>);
 
 impl QkvProjection {
     /// Loads the projections and the output projection below the path of `vb`.
@@ -185,26 +191,27 @@ impl QkvProjection {
     }
 
     /// Projects `x` to queries and combines them with keys and values from [`QkvProjection::memory`].
-    pub(crate) fn over(&self, x: &Tensor, memory: &[Tensor]) -> Result<Vec<Tensor>> {
+    pub(crate) fn over(&self, x: &Tensor, memory: &AttentionMemory) -> Result<Vec<Tensor>> {
         let queries = match self {
             Self::Separate { query, .. } | Self::FusedMemory { query, .. } => query.forward(x)?,
             Self::Fused(layer) => layer.forward_outputs(x, 0..layer.out_features() / 3)?,
         };
-        Ok([&[queries], memory].concat())
+        Ok([&[queries], &memory.0[..]].concat())
     }
 
     /// Projects `memory` to keys and values, `(B, S, …)`, concatenated in one tensor or separate.
-    pub(crate) fn memory(&self, memory: &Tensor) -> Result<Vec<Tensor>> {
+    pub(crate) fn memory(&self, memory: &Tensor) -> Result<AttentionMemory> {
         let (Self::Separate { key, .. } | Self::FusedMemory { key_value: key, .. } | Self::Fused(key)) = self;
         expect_shape("a memory", "B, S", key.in_features(), memory)?;
-        match self {
-            Self::Separate { key, value, .. } => Ok(vec![key.forward(memory)?, value.forward(memory)?]),
-            Self::FusedMemory { key_value, .. } => Ok(vec![key_value.forward(memory)?]),
+        let keys_and_values = match self {
+            Self::Separate { key, value, .. } => vec![key.forward(memory)?, value.forward(memory)?],
+            Self::FusedMemory { key_value, .. } => vec![key_value.forward(memory)?],
             Self::Fused(layer) => {
                 let width = layer.out_features() / 3;
-                Ok(vec![layer.forward_outputs(memory, width..3 * width)?])
+                vec![layer.forward_outputs(memory, width..3 * width)?]
             }
-        }
+        };
+        Ok(AttentionMemory(keys_and_values))
     }
 
     /// Checks the widths of the projections and returns `H · D`.

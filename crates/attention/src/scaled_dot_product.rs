@@ -140,7 +140,9 @@ impl ScaledDotProduct {
         or_restored(context, &past_lengths, cache)
     }
 
-    /// Attention over a cache that includes the queries' tokens after `past_lengths` others in each row.
+    /// Attention over a cache that already includes the queries' tokens.
+    ///
+    /// `past_lengths` has the number of tokens before them in each row.
     fn over_cache(
         &self,
         q: &Tensor,
@@ -176,7 +178,7 @@ impl ScaledDotProduct {
 
     /// Concatenated outputs of the heads, from projections in the form that [`heads_attention`] accepts.
     ///
-    /// With a cache, the projections are those of the new tokens.
+    /// With a cache, the projections belong to the new tokens.
     ///
     /// # Shapes
     /// Returns `(B, T, H · D)`.

@@ -13,16 +13,16 @@ use web_sys::{Blob, FileReaderSync};
 const PIECE: usize = 16 << 20;
 
 thread_local! {
-    /// Open files by number.
+    /// Open files, keyed by number.
     ///
-    /// JavaScript objects stay on their thread, so readers hold a number instead.
+    /// JavaScript objects cannot move between threads, so readers hold a number instead.
     static OPEN: RefCell<HashMap<u64, Blob>> = RefCell::default();
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A file from the user, by its number, which stays open until this value is dropped.
+/// Handle to a user's file, which stays open until the handle is dropped.
 ///
-/// Only workers can read it.
+/// Only web workers can read it.
 #[derive(Debug)]
 pub(crate) struct BlobFile {
     number: u64,

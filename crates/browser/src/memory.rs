@@ -10,8 +10,8 @@ const OWN: u64 = 64 << 20;
 
 /// Returns the number of bytes that a [`Session`](crate::Session) with this model needs.
 ///
-/// They are for the weights, temporary memory while loading, and the keys and values of two full contexts.
-/// One context is for completions and one for analyses.
+/// This covers the weights, temporary memory while loading, and the KV caches of two full contexts: one for
+/// completions and one for analyses.
 ///
 /// # Errors
 /// If the tensors do not fit the model, or the type does not support them.
@@ -23,7 +23,8 @@ pub fn memory(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<u64, En
 /// Checks that a model fits into memory, before its weights are read.
 ///
 /// # Errors
-/// If it does not fit, with its size and the precisions that would fit. Also the errors of [`memory`].
+/// If it does not fit; the message contains its size and the precisions that would fit. Also the errors of
+/// [`memory`].
 pub fn check_memory(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<(), EngineError> {
     let needed = memory(checkpoint, options)?;
     let fits = |needed: u64| needed <= ADDRESSED - OWN;

@@ -48,9 +48,9 @@ pub struct Session {
 /// Values of one hook point, from [`Session::activations`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Activation {
-    /// TransformerLens' name of the hook point.
+    /// Hook point name in TransformerLens.
     pub hook: String,
-    /// TransformerLens' shape without the batch axis.
+    /// Shape as in TransformerLens, without the batch axis.
     pub shape: Vec<usize>,
     /// Values in row-major order; masked attention scores are minus infinity.
     pub values: Vec<f32>,
@@ -101,7 +101,7 @@ impl Session {
         let of_files = |error| LookError::File { path: "transcoders".into(), error };
         let transcoders = Transcoders::of_dictionaries(dictionaries.clone()).map_err(of_files)?;
         transcoders.check_model(self.loaded.config()).map_err(of_files)?;
-        // Transcoders that were set before stay.
+        // Transcoders from an earlier call take precedence.
         _ = self.transcoders.set(dictionaries);
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Session {
         Ok(CompletionStream { api: Rc::clone(&self.api), call: Some(call) })
     }
 
-    /// Returns the text of tokens, with the names of special ones.
+    /// Decodes tokens to text, including special tokens.
     ///
     /// # Errors
     /// If a token is outside the vocabulary.
@@ -215,7 +215,7 @@ impl Session {
         Ok(restored)
     }
 
-    /// Returns the tokens of some bytes, with the cost of each in bits.
+    /// Tokenizes bytes, and returns each token with its cost in bits.
     ///
     /// # Errors
     /// Errors of [`Session::compress`].

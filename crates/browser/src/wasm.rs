@@ -25,7 +25,7 @@ use crate::{Activation, CompletionStream, Session, check_memory, memory};
 type Result<T> = std::result::Result<T, JsValue>;
 
 thread_local! {
-    /// Message of the last panic, the only thing that the module can still report after one.
+    /// Message of the last panic, after which no other function of the module may be called.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -186,7 +186,7 @@ impl Model {
         self.session.loaded().vocabulary().encode(text).map_err(js_error)
     }
 
-    /// Returns the text of tokens, with the names of special ones.
+    /// Decodes tokens to text, including special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.session.decode(ids).map_err(request_error)
     }
@@ -266,7 +266,7 @@ impl Model {
             .map_err(js_error)
     }
 
-    /// Returns the tokens of some bytes and the cost of each, in JSON: `id`, `bytes`, `bits`.
+    /// Tokenizes bytes, and returns each token with its cost as JSON: `id`, `bytes`, `bits`.
     pub fn token_sizes(&self, bytes: &[u8]) -> Result<String> {
         let sizes = self.session.token_sizes(bytes, &Silent).map_err(js_error)?;
         serde_json::to_string(&sizes).map_err(js_error)
@@ -309,7 +309,7 @@ impl Writing {
 thread_local! {
     /// Callback for the progress of a long call.
     ///
-    /// JavaScript functions stay on their thread, but reporters may be called on any thread.
+    /// JavaScript functions cannot move between threads, but reporters may be called on any thread.
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether standard output was closed from the start, so that nothing written to it arrives.
+/// Whether standard output was closed at startup, so that all output is lost.
 pub(crate) fn was_closed() -> bool {
     WAS_CLOSED.load(Ordering::Relaxed)
 }

@@ -218,7 +218,7 @@ fn of_missing(name: &str) -> &'static str {
     match name.rsplit_once(':') {
         // A single letter before the colon is a Windows drive.
         Some((before, tag)) if before.len() > 1 && !tag.contains(['/', '\\']) => {
-            "names have no tags: gpt2, or owner/name on the Hub"
+            "names have no tags; use gpt2, or owner/name on the Hub"
         }
         _ => "gpt2 downloads GPT-2, built-in selects the bundled model",
     }
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn model_names_from_other_programs_get_hints() {
         for (name, expected) in [
-            ("gpt2:124m", "(names have no tags: gpt2, or owner/name on the Hub)"),
+            ("gpt2:124m", "(names have no tags; use gpt2, or owner/name on the Hub)"),
             ("./12:30/none", "(gpt2 downloads GPT-2, built-in selects the bundled model)"),
             ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the address)"),
             ("C:\\gpt2", "(gpt2 downloads GPT-2, built-in selects the bundled model)"),

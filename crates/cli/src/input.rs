@@ -108,7 +108,7 @@ impl InputArguments {
         }
         if stdin().is_terminal() && !is_standard_input {
             let message =
-                "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
+                "no text; pass it as an argument, with --prompt-file FILE, with --ids, or on standard input";
             return Err(UsageError(message.into()).into());
         }
         let name = "standard input";

@@ -193,8 +193,8 @@ const OPTIONS: &[Row] = &[
     row(&["-j", "--guided-json", "--json-schema-file"], "use `--json-schema`"),
     row(&["--guided-regex"], "use `--regex`"),
     // Input and output.
-    row(&["--text", "--input", "--inputs", "--query"], "use `--prompt`, or give the text as an argument"),
-    row_of(&["tokenize"], &["-p", "--prompt", "--text", "--input"], "give the text as an argument"),
+    row(&["--text", "--input", "--inputs", "--query"], "use `--prompt`, or pass the text as an argument"),
+    row_of(&["tokenize"], &["-p", "--prompt", "--text", "--input"], "pass the text as an argument"),
     row_of(&["eval"], &["-f", "--file"], "use `--data`"),
     row(&["-f", "--file"], "use `--prompt-file`"),
     row_of(
@@ -324,7 +324,7 @@ const OPTIONS: &[Row] = &[
     row(&["--eval-steps", "--eval-interval"], "use `--eval-every`"),
     row(&["--save-steps", "--save-interval"], "use `--save-every`"),
     row(&["--resume-from-checkpoint"], "use `--resume`"),
-    row_of(&["eval"], &["--tasks", "--task"], "give the protocols as arguments; `--list` shows them"),
+    row_of(&["eval"], &["--tasks", "--task"], "pass the protocols as arguments; `--list` shows them"),
 ];
 
 const OF_A_MODEL: &str = "use `gpt2 generate --model`, with the model and then the prompt in quotes";
@@ -337,7 +337,7 @@ const COMMANDS: &[Row] = &[
     row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
     row(&["list", "ls", "env"], "`gpt2 doctor` shows the machine and the downloaded models"),
     row(&["rm", "remove", "delete"], "delete its folder in the cache, which `gpt2 doctor` shows"),
-    row(&["ps", "stop"], "no model stays loaded: a command ends with its work, and `gpt2 serve` with Ctrl-C"),
+    row(&["ps", "stop"], "no model stays loaded: each command exits when done; Ctrl-C stops `gpt2 serve`"),
     row(&["show", "info"], "use `gpt2 inspect`"),
     row(
         &["quantize", "export", "create"],

@@ -40,7 +40,7 @@ pub struct Compressor {
     header: Header,
 }
 
-/// Result of a compression, returned by [`Compressor::compress`].
+/// Statistics of compressed data, returned by [`Compressor::compress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Number of input bytes.

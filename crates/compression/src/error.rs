@@ -21,10 +21,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CompressionError {
-    /// Error of the engine, for example while running the model.
+    /// An error of the engine, for example while running the model.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Context outside the model's range.
+    /// The context is outside the model's range.
     #[error("`context`: expected from 2 to the model's {n_positions} positions, found {found}")]
     Context {
         /// Number of positions of the model.
@@ -32,13 +32,13 @@ pub enum CompressionError {
         /// Requested context.
         found: usize,
     },
-    /// Model that is not on the CPU.
+    /// The model is not on the CPU.
     #[error("compression requires the CPU, whose results are the same everywhere; found {device}")]
     NotOnCpu {
         /// Name of the device.
         device: String,
     },
-    /// Tokenizer that cannot represent every byte.
+    /// The tokenizer cannot represent every byte.
     #[error(
         "the tokenizer has no token for byte {byte:#04x}; use a model with a byte-level tokenizer, such as GPT-2's"
     )]
@@ -46,16 +46,16 @@ pub enum CompressionError {
         /// First byte without a token.
         byte: u8,
     },
-    /// Input that cannot be read.
+    /// The input cannot be read.
     #[error("cannot read")]
     Read(#[source] io::Error),
-    /// Output that cannot be written.
+    /// The output cannot be written.
     #[error("cannot write")]
     Write(#[source] io::Error),
-    /// Input that does not begin like a compressed file.
+    /// The input is not a compressed file.
     #[error("not in gpt2z format: it was not written by `gpt2 compress`")]
     NotCompressed,
-    /// Unsupported version of the format.
+    /// The version of the format is unsupported.
     #[error(
         "the file has format version {found}, but this program reads version {known}; use a newer program"
     )]
@@ -65,7 +65,7 @@ pub enum CompressionError {
         /// Version that this program reads.
         known: u8,
     },
-    /// Arithmetic profile that differs from this program's.
+    /// The arithmetic profile differs from this program's.
     #[error(
         "the file was compressed with arithmetic profile {found}, but this program uses profile {known}; use the version that compressed it"
     )]
@@ -75,7 +75,7 @@ pub enum CompressionError {
         /// Profile of this program.
         known: u8,
     },
-    /// Dtypes that this program does not have.
+    /// This program does not support the dtypes.
     #[error(
         "the file was compressed with {found}, which this program does not support; use the version that compressed it"
     )]
@@ -83,16 +83,16 @@ pub enum CompressionError {
         /// Dtypes in the file.
         found: String,
     },
-    /// File that ends too early.
+    /// The file is truncated.
     #[error("the file is truncated")]
     Truncated,
-    /// File whose content has changed.
+    /// The content of the file has changed.
     #[error("the file is damaged: {what}")]
     Damaged {
         /// Description of the damage.
         what: &'static str,
     },
-    /// Model whose weights, keys or values have different dtypes from the file's.
+    /// The model's weights, keys or values have different dtypes from the file's.
     #[error(
         "the file was compressed with {expected}, but the model is loaded with {found}; load it with the file's dtypes"
     )]
@@ -102,13 +102,13 @@ pub enum CompressionError {
         /// Dtypes of the model.
         found: String,
     },
-    /// Different model from the one that compressed the file.
+    /// The model is not the one that compressed the file.
     #[error("the file was compressed with a different model, `{name}`; decompress it with that model")]
     ModelMismatch {
         /// Name of the model when the file was compressed.
         name: String,
     },
-    /// Right model, but its logits differ from those on the machine that compressed the file.
+    /// The model is the right one, but this machine computes different logits.
     #[error(
         "this machine computes different logits from the one that compressed the file; decompress it there, or set another GPT2_INSTRUCTION_SET"
     )]

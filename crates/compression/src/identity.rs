@@ -113,7 +113,7 @@ impl Digester {
         layer.bias().map_or(Ok(()), |bias| self.tensor(bias))
     }
 
-    /// Adds a checksum of the values instead of the values, which takes a tenth of the time.
+    /// Adds a checksum of the values, which is ten times as fast as adding the values themselves.
     fn tensor(&mut self, tensor: &Tensor) -> Result<()> {
         let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let mut hasher = Hasher::new();

@@ -1,4 +1,4 @@
-//! Predictions of the model for the tokens of streams, in overlapping windows.
+//! Model predictions for the tokens of streams, in overlapping windows.
 //!
 //! Known tokens are predicted window by window. Unknown tokens are decoded one at a time, with many streams
 //! in a batch.
@@ -95,7 +95,7 @@ pub(crate) fn for_each_next<R: Send>(
 
 /// Stream whose tokens are being decoded.
 pub(crate) trait Stream: Sync {
-    /// Data found together with a token.
+    /// Data that accompanies a found token.
     type Found: Send;
 
     /// Finds the next token from the logits.

@@ -39,7 +39,7 @@ pub struct Service {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) service: String,
-    /// Whether standard input is a socket over which the worker receives one more socket for each session.
+    /// Whether standard input is a socket that delivers another socket for each session.
     pub(crate) forks: bool,
     pub(crate) cpu_micros: u64,
     pub(crate) memory_bytes: u64,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::message::{Received, receive, send};
 
-/// Process with one program that communicates over its standard streams.
+/// Process that runs one program and communicates over its standard streams.
 ///
 /// Dropping it kills the process.
 #[derive(Debug)]

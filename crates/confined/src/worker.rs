@@ -154,7 +154,7 @@ impl Worker {
     /// Starts a session and asks its first question; see [`Session::ask`].
     ///
     /// # Errors
-    /// Fails like [`Worker::session`] and [`Session::ask`].
+    /// Same as [`Worker::session`] and [`Session::ask`].
     pub fn begin(
         &self,
         question: &[u8],
@@ -213,7 +213,7 @@ impl Worker {
     }
 }
 
-/// Process with a program that answers questions.
+/// Process that runs a program and answers questions.
 ///
 /// The process ends when the session is dropped, or on the first failure. [`Worker::session`] starts it.
 #[derive(Debug)]

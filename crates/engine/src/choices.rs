@@ -46,7 +46,7 @@ pub struct ScoredChoices {
 pub struct ScoredChoice {
     /// Text of the choice.
     pub text: String,
-    /// Token ids of the choice, after any prompt tokens that not all choices share.
+    /// Token ids of the choice, including prompt tokens that not all choices share.
     pub ids: Vec<u32>,
     /// Log-probability of each token.
     pub logprobs: Vec<f64>,
@@ -56,11 +56,11 @@ pub struct ScoredChoice {
     pub mean: f64,
     /// Sum divided by the number of tokens.
     pub per_token: f64,
-    /// Sum divided by the number of characters, without one leading space.
+    /// Sum divided by the number of characters, not counting one leading space.
     ///
     /// That space separates the choice from the prompt.
     pub per_character: f64,
-    /// Sum divided by the number of UTF-8 bytes, without one leading space.
+    /// Sum divided by the number of UTF-8 bytes, not counting one leading space.
     pub per_byte: f64,
     /// Whether each token is the most probable one at its position; ties go to the lowest id.
     pub is_greedy: bool,

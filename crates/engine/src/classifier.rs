@@ -158,7 +158,7 @@ pub struct RankedChoice {
     /// Text after the prompt; absent if token ids were supplied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// Probability among all choices, by softmax.
+    /// Softmax probability among all choices.
     pub score: f64,
     /// Output of the model before the softmax.
     pub logit: f32,

@@ -29,7 +29,7 @@ use crate::{EngineError, ModelOptions, ReadJob, Reporter};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// Output path, which must not exist and whose extension selects the format.
+    /// Output path; it must not exist, and its extension selects the format.
     ///
     /// `.gguf` selects a GGUF file, `.safetensors` the weights alone, and anything else a Hugging Face
     /// folder. The name of a folder with the extension of a file needs a trailing slash.

@@ -77,7 +77,7 @@ impl Defaults {
         }
     }
 
-    /// Settings of the files, to be changed by a request and then [completed](Self::complete).
+    /// Settings from the files; a request overrides and then [completes](Self::complete) them.
     ///
     /// End tokens outside the vocabulary are dropped: transformers writes its own end token, 50256, next to
     /// vocabularies of any size.
@@ -95,7 +95,7 @@ impl Defaults {
         &self.config_with_file_ends.eos_token_id
     }
 
-    /// Checks the settings of the files.
+    /// Checks the settings from the files.
     ///
     /// # Errors
     /// If `generation_config.json` sets an invalid or unsupported option.

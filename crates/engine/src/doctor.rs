@@ -552,7 +552,7 @@ mod tests {
             ("q8", weights * 34 / 32),
             "with a scale of two bytes for 32 weights"
         );
-        // Here too, each 32 weights have a scale of two bytes; the head has six bits per weight.
+        // Here too, every 32 weights share a two-byte scale; the head has six bits per weight.
         assert_eq!((q4.dtype, q4.read_bytes), ("q4", 84_934_656 * 18 / 32 + 50_272 * 768 * 26 / 32));
         assert_eq!(q4.prompt_tokens_per_s, 500e9 / 84_934_656.0);
         assert_eq!(f32.new_tokens_per_s, 50e9 / f32.read_bytes as f64);

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::HubError;
 
-/// A model that cannot be used, or a request that does not fit it.
+/// Error for an unusable model, or for a request that does not fit the model.
 ///
 /// ```
 /// use candle_gpt2_engine::{EngineError, ModelOptions, Silent};
@@ -31,7 +31,7 @@ pub enum EngineError {
     /// Error in the checkpoint, its tokenizer, or a text to encode.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// Error in the options or the prompt of a generation.
+    /// Error in the options or the prompt of a generation request.
     #[error(transparent)]
     Generation(#[from] GenerationError),
     /// Error while fetching a model from the Hub.
@@ -113,7 +113,7 @@ pub enum EngineError {
         /// Free memory in bytes.
         available: usize,
     },
-    /// The tokenizer produces ids that the model does not have.
+    /// The tokenizer produces ids outside the model's vocabulary.
     #[error(
         "the tokenizer does not match this checkpoint: it produces token id {id}, but the vocabulary has \
          {vocab_size} tokens"
@@ -215,7 +215,7 @@ impl EngineError {
         }
     }
 
-    /// Whether the job was interrupted, so that nothing is wrong.
+    /// Whether the job was interrupted, which is not a failure.
     pub fn is_interrupted(&self) -> bool {
         matches!(
             self,

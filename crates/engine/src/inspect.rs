@@ -135,7 +135,7 @@ pub struct Inspection {
     pub prefix: String,
     /// Dimension order of stored linear weights.
     pub orientation: &'static str,
-    /// Evidence for the dimension order, in words.
+    /// Evidence for the dimension order, as text.
     pub orientation_evidence: String,
     /// Class in transformers, which determines the head.
     pub class: &'static str,
@@ -143,7 +143,7 @@ pub struct Inspection {
     pub tied_head: bool,
     /// Vocabulary sizes from all sources.
     pub vocabulary: VocabularySizes,
-    /// Further decisions made while opening the checkpoint, in words.
+    /// Other decisions made while opening the checkpoint, as text.
     pub rules: Vec<String>,
     /// Configuration, with the keys of `config.json`.
     pub config: Value,
@@ -245,7 +245,7 @@ pub struct InspectedTensor {
     pub dtype: String,
     /// Role: `parameter`, `buffer`, `skipped`, `tied head` or `surplus`.
     ///
-    /// A buffer is a causal mask of an old checkpoint. Skipped tensors have a type that holds no weights.
+    /// A buffer is a causal mask from an old checkpoint. Skipped tensors have types that hold no weights.
     pub role: &'static str,
     /// Statistics of the values, if requested and if the type holds weights.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -383,7 +383,7 @@ fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Describes how configuration and tokenizer sizes relate, if they differ.
+/// Describes the difference between the vocabulary and tokenizer sizes, if there is one.
 fn vocabulary_rule(vocabulary: &VocabularySizes) -> Option<String> {
     let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
     match rows.checked_sub(tokens) {

@@ -199,7 +199,7 @@ impl LoadedModel {
                 texts.begin(vec![request], Unfinished { prompt, texts: self.empty_texts(&config) });
                 if let Some((call, _, Err(error))) = texts.feed(usize::MAX) {
                     _ = texts.end(call);
-                    hand_on(job, prompt, Err(error))?;
+                    deliver(job, prompt, Err(error))?;
                 }
                 prompt += 1;
             }
@@ -278,7 +278,7 @@ impl LoadedModel {
 /// Delivers the result of a prompt.
 ///
 /// A device failure ends the job instead, because it would affect every other prompt too.
-fn hand_on<J: Job>(
+fn deliver<J: Job>(
     job: &mut J,
     prompt: usize,
     texts: Result<Vec<Completion>, GenerationError>,
@@ -350,7 +350,7 @@ fn take_event<J: Job>(
         Event::Failed { error, .. } => {
             let prompt = *prompt;
             _ = all.end(call);
-            return hand_on(job, prompt, Err(error));
+            return deliver(job, prompt, Err(error));
         }
         Event::Empty { sequence, .. } => texts[sequence].stop_reason = StopReason::MaxNewTokens,
         _ => {}

@@ -1,4 +1,4 @@
-//! File of lines that one process at a time appends to.
+//! Append-only file of lines, written by one process at a time.
 //!
 //! A line counts once its line break is written. A job that resumes after an interruption therefore neither
 //! loses nor repeats lines.

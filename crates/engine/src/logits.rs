@@ -13,7 +13,7 @@ pub(crate) fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>
     Ok(logits.flatten_all()?.to_vec1()?)
 }
 
-/// Computes these logits one token at a time with a cache.
+/// Computes the same logits one token at a time with a KV cache.
 pub(crate) fn logits_with_cache(
     model: &Gpt2LMHeadModel,
     prompt: &[u32],

@@ -39,7 +39,7 @@ pub struct Opened {
     /// Encoder hidden states for cross-attention.
     encoder_states: Option<EncoderStates>,
     vocabulary: Arc<Vocabulary>,
-    /// An error here affects only callers that generate.
+    /// Generation defaults; an error affects only callers that generate.
     defaults: Result<Defaults, String>,
 }
 

@@ -187,7 +187,7 @@ impl ModelOptions {
         Ok(checkpoint.with_adapters(&adapters)?)
     }
 
-    /// Memory that a checkpoint's model needs on the CPU, in the types of these options.
+    /// Memory that a checkpoint's model needs on the CPU in the selected types.
     ///
     /// # Errors
     /// Same as [`MemoryNeeded::of`].
@@ -212,7 +212,7 @@ impl ModelOptions {
         OpenOptions { n_head: self.n_head }
     }
 
-    /// Loads only the model of a checkpoint, in the types of these options.
+    /// Loads only the model of a checkpoint, in the selected types.
     ///
     /// On a GPU it records decoding steps if the program has called
     /// [`process::allow_recorded_steps`](crate::process::allow_recorded_steps).
@@ -232,7 +232,7 @@ impl ModelOptions {
         Ok(crate::process::with_recorded_steps(model))
     }
 
-    /// Loads the classifier of a checkpoint, in the types of these options.
+    /// Loads the classifier of a checkpoint, in the selected types.
     pub(crate) fn load_classifier(
         &self,
         checkpoint: &Checkpoint,

@@ -23,7 +23,7 @@ pub use candle_gpt2_kernels::use_tf32;
 /// Environment variables for the sizes of candle's pools: elementwise operations, matrix products.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
-/// Environment variable and value for how many iterations candle's threads spin after an operation.
+/// Environment variable and value that limit how long candle's threads spin after an operation.
 ///
 /// The default is about half a millisecond, during which they would block the kernels' threads.
 const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
@@ -127,7 +127,7 @@ pub fn use_large_pages(choice: &str) -> Result<(), EngineError> {
 ///
 /// Returns false and keeps the number if the threads are already running.
 ///
-/// On its own, candle would count the cores of the machine, of which a container may use only some. Its pools
+/// By default, candle counts all cores of the machine, but a container may be limited to fewer. Its pools
 /// read their sizes from the environment. This function sets those variables if they are not set or if
 /// `threads` is `Some`.
 ///

@@ -1,4 +1,4 @@
-//! Driver of completions: calls of one or more prompts, each with an owner, share a scheduler.
+//! Completion driver: calls of one or more prompts, each with an owner, share a scheduler.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;

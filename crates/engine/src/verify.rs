@@ -283,7 +283,7 @@ impl Models {
         })
     }
 
-    /// Returns the logits of a text, with those over the vocabulary first.
+    /// Returns the logits of a text: token logits, followed by label logits.
     fn logits(&self, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
         let mut all = match &self.language_model {
             Some(model) => logits(model, prompt)?,

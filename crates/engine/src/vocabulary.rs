@@ -40,7 +40,7 @@ pub struct Vocabulary {
     /// Unsupported tokenizer file in that folder, if no tokenizer was found.
     other_tokenizer: Option<String>,
     padding: Vec<u32>,
-    /// An error here affects only callers that use chat.
+    /// Chat template; an error affects only callers that use chat.
     chat_template: Arc<Result<Option<String>, WeightsError>>,
 }
 
@@ -161,7 +161,7 @@ impl Vocabulary {
         Ok(self.encoder.get_or_init(|| TextEncoder::shared(Arc::clone(tokenizer))))
     }
 
-    /// Whether a text justifies the encoder, which takes some time to build.
+    /// Whether a text needs the encoder, which takes some time to build.
     fn needs_encoder(&self, text: &str) -> bool {
         /// Maximum length of a text that the `tokenizers` library encodes alone, in bytes.
         const MAX_SHORT_BYTES: usize = 4096;

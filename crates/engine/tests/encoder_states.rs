@@ -186,7 +186,7 @@ fn invalid_states_are_rejected_with_file_and_tensor() {
     for number in [f32::NAN, f32::INFINITY] {
         let states = (zeros(&[1, 3, 28]) + f64::from(number)).unwrap();
         let message = error_message(&written(directory.path(), "encoder_hidden_states", &states));
-        assert!(message.contains("tensor `encoder_hidden_states`: all numbers must be finite"), "{message}");
+        assert!(message.contains("tensor `encoder_hidden_states`: all values must be finite"), "{message}");
     }
 }
 

@@ -6,7 +6,7 @@ use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
 
-/// Splits a text into words and punctuation marks.
+/// Splits text into words and punctuation marks.
 pub(crate) fn words(text: &str) -> Vec<String> {
     let mut text = NormalizedString::from(text);
     // Neither step fails on any text. A text that cannot be split has no words.

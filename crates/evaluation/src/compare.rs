@@ -57,7 +57,7 @@ pub struct Flips {
     pub n00: usize,
     /// Number of answers that differ from the other run's, correct or not.
     pub changed: usize,
-    /// Accuracy of this run minus that of the other.
+    /// Accuracy of this run minus the accuracy of the other.
     #[serde(flatten)]
     pub difference: PairedDifference,
 }

@@ -130,14 +130,14 @@ impl Data {
         &self.path
     }
 
-    /// Returns the SHA-256 of the bytes in lowercase hexadecimal, for a folder over its concatenated
-    /// files.
+    /// Returns the SHA-256 in lowercase hexadecimal, for a folder over its concatenated files.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// Whether the data holds entries in JSONL, CSV or Parquet instead of text, judging by the file
-    /// names.
+    /// Whether the data holds entries in JSONL, CSV or Parquet, judging by the file names.
+    ///
+    /// All other data is text.
     pub fn has_records(&self) -> bool {
         let holds = |file: &DataFile| {
             file.is_parquet() || RECORD_EXTENSIONS.iter().any(|known| has_extension(&file.path, known))
@@ -157,7 +157,7 @@ impl Data {
             return unusable("expected a single text file, found a folder with several files");
         };
         if file.bytes.is_empty() {
-            return unusable("expected a text, found an empty file");
+            return unusable("expected text, found an empty file");
         }
         Ok(utf8(file)?)
     }

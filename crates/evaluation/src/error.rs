@@ -1,4 +1,4 @@
-//! Errors of evaluations; each message states what was found and what to do.
+//! Errors of evaluations; each message states the problem and a remedy.
 
 use std::path::PathBuf;
 

@@ -2,7 +2,7 @@
 //!
 //! Sequences are scored in runs of about a thousand tokens. That is enough to batch sequences of similar
 //! length, and little work is lost after an interruption. The choices of an item share the computation of
-//! their common prefix. Windows of a text share nothing, and each is computed separately.
+//! their common prefix. Windows of text share nothing, and each is computed separately.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::slice;
@@ -207,7 +207,7 @@ fn scored_choice<'a>(choice: &Choice, scores: impl Iterator<Item = &'a TokenScor
     })
 }
 
-/// Result with everything that is known before the model runs.
+/// Result with all fields that do not depend on the model's output.
 fn empty_result(item: &Item) -> ItemResult {
     ItemResult {
         index: item.index,

@@ -60,13 +60,15 @@ impl Item {
 pub enum Work {
     /// Scores choices.
     Score {
-        /// Choices: one for a text, several for a question.
+        /// Choices: one for plain text, several for a question.
         choices: Vec<Choice>,
         /// Index of the correct choice.
         gold: Option<usize>,
     },
-    /// Generates a word greedily, without the tokens of
-    /// [`Prepared::suppressed_tokens`](crate::Prepared::suppressed_tokens).
+    /// Generates a word greedily.
+    ///
+    /// The tokens in [`Prepared::suppressed_tokens`](crate::Prepared::suppressed_tokens) are
+    /// excluded.
     Write {
         /// Token ids of the prompt.
         prompt: Vec<u32>,

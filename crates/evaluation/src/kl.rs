@@ -80,7 +80,7 @@ impl Kl {
     pub const SOURCE: &'static str =
         "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";
 
-    /// Splits a text into windows.
+    /// Splits text into windows.
     ///
     /// The texts of JSONL are joined by the end-of-text token. A single trailing line break is removed.
     /// [`Setting::limit`] counts windows. A text shorter than a window becomes a single shorter window.
@@ -92,7 +92,7 @@ impl Kl {
         let (length, note) = window_length(setting)?;
         let ids = encode_file(setting, &data.texts()?.join(END_OF_TEXT))?;
         if ids.len() < SHORTEST_WINDOW {
-            let what = format!("expected a text of at least {SHORTEST_WINDOW} tokens, found {}", ids.len());
+            let what = format!("expected text of at least {SHORTEST_WINDOW} tokens, found {}", ids.len());
             return Err(unusable(data, what));
         }
         let is_short = ids.len() < length;
@@ -246,8 +246,9 @@ impl Kl {
 }
 
 impl KlWindow {
-    /// Returns `self` if the models still produce the same values, see
-    /// [`ItemResult::if_like`](crate::ItemResult).
+    /// Returns `self` if the models still produce the same values.
+    ///
+    /// See [`ItemResult::if_like`](crate::ItemResult).
     fn if_like(self, now: &Self) -> Result<Self, EvaluationError> {
         let pairs = |a: &[f64], b: &[f64]| a.iter().copied().zip(b.iter().copied()).collect::<Vec<_>>();
         let both = [pairs(&self.logprob, &now.logprob), pairs(&self.base_logprob, &now.base_logprob)];
@@ -257,7 +258,7 @@ impl KlWindow {
         Err(EvaluationError::OtherResult { index: self.index })
     }
 
-    /// Collects the divergences at the window's tokens from `first` on.
+    /// Collects the divergences at the window's tokens, starting at `first`.
     fn of(
         index: usize,
         window: &[u32],

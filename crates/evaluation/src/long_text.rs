@@ -8,17 +8,17 @@ use candle_gpt2_engine::Vocabulary;
 
 use crate::{EvaluationError, Setting};
 
-/// Maximum bytes of a text that encodes quickly enough to need no thread.
+/// Maximum bytes of text that encodes quickly enough to need no thread.
 const SHORT: usize = 16 * 1024;
 /// Interval between checks for an interruption.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Function that encodes a text.
+/// Function that encodes text.
 type Encode = fn(&Vocabulary, &str) -> Result<Vec<u32>, EvaluationError>;
 
-/// Encodes a text; an interruption takes effect even while a long text is encoded.
+/// Encodes text; an interruption takes effect even while a long text is being encoded.
 ///
-/// A tokenizer encodes a text as a whole. A long text is therefore encoded on its own thread, which an
+/// A tokenizer encodes its input as a whole. A long text is therefore encoded on its own thread, which an
 /// interruption does not wait for.
 pub(crate) fn encode_long(
     setting: &Setting<'_>,
@@ -48,7 +48,7 @@ pub(crate) fn encode_long(
     }
 }
 
-/// Encodes a text with the vocabulary's own rules.
+/// Encodes text with the vocabulary's own rules.
 pub(crate) fn encode_text(setting: &Setting<'_>, text: &str) -> Result<Vec<u32>, EvaluationError> {
     encode_long(setting, text, |vocabulary, text| Ok(vocabulary.encode(text)?))
 }

@@ -64,7 +64,7 @@ impl Metric {
     }
 }
 
-/// Nats per unit over blocks of a text, or over items.
+/// Nats per unit over blocks of text, or over items.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ratio {
     /// Total nats over total units.
@@ -155,7 +155,7 @@ mod tests {
         ItemResult { choices: vec![choice], ..ItemResult::default() }
     }
 
-    /// 3 of 4: sqrt(0.75 * 0.25 / 3) = 0.25.
+    /// Fraction 3 of 4: sqrt(0.75 * 0.25 / 3) = 0.25.
     #[test]
     fn fraction_has_the_sample_standard_error() {
         let fraction = Metric::share("acc", [true, true, false, true]).unwrap();
@@ -186,7 +186,7 @@ mod tests {
         assert_near(perplexity.stderr, 20.085_536_923_187_668 * (7.0_f64 / 3.0).sqrt());
     }
 
-    /// 4 nats over 2 units and 5 nats over 1 unit: 3 nats per unit.
+    /// Blocks of 4 nats over 2 units and 5 nats over 1 unit: 3 nats per unit.
     ///
     /// The blocks are 2 below and 2 above their expected nats, so the error is sqrt(2 * 8) / 3 = 4 / 3.
     #[test]

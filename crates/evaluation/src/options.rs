@@ -92,8 +92,9 @@ pub struct EvaluationOptions {
 }
 
 impl EvaluationOptions {
-    /// Selects protocols on all of their published data; set `hub` to download it or `data` to replace
-    /// it.
+    /// Selects protocols on all of their published data.
+    ///
+    /// Set `hub` to download the data, or `data` to replace it.
     pub fn new<S: Into<String>>(protocols: impl IntoIterator<Item = S>) -> Self {
         Self { protocols: protocols.into_iter().map(Into::into).collect(), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Prepared data: everything that is known before a model runs.
+//! Prepared data: items and counts, before a model runs.
 
 use candle_gpt2_engine::{Reporter, Vocabulary};
 

@@ -5,7 +5,7 @@ use candle_gpt2::{Gpt2Config, ParameterCounts, parameter_ledger};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     if let Ok(config) = Gpt2Config::from_json(text) {
-        // Counting lists every parameter, so thousands of layers would only be slow.
+        // Counting lists every parameter, so thousands of layers would only slow the fuzzer down.
         if config.n_layer < 100 {
             let _ = (ParameterCounts::new(&config), parameter_ledger(&config));
         }

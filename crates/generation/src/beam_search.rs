@@ -23,7 +23,7 @@ use crate::{
     Clock, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,
 };
 
-/// A completion that beam search found; [`beam_search`] returns them.
+/// Completion found by beam search, returned by [`beam_search`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
     /// Tokens after the prompt, including a final end-of-text token.
@@ -316,7 +316,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds a finished completion and drops the worst one if there are more than beams.
+    /// Adds a finished completion, and drops the worst if there are more completions than beams.
     fn finish(
         &self,
         finished: &mut Vec<Hypothesis>,

@@ -19,7 +19,7 @@ use crate::{GenerationConfig, GenerationError};
 /// ```
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// End of the time that a completion may take, with its clock; `None` if there is no limit.
+/// Time limit of a completion, with its clock; `None` if there is no limit.
 pub(crate) struct Deadline(Option<(Clock, Duration)>);
 
 impl Deadline {

@@ -56,7 +56,7 @@ pub fn decode(
 
 /// Returns whether `load_tokenizer` created this decoder for a SentencePiece model with byte fallback.
 fn is_sentence_piece(decoder: &DecoderWrapper) -> bool {
-    /// Marks a space until the spaces at the beginning of a text are dropped.
+    /// Marks a space until the spaces at the beginning of the text are dropped.
     const SPACE_MARK: &str = "\u{10FFFE}";
     let is_marked =
         |part: &DecoderWrapper| matches!(part, DecoderWrapper::Replace(part) if part.content == SPACE_MARK);

@@ -99,8 +99,8 @@ pub(crate) fn biased(
 
 /// Calls `look` with the logits of each row of hidden states `(1, T, C)` and returns the results.
 ///
-/// All threads share the work. The logits are computed in pieces, because those of a long window would
-/// need too much memory.
+/// All threads share the work. The logits are computed in pieces, because the logits of a long
+/// window would need too much memory.
 ///
 /// ```
 /// use candle_gpt2_generation::{for_each_row, largest};

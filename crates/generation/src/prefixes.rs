@@ -179,7 +179,7 @@ impl Prefixes {
         self.rows.retain(|row| row.reuse_group != reuse_group);
     }
 
-    /// Frees the least recently used row, except for row `but`; returns whether there was one.
+    /// Frees the least recently used row, except for row `but`; returns whether it freed one.
     pub(crate) fn forget_oldest(&mut self, but: Option<u64>) -> bool {
         let place = self.rows.iter().position(|row| Some(row.number) != but);
         place.and_then(|place| self.rows.remove(place)).is_some()

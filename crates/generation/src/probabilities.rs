@@ -77,7 +77,7 @@ pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     candle_gpt2_arithmetic::log_sum_exp(logits, largest(logits))
 }
 
-/// Returns the largest number, ignoring NaN; `-inf` if there is none.
+/// Returns the largest number, ignoring NaN; `-inf` for no numbers.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_generation::largest(&[1.0, f32::NAN, 3.0, 2.0]), 3.0);

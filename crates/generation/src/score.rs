@@ -16,7 +16,7 @@ use crate::logprobs::{Expected, for_each_row};
 use crate::sequences::score_groups;
 use crate::{GenerationError, Sequence, TokenAlternatives, TokenScore};
 
-/// Log-probabilities of a text; [`score`] returns them.
+/// Log-probabilities of a text, returned by [`score`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     /// Natural logarithm of each token's probability; `None` if no token precedes it.
@@ -34,7 +34,7 @@ impl Score {
     }
 }
 
-/// Scores a text, with the `top_alternatives` most probable tokens at each position.
+/// Scores text, with the `top_alternatives` most probable tokens at each position.
 ///
 /// Calls `progress` with the number of tokens scored since the last call.
 ///

@@ -1,4 +1,4 @@
-//! Scores of many sequences at once.
+//! Batched scoring of many sequences.
 //!
 //! The common prefix of a group's sequences is computed once. Its keys and values are copied to a row
 //! of each sequence, so only the suffixes remain to be read. Prefixes of many groups are rows of one

@@ -43,7 +43,7 @@ impl StopStrings {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// Returns the text that only resembled the beginning of a stop string, after the text has ended.
+    /// Returns the text held back at the end, which only resembled the beginning of a stop string.
     pub(crate) fn finish(self) -> String {
         if self.is_found { String::new() } else { self.held }
     }
@@ -65,7 +65,7 @@ struct Search {
 impl Search {
     fn new(string: &str) -> Self {
         let mut search = Self { string: string.into(), borders: vec![0], matched: 0 };
-        // Searches for the string in itself, from its second byte on.
+        // Searches for the string in itself, from its second byte onward.
         for byte in string.bytes().skip(1) {
             search.advance(byte);
             search.borders.push(search.matched);

@@ -18,7 +18,7 @@ use crate::stop_strings::StopStrings;
 
 /// Text of an incomplete or invalid byte sequence.
 const REPLACEMENT: char = '\u{FFFD}';
-/// Number of ids after which the window is shortened, so that no token decodes a long text again.
+/// Number of ids after which the window is shortened, so that no token decodes long text again.
 const LONGEST_WINDOW: usize = 32;
 /// Number of ids that remain in the shortened window.
 ///
@@ -146,7 +146,7 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
 
     /// Drops ids inside the window.
     ///
-    /// SentencePiece drops spaces at the beginning of a text, so the window cannot consist of spaces alone.
+    /// SentencePiece drops spaces at the beginning of the text, so the window cannot consist of spaces alone.
     fn drop_middle(&mut self, text: &str) -> Result<(), GenerationError> {
         let rest = &self.window[KEPT_IDS..];
         let head = &self.window[..KEPT_IDS];

@@ -100,18 +100,19 @@ impl KvPool {
 /// through it.
 ///
 /// ```
-/// use candle_core::{DType, Device, Tensor};
+/// use candle_core::{D, DType, Device, Tensor};
 /// use candle_nn::VarBuilder;
 /// use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
 ///
 /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// let model = Gpt2LMHeadModel::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
 /// let mut cache = model.new_cache(1, 8)?;
-/// for ids in [vec![1u32, 2, 3], vec![4], vec![5]] { // the prompt, then token by token
-///     let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
-///     model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+/// let mut ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?; // the prompt, then one token at a time
+/// for _ in 0..5 {
+///     let logits = model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
+///     ids = logits.argmax(D::Minus1)?; // (1, 1)
 /// }
-/// assert_eq!(cache.lengths(), [5]);
+/// assert_eq!(cache.lengths(), [7]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug)]
@@ -154,7 +155,7 @@ impl Gpt2Cache {
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
         let mut is_first = true;
         self.in_each_layer(|layer| {
-            // If passes stop early, the layers from that block on are empty.
+            // If passes stop early, the layers from that block onward are empty.
             let is_empty = !std::mem::take(&mut is_first) && layer.lengths().get(row) == Some(&0);
             layer.truncate(row, if is_empty { 0 } else { kept })
         })
@@ -321,8 +322,8 @@ impl Gpt2Cache {
 
     /// Applies a change to all layers.
     ///
-    /// An error of the first layer leaves the cache unchanged, and catches everything that all layers would
-    /// reject. An error of a later layer makes the cache unusable.
+    /// If the first layer fails, the cache is unchanged. This catches every change that all layers
+    /// would reject. If a later layer fails, the cache becomes unusable.
     fn in_each_layer(&mut self, mut change: impl FnMut(&mut KvCache) -> Result<()>) -> Result<()> {
         self.check_consistent()?;
         let Some((first, others)) = self.layers.split_first_mut() else { return Ok(()) };
@@ -353,8 +354,7 @@ impl Gpt2Cache {
         self.slots().iter().map(|slot| slot.capacity).min().unwrap_or(0)
     }
 
-    /// Adds `tokens` to the length of each row, after a pass at positions in memory
-    /// ([`Pass::at`](crate::Pass::at)).
+    /// Adds `tokens` to each row's length, after a pass with [`Pass::at`](crate::Pass::at).
     ///
     /// # Errors
     /// If a row would exceed its capacity; the cache is then unchanged.
@@ -377,16 +377,17 @@ impl Gpt2Cache {
         computed
     }
 
-    /// Whether the first `layers` layers have the same tokens and the other layers are empty.
-    pub(crate) fn is_filled_to(&self, layers: usize) -> bool {
-        let Some((filled, others)) = self.layers.split_at_checked(layers) else { return false };
-        filled.iter().all(|layer| layer.lengths() == self.lengths())
-            && others.iter().flat_map(KvCache::lengths).all(|length| *length == 0)
-    }
-
-    /// Number of blocks.
-    pub(crate) fn layer_count(&self) -> usize {
-        self.layers.len()
+    /// Checks that a pass that ends before block `end` of `n_layer` can continue this cache.
+    ///
+    /// The layers it fills must have the same tokens, and the other layers must be empty.
+    pub(crate) fn expect_filled_to(&self, end: usize, n_layer: usize) -> Result<()> {
+        if self.layers.len() != n_layer {
+            return Err(ModelError::CacheLayers { expected: n_layer, found: self.layers.len() }.into());
+        }
+        let (filled, others) = self.layers.split_at(end);
+        let is_filled = filled.iter().all(|layer| layer.lengths() == self.lengths())
+            && others.iter().flat_map(KvCache::lengths).all(|length| *length == 0);
+        if end == 0 || !is_filled { Err(ModelError::StopWithCache.into()) } else { Ok(()) }
     }
 
     /// Cache of block `index`.

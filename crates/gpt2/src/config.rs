@@ -22,7 +22,7 @@ const MAX_LABELS: usize = 1 << 20;
 
 /// Published GPT-2 models: name, `n_layer`, `n_head`, `n_embd`.
 ///
-/// All other values are those of [`Gpt2Config::gpt2`].
+/// All other values equal those of [`Gpt2Config::gpt2`].
 pub const PRESETS: [(&str, usize, usize, usize); 5] = [
     ("distilgpt2", 6, 12, 768),
     ("gpt2", 12, 12, 768),

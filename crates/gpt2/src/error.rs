@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::{bounded_message, excerpt};
 
-/// Error for a `config.json` that does not describe a GPT-2 that this crate computes exactly.
+/// Error in a `config.json`: invalid, or not a GPT-2 that this crate computes exactly.
 ///
 /// [`Gpt2Config::from_json`](crate::Gpt2Config::from_json) returns it.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub enum ModelError {
     /// Rows cannot move into a cache of a different pool.
     #[error("rows can only move between caches of the same pool; copy them instead")]
     OtherPool,
-    /// There are no tokens.
+    /// The input has no tokens.
     #[error("the model needs at least one token")]
     NoTokens,
     /// A token ID is outside the vocabulary.

@@ -49,7 +49,7 @@ impl HeadKind {
 
     /// Returns the only kind with this parameter, or `None`.
     ///
-    /// Names are those of [`expected_parameters`](crate::expected_parameters). This identifies the head of a
+    /// Names come from [`expected_parameters`](crate::expected_parameters). This identifies the head of a
     /// checkpoint whose configuration names no class.
     pub fn of_parameter(name: &str) -> Option<Self> {
         match name {

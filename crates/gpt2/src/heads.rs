@@ -18,7 +18,7 @@ use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
 use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
 
-use crate::model::tokens_of_rows;
+use crate::logits_for::tokens_of_rows;
 use crate::parameters::{Layers, head_and_model};
 use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 

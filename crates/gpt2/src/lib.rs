@@ -10,6 +10,7 @@ mod encoder_states;
 mod error;
 mod head_kind;
 mod heads;
+mod logits_for;
 mod model;
 mod modules;
 mod observed;
@@ -39,7 +40,8 @@ pub use cross_attention::{CrossAttention, check_encoder_states};
 pub use error::{ConfigError, ModelError};
 pub use head_kind::{HeadKind, ProblemType, Summary, SummaryType};
 pub use heads::{Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification};
-pub use model::{Block, Gpt2LMHeadModel, Gpt2Model, LogitsFor};
+pub use logits_for::LogitsFor;
+pub use model::{Block, Gpt2LMHeadModel, Gpt2Model};
 pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, ParameterKind, decays, expected_parameters, paper_size,
     parameter_ledger,

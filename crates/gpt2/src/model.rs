@@ -21,23 +21,15 @@
 //! hook points.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::rounded_to_nearest;
-use candle_gpt2_attention::{
-    FeedForward, KvCache, MultiHeadAttention, Pass, Placement, QkvProjection, SiteKind,
-};
-use candle_gpt2_kernels::{
-    KvDType, LayerNorm, Linear, ParameterSource, check_interrupted, using, without_gradients,
-};
+use candle_gpt2_attention::{FeedForward, KvCache, MultiHeadAttention, Pass, QkvProjection, SiteKind};
+use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSource, check_interrupted};
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
 use crate::parameters::{Layers, head_and_model};
 use crate::steps::StepRecorder;
 use crate::watcher::Watcher;
-use crate::{Gpt2Cache, Gpt2Config, HeadKind, ModelError};
-
-/// Token dimension of a `(B, T, C)` tensor.
-const TOKEN_DIM: usize = 1;
+use crate::{Gpt2Cache, Gpt2Config, HeadKind, LogitsFor, ModelError};
 
 /// Pre-norm block of attention and MLP, see [`Gpt2Model`].
 ///
@@ -68,10 +60,9 @@ impl Block {
             attn: MultiHeadAttention::new(c_attn, layers.linear("attn.c_proj")?, config.n_head)?
                 .with_scale(config.attention_scale(layer))
                 .with_dropout(config.attn_pdrop),
-            cross_attention: match config.add_cross_attention {
-                true => Some(CrossAttention::load(config, layer, &layers)?),
-                false => None,
-            },
+            cross_attention: (config.add_cross_attention)
+                .then(|| CrossAttention::load(config, layer, &layers))
+                .transpose()?,
             ln_2: layers.norm("ln_2")?,
             mlp: FeedForward::new(
                 layers.linear("mlp.c_fc")?,
@@ -99,20 +90,6 @@ impl Block {
 }
 
 /// GPT-2 without its output head: token IDs to hidden states.
-///
-/// ```
-/// use candle_core::{DType, Device, Tensor};
-/// use candle_nn::VarBuilder;
-/// use candle_gpt2::{Gpt2Config, Gpt2Model};
-///
-/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// let model = Gpt2Model::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
-/// let ids = Tensor::new(&[[1u32, 2, 3, 4]], &Device::Cpu)?;
-/// assert_eq!(model.forward(&ids)?.dims(), [1, 4, 6]);
-/// assert_eq!(model.blocks()[0].attn().num_heads(), 3);
-/// assert_eq!(model.hidden_states(&ids)?.len(), 3, "the embeddings and the output of each block");
-/// # Ok::<(), candle_core::Error>(())
-/// ```
 #[derive(Debug, Clone)]
 #[doc(alias("GPT2Model", "transformer"))]
 pub struct Gpt2Model {
@@ -126,7 +103,7 @@ pub struct Gpt2Model {
 impl Gpt2Model {
     /// Loads the model from its parameters.
     ///
-    /// Names and layouts are those of transformers checkpoints, with or without the prefix `transformer.`. An
+    /// Names and layouts match transformers checkpoints, with or without the prefix `transformer.`. An
     /// empty `VarMap` receives GPT-2's initialization, and the names that transformers saves.
     ///
     /// # Errors
@@ -170,8 +147,8 @@ impl Gpt2Model {
     /// pass sets the positions.
     ///
     /// # Gradients
-    /// Gradients flow in a pass without a cache. With a cache, the result is a constant, like that of
-    /// [`without_gradients`].
+    /// Gradients flow in a pass without a cache. With a cache, the result is a constant, as with
+    /// [`without_gradients`](crate::without_gradients).
     ///
     /// # Errors
     /// The cache then has the same content as before. The pass fails if:
@@ -199,7 +176,7 @@ impl Gpt2Model {
         self.blocks_from(0, x, cache, pass)
     }
 
-    /// Runs everything after the embeddings, from block `first` on.
+    /// Runs everything after the embeddings, from block `first` onward.
     pub(crate) fn blocks_from(
         &self,
         first: usize,
@@ -207,11 +184,6 @@ impl Gpt2Model {
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        if let Some(found) =
-            cache.as_deref().map(Gpt2Cache::layer_count).filter(|found| *found != self.blocks.len())
-        {
-            return Err(ModelError::CacheLayers { expected: self.blocks.len(), found }.into());
-        }
         if let Some(states) = pass.encoder_states() {
             check_encoder_states(&self.config, states, x.dim(0)?)?;
         }
@@ -221,8 +193,8 @@ impl Gpt2Model {
         if end > n_layer {
             return Err(ModelError::NoSuchBlock { layer: end, n_layer }.into());
         }
-        if cache.as_deref().is_some_and(|cache| end == 0 || !cache.is_filled_to(end)) {
-            return Err(ModelError::StopWithCache.into());
+        if let Some(cache) = cache.as_deref() {
+            cache.expect_filled_to(end, n_layer)?;
         }
         for (layer, block) in self.blocks.iter().enumerate().take(end).skip(first) {
             // GPU kernels do not check for an interruption.
@@ -244,68 +216,11 @@ impl Gpt2Model {
         let normed = pass.norm(&self.ln_f, &x, kinds)?;
         pass.show(SiteKind::FinalNorm, normed)
     }
-
-    /// Runs `compute` on the model's device, with the model's observer if the pass has none.
-    ///
-    /// After an error, the cache has the same content as before. With a cache, the result is a constant.
-    /// Calls may be nested; the inner call has no further effect.
-    pub(crate) fn run(
-        &self,
-        cache: Option<&mut Gpt2Cache>,
-        pass: &mut Pass,
-        compute: impl FnOnce(Option<&mut Gpt2Cache>, &mut Pass) -> Result<Tensor>,
-    ) -> Result<Tensor> {
-        let has_cache = cache.is_some();
-        let is_tracked = |states: &Tensor| states.track_op();
-        let has_gradients =
-            has_cache && (self.size().trainable > 0 || pass.encoder_states().is_some_and(is_tracked));
-        let compute = || Gpt2Cache::restoring(cache, |cache| self.watched(pass, |pass| compute(cache, pass)));
-        // Cached keys and values are constants, so gradients would be incomplete.
-        let compute = || if has_gradients { without_gradients(compute) } else { compute() };
-        let compute = || compute().map(|result| if has_cache { result.detach() } else { result });
-        using(self.device(), || rounded_to_nearest(compute))
-    }
-}
-
-/// Tokens for which logits are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogitsFor {
-    /// All tokens, for scoring and training.
-    EveryToken,
-    /// Last token of each row, for generation; the head is computed for one position of a row.
-    LastToken,
-    /// `count` tokens of each row, for scoring in chunks that need less memory for logits.
-    Tokens {
-        /// Index of the first token.
-        first: usize,
-        /// Number of tokens.
-        count: usize,
-    },
 }
 
 /// GPT-2 with its output head: token IDs to logits over the vocabulary.
 ///
-/// ```
-/// use candle_core::{D, DType, Device, Tensor};
-/// use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
-/// use candle_nn::{VarBuilder, VarMap};
-///
-/// // For published weights, `vb` comes from `VarBuilder::from_mmaped_safetensors`.
-/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
-/// let model = Gpt2LMHeadModel::load(&sizes, vb)?;
-/// let mut ids = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?; // (B, T)
-/// assert_eq!(model.forward(&ids)?.dims(), [1, 3, 11]);
-///
-/// // Greedy decoding with a cache: the prompt first, then one token at a time.
-/// let mut cache = model.new_cache(1, 8)?;
-/// for _ in 0..5 {
-///     let logits = model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), &mut Pass::inference())?;
-///     ids = logits.argmax(D::Minus1)?; // (1, 1)
-/// }
-/// assert_eq!(cache.lengths(), [7]);
-/// # Ok::<(), candle_core::Error>(())
-/// ```
+/// [`Gpt2Cache`] has an example.
 #[derive(Debug, Clone)]
 #[doc(alias("GPT2LMHeadModel", "GPT", "lm_head"))]
 pub struct Gpt2LMHeadModel {
@@ -408,32 +323,7 @@ impl Gpt2LMHeadModel {
         logits_for: LogitsFor,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        let wanted = match (logits_for, pass.placement()) {
-            (LogitsFor::EveryToken, _) => hidden_states.clone(),
-            (LogitsFor::LastToken, Placement::Rows(lengths)) => {
-                let last = lengths.iter().map(|length| length.saturating_sub(1));
-                tokens_of_rows(hidden_states, lengths.iter().copied(), last)?.unsqueeze(0)?
-            }
-            (LogitsFor::LastToken, _) => {
-                hidden_states.narrow(TOKEN_DIM, hidden_states.dim(TOKEN_DIM)?.saturating_sub(1), 1)?
-            }
-            (LogitsFor::Tokens { first, count }, _) => hidden_states.narrow(TOKEN_DIM, first, count)?,
-        }; // (B, count, C)
+        let wanted = logits_for.select(hidden_states, pass.placement())?; // (B, count, C)
         pass.show(SiteKind::Logits, self.lm_head.forward(&wanted)?)
     }
-}
-
-/// Selects the token with index `tokens[r]` of each row: `(rows, C)` from `(1, T, C)`.
-pub(crate) fn tokens_of_rows(
-    hidden_states: &Tensor,
-    lengths: impl Iterator<Item = usize>,
-    tokens: impl Iterator<Item = usize>,
-) -> Result<Tensor> {
-    let (mut first, mut indices) = (0, Vec::new());
-    for (length, token) in lengths.zip(tokens) {
-        indices.push(u32::try_from(first + token).map_err(candle_core::Error::wrap)?);
-        first += length;
-    }
-    let indices = Tensor::new(indices, hidden_states.device())?;
-    hidden_states.squeeze(0)?.index_select(&indices, 0)
 }

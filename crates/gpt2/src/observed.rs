@@ -1,18 +1,34 @@
-//! Attached observers, hidden states, and passes that start at a later block.
+//! Calls of the model: device and observer, hidden states, and passes that start at a later block.
 
 use std::sync::{Arc, Mutex};
 
 use candle_core::{Result, Tensor};
+use candle_gpt2_arithmetic::rounded_to_nearest;
 use candle_gpt2_attention::{Observer, Pass, Site, SiteKind};
+use candle_gpt2_kernels::{using, without_gradients};
 
 use crate::watcher::Watcher;
-use crate::{Gpt2LMHeadModel, Gpt2Model, LogitsFor, ModelError};
+use crate::{Gpt2Cache, Gpt2LMHeadModel, Gpt2Model, LogitsFor, ModelError};
 
 impl Gpt2Model {
     /// Returns the hidden states of every layer, like `output_hidden_states` of transformers.
     ///
     /// These are `n_layer + 1` tensors of `(B, T, C)`: the embeddings, the output of every block but the
     /// last, and the last block's output after the final norm.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::VarBuilder;
+    /// use candle_gpt2::{Gpt2Config, Gpt2Model};
+    ///
+    /// let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+    /// let model = Gpt2Model::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+    /// let ids = Tensor::new(&[[1u32, 2, 3, 4]], &Device::Cpu)?;
+    /// assert_eq!(model.forward(&ids)?.dims(), [1, 4, 6]);
+    /// assert_eq!(model.blocks()[0].attn().num_heads(), 3);
+    /// assert_eq!(model.hidden_states(&ids)?.len(), 3, "the embeddings and the output of each block");
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See [`Gpt2Model::forward`].
@@ -40,6 +56,27 @@ impl Gpt2Model {
             pass.begin(&vec![0; batch], tokens);
             self.blocks_from(layer, x, None, pass)
         })
+    }
+
+    /// Runs `compute` on the model's device, with the model's observer if the pass has none.
+    ///
+    /// After an error, the cache has the same content as before. With a cache, the result is a constant.
+    /// Calls may be nested; the inner call has no further effect.
+    pub(crate) fn run(
+        &self,
+        cache: Option<&mut Gpt2Cache>,
+        pass: &mut Pass,
+        compute: impl FnOnce(Option<&mut Gpt2Cache>, &mut Pass) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let has_cache = cache.is_some();
+        let is_tracked = |states: &Tensor| states.track_op();
+        let has_gradients =
+            has_cache && (self.size().trainable > 0 || pass.encoder_states().is_some_and(is_tracked));
+        let compute = || Gpt2Cache::restoring(cache, |cache| self.watched(pass, |pass| compute(cache, pass)));
+        // Cached keys and values are constants, so gradients would be incomplete.
+        let compute = || if has_gradients { without_gradients(compute) } else { compute() };
+        let compute = || compute().map(|result| if has_cache { result.detach() } else { result });
+        using(self.device(), || rounded_to_nearest(compute))
     }
 
     /// Runs `compute` with the model's observer if the pass has none.

@@ -367,7 +367,7 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     ]
 }
 
-/// Returns the size in the GPT-2 paper's name of a published model, if the configuration is one.
+/// Returns the size by which the GPT-2 paper names this model, if it is a published one.
 ///
 /// OpenAI's README says that these sizes "were wrong due to an error".
 ///

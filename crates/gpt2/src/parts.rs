@@ -130,7 +130,7 @@ impl Gpt2LMHeadModel {
 
     /// Memory of the parameters in bytes, each counted once.
     ///
-    /// The dtypes and layouts are those of the model's tensors.
+    /// The sizes reflect the actual dtypes and layouts of the model's tensors.
     pub fn weight_bytes(&self) -> usize {
         self.size().bytes
     }

@@ -171,7 +171,7 @@ fn is_step(
         && !model.is_observed()
         && !model.has_encoder_states()
         && cache.check_consistent().is_ok()
-        && cache.layer_count() == model.config().n_layer
+        && cache.expect_filled_to(model.config().n_layer, model.config().n_layer).is_ok()
         && cache.lengths().iter().all(|length| length + tokens <= end)
 }
 

@@ -133,7 +133,7 @@ impl Compiler {
     ///
     /// # Errors
     /// Fails if the tokenizer is unsupported, if the grammar is invalid, too large or too slow to compile, or
-    /// if no token can begin a text. Returns [`GrammarError::Busy`] if the queue is full or the wait times
+    /// if no token can begin the output. Returns [`GrammarError::Busy`] if the queue is full or waiting times
     /// out.
     pub fn compile(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<LogitsProcessor, GrammarError> {
         let kind = grammar.kind();

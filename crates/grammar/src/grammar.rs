@@ -1,4 +1,4 @@
-//! Grammars that constrain a text, and their translation for llguidance.
+//! Grammars that constrain output, and their translation for llguidance.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{ParserFactory, TokenParser};
@@ -10,7 +10,7 @@ use crate::{GrammarError, reading, schema};
 
 /// Maximum length of a grammar in bytes.
 ///
-/// The length of a JSON schema is that of its compact form.
+/// A JSON schema is measured in its compact form.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -24,7 +24,7 @@ use crate::{GrammarError, reading, schema};
 /// ```
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// A grammar that a text must match from its first byte to its last.
+/// A grammar that the output must match from its first byte to its last.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};

@@ -20,14 +20,14 @@ const MAX_TOKEN_BYTES: usize = 512;
 /// Each byte may be a node of the trie, which supports four million.
 const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 
-/// Bytes that each token adds to a text, serializable for child processes.
+/// Bytes that each token adds to the text, serializable for child processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TokenBytes {
     /// Bytes of each token; empty if it decodes to nothing or duplicates another token.
     bytes: Vec<Vec<u8>>,
     /// Tokens with the same bytes as an earlier token, paired with that token.
     twins: Vec<(u32, u32)>,
-    /// Tokens that decode to different bytes at the beginning of a text.
+    /// Tokens that decode to different bytes at the beginning of the text.
     other_at_start: Vec<u32>,
 }
 
@@ -105,7 +105,7 @@ impl Tokens {
 
     /// Adds the duplicates of tokens in `set`.
     ///
-    /// At the beginning of a text, also removes tokens that decode to different bytes there.
+    /// At the beginning of the text, also removes tokens that decode to different bytes there.
     pub(crate) fn complete(&self, set: &mut SimpleVob, is_start: bool) {
         for (twin, first) in &self.twins {
             if set.is_allowed(*first) {
@@ -127,9 +127,9 @@ fn is_usable(bytes: &[u8]) -> bool {
 
 /// Output of one token.
 struct TokenOutput {
-    /// Bytes inside a text.
+    /// Bytes inside the text.
     inside: Vec<u8>,
-    /// Whether the bytes differ at the beginning of a text.
+    /// Whether the bytes differ at the beginning of the text.
     is_other_at_start: bool,
 }
 

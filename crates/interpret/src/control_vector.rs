@@ -32,7 +32,7 @@ use crate::file_tensors::Shape;
 /// ```
 #[derive(Debug, Clone)]
 pub struct ControlVector {
-    /// `(C)` in f32, by block.
+    /// Directions `(C)` in f32, by block.
     directions: BTreeMap<usize, Tensor>,
 }
 

@@ -60,9 +60,9 @@ const LEAST_NORM: f32 = 1e-8;
 pub struct Dictionary {
     config: DictionaryConfig,
     pub(crate) encoder: Encoder,
-    /// `(F, C)`; `(F, C_out)` for a transcoder.
+    /// Decoder, `(F, C)`; `(F, C_out)` for a transcoder.
     pub(crate) decoder: Tensor,
-    /// `(C)`; `(C_out)` for a transcoder.
+    /// Decoder bias, `(C)`; `(C_out)` for a transcoder.
     pub(crate) decoder_bias: Tensor,
     /// `W_skip` transposed, `(C, C_out)`, for a transcoder with a skip connection.
     pub(crate) skip: Option<Tensor>,
@@ -201,7 +201,7 @@ impl Dictionary {
 
     /// Converts an activation at [`Self::explained_site`] to the target, `(…, C_out)`.
     ///
-    /// The conversion is that of [`Self::input`].
+    /// The conversion is the same as in [`Self::input`].
     ///
     /// # Errors
     /// If the shape does not match the hook point.

@@ -317,7 +317,7 @@ impl ConfigKeys<'_> {
         let Some((key, value)) = self.find(names) else { return Ok(None) };
         match value.as_str() {
             Some(text) => Ok(Some((key, text))),
-            None => Err(unexpected(key, "a text", value)),
+            None => Err(unexpected(key, "a string", value)),
         }
     }
 

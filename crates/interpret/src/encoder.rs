@@ -10,9 +10,9 @@ use crate::{FileError, LatentActivation};
 /// `latents = act(x · weight + bias)`.
 #[derive(Debug, Clone)]
 pub(crate) struct Encoder {
-    /// `(C, F)`.
+    /// Weight, `(C, F)`.
     weight: Tensor,
-    /// `(F)`.
+    /// Bias, `(F)`.
     bias: Tensor,
     activation: LatentActivation,
     /// Threshold of [`LatentActivation::JumpRelu`] and [`LatentActivation::Gated`], `(F)`.

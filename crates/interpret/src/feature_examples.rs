@@ -2,8 +2,8 @@
 //!
 //! Texts are added one after another, and memory is bounded: each feature keeps some of its strongest texts
 //! and a sample of all texts that activate it. A text counts once, at the token with the strongest
-//! activation. The first token of a text is ignored, as in dictionary training, because its activations are
-//! far larger than all others.
+//! activation. The first token of each text is ignored, as in dictionary training, because its
+//! activations are far larger than all others.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 use candle_gpt2_arithmetic::mix_bits;
@@ -63,7 +63,7 @@ pub struct FeatureSummary {
     pub quarters: Vec<Vec<FeatureExample>>,
 }
 
-/// Excerpt of a text in which a feature is active.
+/// Excerpt of text in which a feature is active.
 ///
 /// Part of a [`FeatureSummary`]; [`FeatureExamples`] has an example.
 #[derive(Debug, Clone, PartialEq)]
@@ -154,7 +154,7 @@ impl FeatureExamples {
         self.texts
     }
 
-    /// Adds a text.
+    /// Adds a text sample.
     ///
     /// # Shapes
     /// `latents` is `(T, F)` for the `T` tokens of the text.
@@ -288,7 +288,7 @@ impl Histogram {
     }
 }
 
-/// Pseudorandom priority of a text for a feature; the texts with the smallest form a random sample.
+/// Pseudorandom priority of each text for a feature; the texts with the smallest form a random sample.
 fn priority(feature: usize, text: usize) -> u64 {
     mix_bits(mix_bits(feature as u64).wrapping_add(text as u64))
 }

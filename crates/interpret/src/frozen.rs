@@ -11,11 +11,11 @@ use crate::{Record, Run, TranscoderInput};
 
 /// A layer norm with its scale frozen to the run's value.
 pub(crate) struct FrozenNorm {
-    /// `(C)`; `None` for ones.
+    /// Weight, `(C)`; `None` for ones.
     weight: Option<Tensor>,
-    /// `(C)`.
+    /// Bias, `(C)`.
     pub(crate) bias: Option<Tensor>,
-    /// `(T, 1)`.
+    /// Scale of each row, `(T, 1)`.
     scale: Tensor,
 }
 
@@ -62,10 +62,10 @@ pub(crate) struct FrozenAttention {
     norm: FrozenNorm,
     /// Keys by queries, `(H, T, T)`.
     pattern: Tensor,
-    /// `(H · D, C)`.
+    /// Value weight, `(H · D, C)`.
     value: Tensor,
     value_bias: Option<Tensor>,
-    /// `(C, H · D)`.
+    /// Output weight, `(C, H · D)`.
     output: Tensor,
     output_bias: Option<Tensor>,
 }

@@ -1,6 +1,6 @@
 //! Gradients at hook points and latents, attribution patching, and token saliency.
 //!
-//! The gradient at a hook point is that of a zero-initialized variable added there.
+//! The gradient at a hook point is the gradient of a zero-initialized variable added there.
 
 use std::collections::BTreeMap;
 

@@ -42,7 +42,7 @@ const LEAST_SUM: f64 = 1e-10;
 pub struct AttributionGraph {
     /// Features with incoming edges, errors, embeddings and logits.
     ///
-    /// The order is that of [`ReplacementModel::nodes`].
+    /// The order is the same as in [`ReplacementModel::nodes`].
     pub nodes: Vec<GraphNode>,
     /// Index of each node in the replacement model.
     pub origins: Vec<usize>,

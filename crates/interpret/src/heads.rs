@@ -124,7 +124,7 @@ fn diagonal_means(pattern: &Tensor, offset: usize) -> candle_core::Result<Vec<f3
 
 /// Generates rows of random tokens in `from..below`, as PyTorch does for the same seed.
 ///
-/// The tokens equal those of `torch.randint(from, below, (rows, length))` after `torch.manual_seed(seed)`.
+/// The tokens equal `torch.randint(from, below, (rows, length))` after `torch.manual_seed(seed)`.
 ///
 /// ```
 /// let rows = candle_gpt2_interpret::random_rows(0, 2, 5, 1, 11);
@@ -310,7 +310,7 @@ mod tests {
             assert_eq!(means[0], 1.0, "offset {offset}");
             let even = (offset..TOKENS).map(|query| 1.0 / (query + 1) as f32).sum::<f32>()
                 / (TOKENS - offset) as f32;
-            assert!((means[1] - even).abs() < 1e-6, "{} for {even}", means[1]);
+            assert!((means[1] - even).abs() < 1e-6, "{} vs. {even}", means[1]);
             let other = diagonal_means(&pattern, if offset == 1 { 2 } else { 1 })?;
             assert_eq!(other[0], 0.0);
         }

@@ -53,7 +53,7 @@ impl Positions {
 
 /// An observer of one sequence through all its passes with a KV cache.
 ///
-/// It applies edits one after another and records the edited activations.
+/// It applies edits in order and records the edited activations.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

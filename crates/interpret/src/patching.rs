@@ -104,7 +104,7 @@ pub fn replaced_grid(
     Ok(grid)
 }
 
-/// Computes the metric with `value` in each place, and whether that changed anything.
+/// Computes the metric with `value` in each place, and whether the change had an effect.
 fn cells(
     run: &Run,
     metric: &Metric,

@@ -69,7 +69,7 @@ impl Recording {
     pub fn advance(&mut self, model: &Gpt2LMHeadModel, tokens: usize) -> Result<()> {
         let Some(ids) = self.ids[self.done..].chunks(tokens.max(1)).next() else { return Ok(()) };
         if self.cache.is_none() && ids.len() < self.ids.len() {
-            // This dtype rounds no key or value, so the record equals that of a single pass.
+            // This dtype rounds no key or value, so the record equals the record of a single pass.
             let (config, device, dtype) = (model.config(), model.device(), sum_dtype(model.dtype()));
             self.cache = Some(Gpt2Cache::new(config, 1, self.ids.len(), dtype, device)?);
         }

@@ -370,7 +370,7 @@ impl ReplacementModel {
         Ok(starts)
     }
 
-    /// [`Self::edges`] for a single batch of targets.
+    /// Computes [`Self::edges`] for a single batch of targets.
     fn batch(&self, targets: &[usize]) -> Result<Edges> {
         let mut edges = Edges {
             rows: vec![vec![0.0; self.nodes.len()]; targets.len()],
@@ -577,7 +577,7 @@ fn mebibytes(bytes: u64) -> u64 {
 struct ReadLayer {
     /// Norm between the residual stream and the encoder.
     norm: Option<FrozenNorm>,
-    /// `(T, C)`.
+    /// Encoder input, `(T, C)`.
     x: Tensor,
     active: Vec<Active>,
     /// Node index of the first active feature.

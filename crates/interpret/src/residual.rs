@@ -127,7 +127,7 @@ pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack>
 /// Direction that [`attribute`] projects the normalized residual stream onto.
 #[derive(Debug, Clone)]
 pub struct Direction {
-    /// `(C)`, with zero mean.
+    /// Direction `(C)` with zero mean.
     pub values: Tensor,
     /// Contribution of the final norm's bias.
     pub bias: f32,

@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
 /// Records the activations at these hook points for several sequences in one pass.
 ///
 /// The sequences are concatenated along the token axis, so shapes are `(1, T, …)` with `T` the total number
-/// of tokens. The values equal those of separate runs. As in [`Run::record`], nothing after the last hook
+/// of tokens. The values are the same as in separate runs. As in [`Run::record`], nothing after the last hook
 /// point is computed.
 ///
 /// ```

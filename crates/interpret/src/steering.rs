@@ -33,7 +33,7 @@ use crate::{InterpretError, Run};
 #[derive(Debug, Clone)]
 pub struct Steering {
     site: Site,
-    /// `(n, C)`.
+    /// Added vectors, `(n, C)`.
     vectors: Tensor,
     is_everywhere: bool,
     past_lengths: Vec<usize>,

@@ -154,9 +154,9 @@ pub struct TranscoderLayer {
     pub(crate) encoder: Encoder,
     /// Decoders `(F, C)` for this layer and, in a cross-layer transcoder, for each later one.
     pub(crate) decoders: Vec<Tensor>,
-    /// `(C)`.
+    /// Decoder bias, `(C)`.
     pub(crate) decoder_bias: Tensor,
-    /// `(C, C)`, applied as `x · skip`.
+    /// Skip matrix `(C, C)`, applied as `x · skip`.
     pub(crate) skip: Option<Tensor>,
 }
 

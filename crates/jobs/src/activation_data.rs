@@ -14,7 +14,7 @@ use crate::activation_manifest::ActivationManifest;
 use crate::activations::{STARTS, TOKENS};
 use crate::{DataSize, HeldOut, Hyperparameters, JobError, TrainingData, TrainingError};
 
-/// Size of a number in bytes.
+/// Size of an `f32` in bytes.
 const F32_BYTES: usize = 4;
 
 /// Byte ranges of the input and output values in a shard's file, for each block of a dictionary.
@@ -72,7 +72,7 @@ impl ActivationFolder {
         self.manifest.bos.is_some()
     }
 
-    /// Checks that a model is the one that produced the activations.
+    /// Checks that this model produced the activations.
     ///
     /// # Errors
     /// Fails if it is another model, or if the reporter interrupts the check.
@@ -88,7 +88,7 @@ impl ActivationFolder {
         Err(TrainingError::Data { path: self.folder.clone(), what }.into())
     }
 
-    /// Returns the data of a training.
+    /// Splits the activations into training and held-out data.
     ///
     /// The last sequences, up to a fraction `held_out` of all tokens, are held out. The first token of
     /// each sequence is left out.
@@ -112,7 +112,7 @@ impl ActivationFolder {
         let is_there = |name: &String| self.manifest.sites.iter().any(|site| site.name == *name);
         if let Some(missing) = names.iter().flatten().find(|name| !is_there(name)) {
             let there: Vec<&str> = self.manifest.sites.iter().map(|site| &site.name[..]).collect();
-            let what = format!("it has activations of {}, but not of {missing}", there.join(", "));
+            let what = format!("it contains activations of {}, but not of {missing}", there.join(", "));
             return Err(TrainingError::Data { path: self.folder.clone(), what });
         }
         // The widths are the same for all blocks.

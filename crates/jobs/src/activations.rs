@@ -1,4 +1,4 @@
-//! Job that stores a model's activations at some hook points for every token of a file of prompts.
+//! Job that stores activations at selected hook points for every token in a file of prompts.
 //!
 //! A shard gets its final name when it is complete, and `activations.json` lists the complete shards. An
 //! interruption therefore loses only the shard that is being computed. Sequences are computed in batches
@@ -64,15 +64,15 @@ pub(crate) const LINES: &str = "lines";
 /// ```
 #[derive(Debug, Clone)]
 pub struct ActivationsJob {
-    /// Name of the file of prompts.
+    /// Path of the file of prompts.
     pub prompts: PathBuf,
     /// Prompts.
     pub rows: RowFile,
     /// Name of the model.
     pub model: String,
-    /// Hook points, at least one, each with a vector for every token, see [`site_width`].
+    /// Hook points: at least one, each with a vector for every token; see [`site_width`].
     pub sites: Vec<Site>,
-    /// Token to put in front of every sequence.
+    /// Token to prepend to every sequence.
     pub bos: Option<u32>,
     /// Output folder; it must be new or empty, unless the job resumes.
     pub out: PathBuf,
@@ -112,7 +112,7 @@ pub struct ActivationsReport {
     pub out: PathBuf,
     /// Hook points.
     pub sites: Vec<SiteWidth>,
-    /// Token in front of every sequence.
+    /// Token prepended to every sequence.
     pub bos: Option<u32>,
     /// Number of tokens in all shards.
     pub tokens: usize,
@@ -134,7 +134,7 @@ struct Sequence {
     ids: Vec<u32>,
 }
 
-/// Counts over all sequences of a job.
+/// Totals over all sequences of a job.
 #[derive(Clone, Copy)]
 struct Counted {
     tokens: usize,
@@ -222,7 +222,7 @@ impl ActivationsJob {
 
     /// Returns the manifest of an earlier run.
     ///
-    /// Rejects a folder with other contents, or with a manifest that is not to be resumed.
+    /// Rejects a folder with other contents, or with a manifest if `resume` is not set.
     fn existing_manifest(&self) -> Result<Option<ActivationManifest>, TrainingError> {
         let found = if self.out.is_dir() { ActivationManifest::read(&self.out)? } else { None };
         let can_resume = found.is_some();
@@ -416,7 +416,7 @@ fn interrupted() -> TrainingError {
     TrainingError::Interrupted { state: None }
 }
 
-/// Converts an error of a checked sequence; only the computation itself can still fail.
+/// Converts an error for a validated sequence, for which only the computation itself can fail.
 fn compute(error: InterpretError) -> TrainingError {
     match error {
         InterpretError::Compute(error) => error.into(),

@@ -135,7 +135,7 @@ impl Corpus {
         self.files.iter().map(|file| file.range(split)).map(|range| range.end - range.start).sum()
     }
 
-    /// Returns notes on files of which nothing is held out although a fraction was requested.
+    /// Returns notes on files without a held-out part, although a fraction was requested.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
         let is_whole = |file: &&TextFile| file.share > 0.0 && file.held_out_from == file.bytes;
         self.files.iter().filter(is_whole).map(|file| {
@@ -270,7 +270,7 @@ impl Piece {
     }
 }
 
-/// Reader of a file part in pieces.
+/// Reader that splits a part of a file into pieces.
 struct PieceReader {
     file: Option<File>,
     /// Bytes that were read past the end of the last piece.
@@ -331,7 +331,7 @@ impl PieceReader {
     }
 }
 
-/// First index from `from` on of a line break that a visible character follows.
+/// Index of the first line break at or after `from` that precedes a visible character.
 ///
 /// GPT-2's tokenizer always ends a word there, regardless of the text before it.
 fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
@@ -411,7 +411,7 @@ fn character_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64>
 
 /// Start of the last line before `wanted`, or `length` if that line begins too far back.
 ///
-/// Too far means farther from `wanted` than the end of the file is.
+/// Too far means farther from `wanted` than the end of the file.
 fn near_line_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
     let Some(visible) = last_byte(text, length, &|byte| !byte.is_ascii_whitespace())? else {
         return Ok(length);

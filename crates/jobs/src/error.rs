@@ -10,16 +10,16 @@ use candle_gpt2_training::TrainingError;
 use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
-/// Reason that a job cannot start or continue.
+/// Reason why a job cannot start or continue.
 ///
 /// [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// Error in the training, its options, its data or its files.
+    /// An error during training, or in its options, data or files.
     #[error(transparent)]
     Training(#[from] TrainingError),
-    /// Loss curve that cannot be drawn.
+    /// The loss curve cannot be drawn.
     #[error("{path}: the loss curve cannot be drawn: {what}")]
     Curve {
         /// Path of the picture.
@@ -27,10 +27,10 @@ pub enum JobError {
         /// Reason.
         what: String,
     },
-    /// Initial checkpoint that cannot be opened.
+    /// The initial checkpoint cannot be opened.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Sample that cannot be generated.
+    /// A sample cannot be generated.
     #[error(transparent)]
     Generation(#[from] GenerationError),
 }

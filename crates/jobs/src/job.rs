@@ -1,4 +1,4 @@
-//! Complete training from data files to an output folder, shared by all front ends.
+//! Complete training job, from data files to an output folder, shared by all front ends.
 //!
 //! It covers the data, tokenizer, initial weights, adapters, steps, evaluations, samples and the report.
 
@@ -88,13 +88,13 @@ pub struct TrainJob {
     pub hub: HubOptions,
 }
 
-/// Event of a training; [`TrainJob::run`] reports it.
+/// Training event, reported by [`TrainJob::run`].
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum TrainEvent<'a> {
-    /// The training begins or resumes.
+    /// Training begins or resumes.
     Start {
-        /// Number of steps of the whole training.
+        /// Total number of training steps.
         steps: u64,
         /// Number of steps that are already done.
         steps_done: u64,
@@ -112,7 +112,7 @@ pub enum TrainEvent<'a> {
     },
 }
 
-/// Outcome of a training; [`TrainJob::run`] returns it.
+/// Outcome of a training run, returned by [`TrainJob::run`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainReport {
     /// Output folder.
@@ -131,11 +131,11 @@ pub struct TrainReport {
     pub held_out_rows: Option<usize>,
     /// Total number of steps taken.
     pub steps: u64,
-    /// Whether the training stopped early because the held-out loss no longer improved.
+    /// Whether training stopped early because the held-out loss no longer improved.
     pub stopped_early: bool,
     /// Loss of the last step, in nats per token.
     pub loss: Option<f64>,
-    /// Step of the evaluation with the lowest loss, whose weights the folder holds.
+    /// Step of the evaluation with the lowest loss; the folder contains its weights.
     pub best_step: Option<u64>,
     /// Held-out loss at `best_step`, in nats per token.
     pub held_out_loss: Option<f64>,
@@ -151,7 +151,7 @@ pub struct TrainReport {
     pub elapsed_s: f64,
 }
 
-/// Everything that is prepared before the first step.
+/// State that is prepared before the first step.
 struct Prepared {
     config: Gpt2Config,
     tokenizer: Arc<Tokenizer>,
@@ -161,7 +161,7 @@ struct Prepared {
 }
 
 impl TrainJob {
-    /// Runs the training.
+    /// Runs the training job.
     ///
     /// `reporter` receives the progress of loading and encoding. It may interrupt the job, which then
     /// stops within one operation and saves the state of the last step. `on_event` is called with every
@@ -196,7 +196,7 @@ impl TrainJob {
         let mut report = |entry: &Entry, trainer: &Trainer| {
             on_event(TrainEvent::Entry(entry));
             if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &self.options.sample) {
-                // A failed sample is reported in place of its text. The training continues.
+                // A failed sample is reported instead of its text. Training continues.
                 let text = sample(trainer, &tokenizer, prompt);
                 let text = text.unwrap_or_else(|error| error.to_string());
                 on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
@@ -238,7 +238,7 @@ impl TrainJob {
         let path = self.out.join("confusion.svg");
         match candle_gpt2_pictures::svg(&confusion_picture(report), candle_gpt2_pictures::Width::OneColumn) {
             Ok(picture) => Ok(replace_file(&path, |partial| Ok(fs::write(partial, picture)?))?),
-            // With very many labels there is no picture. The numbers are still reported.
+            // A matrix with too many labels cannot be drawn. The numbers are still reported.
             Err(error) => {
                 reporter.note(&format!("{} was not drawn: {error}", path.display()));
                 Ok(())
@@ -246,7 +246,7 @@ impl TrainJob {
         }
     }
 
-    /// Performs everything up to the first step, or up to the step that the training resumes from.
+    /// Prepares the run up to its first step, or up to the step from which it resumes.
     ///
     /// # Errors
     /// Fails for the same reasons as [`TrainJob::run`], except for errors within a step.
@@ -254,7 +254,7 @@ impl TrainJob {
         self.open_share(reporter, Share::WHOLE)
     }
 
-    /// Opens the training for one of several processes that each compute a share of every batch.
+    /// Opens the run for one of several processes that each compute a share of every batch.
     ///
     /// See [`Run::share_of_step`]. The first process writes the folder, and the others keep nothing. All
     /// processes load the state in the folder if they resume and can read it. Otherwise they need it from
@@ -346,7 +346,7 @@ impl TrainJob {
 
     /// Checks that a non-empty folder is only used to resume.
     fn check_folder(&self) -> Result<(), TrainingError> {
-        // If a training failed before it saved a state, its log is started over.
+        // If a run failed before it saved a state, its log is started over.
         let begun = is_log(&self.out.join(LOG)).then_some(LOG);
         let resume = Resume { resumes: self.options.resume, can_resume: has_state(&self.out) };
         JobFolder::check(&self.out, &results(&self.out), begun, resume)
@@ -486,7 +486,7 @@ impl TrainJob {
             .interrupted_by(Arc::new(move || interrupt.is_interrupted())))
     }
 
-    /// Rejects a training that exceeds the machine's memory.
+    /// Rejects a training job that exceeds the machine's memory.
     fn check_memory(
         &self,
         config: &Gpt2Config,

@@ -22,7 +22,7 @@ pub(crate) struct JobFolder {
     /// Lock, held until this is dropped.
     lock: Option<File>,
     is_new: bool,
-    /// Leftovers of killed processes when the folder was locked.
+    /// Leftovers of killed processes, found when the folder was locked.
     leftovers: Vec<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Log of a training: one JSON object per line, for every step and every evaluation.
+//! Training log: one JSON object per line, for every step and every evaluation.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -143,7 +143,7 @@ impl Journal {
     }
 }
 
-/// Whether a file is a log of a training, possibly with an incomplete last line from a killed process.
+/// Whether a file is a training log, possibly with an incomplete last line from a killed process.
 pub(crate) fn is_log(path: &Path) -> bool {
     let Ok(text) = read_bounded_text(path, MAX_BYTES) else { return false };
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`TrainJob`], [`TokenizeJob`] or [`ActivationsJob`]. A [`Run`] is an open training with its
-//! folder.
+//! Start with [`TrainJob`], [`TokenizeJob`] or [`ActivationsJob`]. A [`Run`] is a training run in progress,
+//! together with its folder.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

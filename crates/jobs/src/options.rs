@@ -14,10 +14,10 @@ use crate::{
     LoraConfig, OptimizerKind, Ramp, Schedule, Task, TrainingError,
 };
 
-/// Bounds of the default warm-up steps, which are a twentieth of all steps between these bounds.
+/// Minimum and maximum default number of warm-up steps, which is a twentieth of all steps.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
 
-/// Initial model of a training; part of a [`TrainJob`](crate::TrainJob).
+/// Initial model of a training run; part of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
     /// Checkpoint to train further.

@@ -132,7 +132,7 @@ impl RowFiles {
             numbers.get(name).copied().or_else(by_number).ok_or_else(|| {
                 let known = shortened(&labels.join(", "));
                 let what =
-                    format!("unknown label `{}`; expected one of the model's: {known}", shortened(name));
+                    format!("unknown label `{}`; expected a label of the model: {known}", shortened(name));
                 self.records.refuse(row, &what)
             })
         };
@@ -334,7 +334,7 @@ fn fingerprint<'a>(rows: impl IntoIterator<Item = &'a Row>) -> u64 {
     })
 }
 
-/// A text, shortened for a quotation in an error message.
+/// Shortens a text so that an error message can quote it.
 fn shortened(text: &str) -> String {
     /// Maximum length of a quotation in characters.
     const QUOTED: usize = 200;

@@ -37,7 +37,7 @@ const CHECKPOINT: [&str; 5] = [
 ];
 /// Files of dictionaries, except for the files of each layer.
 const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
-/// Files of all trainings.
+/// Files that any training run may write.
 const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
 
 /// Returns the files and folders that a run in this folder replaces as a whole.
@@ -98,7 +98,7 @@ pub(crate) struct RunOptions {
     pub(crate) save_every: u64,
     /// Steps after which a copy of the model is kept.
     pub(crate) keep_steps: Vec<u64>,
-    /// Evaluations without improvement after which the training stops; `None` never stops early.
+    /// Evaluations without improvement after which training stops; `None` never stops early.
     pub(crate) patience: Option<u64>,
     /// Dtype of the written weights.
     pub(crate) dtype: WrittenDType,
@@ -127,15 +127,15 @@ impl RunOptions {
 pub struct Outcome {
     /// Total number of steps taken.
     pub steps: u64,
-    /// Step and evaluation with the lowest loss, whose weights the folder holds.
+    /// Step and evaluation with the lowest loss; the folder contains the weights of this step.
     pub best: Option<(u64, Evaluation)>,
     /// Loss of the last step.
     pub last_loss: Option<f64>,
-    /// Whether the training stopped early because the held-out loss no longer improved.
+    /// Whether training stopped early because the held-out loss no longer improved.
     pub is_stopped_early: bool,
 }
 
-/// An open training with its folder; [`TrainJob::open`](crate::TrainJob::open) returns it.
+/// A training run and its folder, returned by [`TrainJob::open`](crate::TrainJob::open).
 pub struct Run {
     trainer: Trainer,
     data: TrainingData,
@@ -179,7 +179,7 @@ impl Run {
             (best, evaluations_since) = (progress.best, progress.evaluations_since);
             (is_evaluation_due, log) = (progress.is_evaluation_due, progress.log);
         }
-        // The folder belongs to this training, so its leftovers can be removed.
+        // The folder belongs to this run, so its leftovers can be removed.
         if let Some(folder) = &job_folder {
             folder.remove_leftovers();
         }
@@ -341,12 +341,12 @@ impl Run {
 
     fn expect_steps(&self) -> Result<(), TrainingError> {
         match self.is_done() {
-            true => Err(TrainingError::Call { what: "the training is complete; no step is left".into() }),
+            true => Err(TrainingError::Call { what: "training is complete; no step is left".into() }),
             false => Ok(()),
         }
     }
 
-    /// Whether no step is left, because all were taken or the training stopped early.
+    /// Whether no step is left, because all were taken or training stopped early.
     pub fn is_done(&self) -> bool {
         self.trainer.steps_done() >= self.trainer.numbers().steps || self.is_stale()
     }
@@ -372,7 +372,7 @@ impl Run {
     /// Resumes from the [state](Run::state) of another data-parallel run.
     ///
     /// # Errors
-    /// Fails if the state is damaged or belongs to another training.
+    /// Fails if the state is damaged or belongs to another training run.
     pub fn set_state(&mut self, state: &[u8]) -> Result<(), TrainingError> {
         let path = state::path(&self.options.folder);
         let progress = state::from_bytes(state, &path, &mut self.trainer, self.data.fingerprint)?;
@@ -384,7 +384,7 @@ impl Run {
         Ok(())
     }
 
-    /// Performs the evaluation and the saving that are due after a step.
+    /// Evaluates the model and saves the state, if these are due after a step.
     fn finish_step(&mut self, report: EntryCallback<'_>) -> Result<(), TrainingError> {
         self.rollback_without_state(|run| {
             if run.is_evaluation_due {
@@ -410,7 +410,7 @@ impl Run {
         self.write_model(&folder)
     }
 
-    /// Writes files, and removes added checkpoint files again if writing fails without a state to resume.
+    /// Writes files; if this fails before a state was saved, removes the added checkpoint files.
     ///
     /// The same call can then start over without overwriting any weights.
     fn rollback_without_state<T>(
@@ -440,7 +440,7 @@ impl Run {
         written
     }
 
-    /// Whether work that is due every `every` steps is due after the last step.
+    /// Whether work with an interval of `every` steps is due after the last step.
     fn is_due(&self, every: u64) -> bool {
         let step = self.trainer.steps_done();
         step.is_multiple_of(every) || step == self.trainer.numbers().steps
@@ -563,7 +563,7 @@ impl Run {
     }
 }
 
-/// Error of a training in this folder that was interrupted.
+/// Error for an interrupted training run in this folder.
 pub(crate) fn interrupted(folder: &Path) -> TrainingError {
     TrainingError::Interrupted { state: has_state(folder).then(|| state::path(folder)) }
 }

@@ -27,10 +27,10 @@ const KEPT_BYTES: usize = 4 << 20;
 const FAULT_BYTES: usize = 1 << 16;
 /// Minimum number of tokens for detecting 32-bit tokens in a file that looks like 16-bit tokens.
 ///
-/// 32-bit tokens of a small vocabulary look like 16-bit tokens of which every second one is 0. No text
-/// has that many zeros.
+/// Read as 16-bit tokens, 32-bit tokens of a small vocabulary have a 0 in every second place. No text has
+/// that many zeros.
 const MIN_TOKENS_FOR_WIDTH_CHECK: usize = 32;
-/// Maximum number of tokens in a shard of llm.c, whose header counts in a signed 32-bit number.
+/// Maximum number of tokens in a shard for llm.c, whose header has a signed 32-bit count.
 pub(crate) const MAX_LLM_C_TOKENS: u64 = i32::MAX as u64;
 
 /// A token file that was checked.
@@ -165,7 +165,7 @@ impl TokenFolder {
     ///
     /// # Errors
     /// Fails if a shard cannot be read, was truncated or modified, or contradicts its own format or
-    /// width. Fails if the tokens belong to another vocabulary than the model's. Also fails if the folder
+    /// width. Fails if the tokens are from a vocabulary other than the model's. Also fails if the folder
     /// has no shards or is incomplete.
     pub fn open(
         folder: &Path,
@@ -182,7 +182,7 @@ impl TokenFolder {
         if training.is_empty() && manifest.is_none() {
             return Err(refuse(
                 folder,
-                "neither tokens.json nor files such as train.bin are in it; use a folder of token files, or text files",
+                "contains neither tokens.json nor files such as train.bin; use a folder of token files, or text files",
             ));
         }
         let bytes = training.bytes() + held_out.bytes();

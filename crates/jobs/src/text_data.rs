@@ -1,6 +1,6 @@
 //! Training data of a language model: texts, or a folder of token files.
 //!
-//! Texts become temporary token files for the duration of the training.
+//! Texts are stored in temporary token files while training runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{
     TrainingData, TrainingError, Windows,
 };
 
-/// Name of the temporary folder for encoded texts, which is deleted at the end of the training.
+/// Name of the temporary folder for encoded texts, which is deleted when training ends.
 pub(crate) const TOKENS: &str = "tokens";
 
 /// Source of tokens.
@@ -29,7 +29,7 @@ pub(crate) enum TextSource {
 }
 
 impl TextSource {
-    /// Opens text files, of which a fraction is held out, or a single folder of token files.
+    /// Opens text files and holds out a fraction of each, or opens a single folder of token files.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Corpus::open`], and if a folder is combined with other data.
@@ -81,7 +81,7 @@ impl TextSource {
 
     /// Returns the training data.
     ///
-    /// Texts are encoded into token files in `folder`, which are removed when the training ends.
+    /// Texts are encoded into token files in `folder`, which are removed when training ends.
     ///
     /// # Errors
     /// Fails if a text cannot be encoded, or if the token files do not match the model, are damaged or
@@ -160,7 +160,7 @@ pub(crate) fn trained_tokenizer(
     }
 }
 
-/// Tokens whose folder is removed after its last reader.
+/// Tokens in a temporary folder that is removed after its last reader.
 struct TemporaryTokens {
     // Declared first, so that the files are unmapped before the folder is removed.
     shards: Shards,

@@ -166,7 +166,7 @@ impl Manifest {
             false => Err(refuse(
                 folder,
                 format!(
-                    "its tokens belong to another vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); \
+                    "its tokens are from a different vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); \
                      tokenize the texts for this model",
                     self.vocab_size, self.vocabulary_crc32
                 ),
@@ -232,7 +232,7 @@ pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
     for (id, token) in tokens {
         checksum.update(&id.to_le_bytes());
         checksum.update(token.as_bytes());
-        // A token cannot run into the next one's id, because UTF-8 does not contain this byte.
+        // This byte never occurs in UTF-8, so it separates a token from the next id.
         checksum.update(&[0xff]);
     }
     checksum.finalize()

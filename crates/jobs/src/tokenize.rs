@@ -152,7 +152,7 @@ pub struct TokenizeReport {
 /// Vocabulary for encoding texts.
 pub(crate) struct Vocabulary<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    /// Number of tokens; ids are smaller than it.
+    /// Number of tokens, an exclusive upper bound on ids.
     pub(crate) size: usize,
     /// Token after each document.
     pub(crate) end: Option<u32>,
@@ -275,7 +275,7 @@ impl TokenizeJob {
 
     /// Returns the manifest of an earlier run.
     ///
-    /// Rejects a folder with other contents, or with a manifest that is not to be resumed.
+    /// Rejects a folder with other contents, or with a manifest if `resume` is not set.
     fn existing_manifest(&self) -> Result<Option<Manifest>, TrainingError> {
         let found = if self.out.is_dir() { Manifest::read(&self.out)? } else { None };
         let can_resume = found.is_some();
@@ -326,7 +326,7 @@ impl TokenizeJob {
         let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let end = tokenizer.token_to_id(END_OF_TEXT);
         if end.is_none() {
-            reporter.note(&format!("the tokenizer has no {END_OF_TEXT}: nothing separates the documents"));
+            reporter.note(&format!("the tokenizer has no {END_OF_TEXT}, so nothing separates the documents"));
         }
         Ok((tokenizer, largest, end))
     }
@@ -349,7 +349,7 @@ impl TokenizeJob {
     }
 }
 
-/// Rejects a text whose already encoded part has changed.
+/// Rejects a text file if the part that is already encoded has changed.
 fn check_unchanged(source: &SourceFile) -> Result<(), TrainingError> {
     let checksum = || -> io::Result<u32> {
         let (mut file, mut checksum) =

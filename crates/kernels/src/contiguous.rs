@@ -5,8 +5,8 @@ use half::{bf16, f16};
 
 /// Faster [`Tensor::contiguous`] for transposed matrices on the CPU, without gradients.
 ///
-/// For a transposed matrix it is many times as fast as candle. candle computes the index of each value
-/// separately, and reads each cache line again for every value on it.
+/// It is many times faster than candle for a transposed matrix. candle computes the index of each
+/// value separately, and reads each cache line again for every value in it.
 /// ```
 /// use candle_core::{Device, Tensor};
 ///

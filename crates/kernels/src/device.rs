@@ -1,4 +1,4 @@
-//! Opening GPUs, with errors that report what is missing.
+//! Opening of GPUs, with errors that name the missing driver, feature or device.
 
 #[cfg(any(feature = "cuda", test))]
 use std::{
@@ -30,7 +30,7 @@ pub enum DeviceError {
         found: String,
     },
     /// The GPU index is out of range.
-    #[error("GPU {index} does not exist; the driver reports {count}, counted from 0")]
+    #[error("GPU {index} does not exist; the driver reports {count} GPUs, counted from 0")]
     NoSuchGpu {
         /// Requested index.
         index: usize,

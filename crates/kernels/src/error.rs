@@ -267,7 +267,7 @@ pub fn carried<E: Error + 'static>(error: &candle_core::Error) -> Option<&E> {
     }
 }
 
-/// Message of an error with those of its causes.
+/// Error message together with the messages of its causes.
 ///
 /// candle's error repeats the message of the error that it wraps, so repetitions are left out.
 ///

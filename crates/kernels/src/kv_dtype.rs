@@ -49,7 +49,7 @@ impl KvDType {
     }
 }
 
-/// Converts dtypes without floating point to f32.
+/// Maps dtypes that are not floating point to f32.
 impl From<DType> for KvDType {
     fn from(dtype: DType) -> Self {
         let known = TENSOR_DTYPES.iter().find(|(_, tensor)| *tensor == dtype);

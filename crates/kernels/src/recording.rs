@@ -34,7 +34,7 @@ impl Recording {
     /// replayed, and may be freed only in the order of the device's stream. Memory that the work allocates
     /// must not leave it. The work must upload nothing but shapes and strides.
     pub unsafe fn of(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
-        // SAFETY: the caller upholds the contract of `Graph::of`, which is the contract of this function.
+        // SAFETY: this function has the same contract as `Graph::of`, and the caller upholds it.
         Ok(unsafe { cuda::Graph::of(device, work)? }.map(Self))
     }
 

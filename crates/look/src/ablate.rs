@@ -1,4 +1,4 @@
-//! Ablation: the prediction without each head in turn, or without chosen heads together.
+//! Ablation: predictions without each head in turn, or without several heads together.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -90,7 +90,7 @@ enum ReplacementKind {
     Sample(ReplacementTexts),
 }
 
-/// Texts that a head's replacement output comes from.
+/// Texts that supply a head's replacement output.
 #[derive(Debug, Clone)]
 enum ReplacementTexts {
     Texts(Vec<Text>),
@@ -115,7 +115,7 @@ impl Replacement {
         Self { kind: ReplacementKind::Mean(ReplacementTexts::Texts(texts)), name }
     }
 
-    /// Replaces the output with that of another text, which must have the same number of tokens.
+    /// Replaces the output with the one for another text, which must have the same number of tokens.
     pub fn sample(text: Text) -> Self {
         let name = "output for another text".to_owned();
         Self { kind: ReplacementKind::Sample(ReplacementTexts::Texts(vec![text])), name }

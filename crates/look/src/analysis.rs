@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 pub struct Analysis {
     /// Values over axes.
     pub report: Report,
-    /// Results besides the report.
+    /// Results other than the report.
     pub details: Details,
-    /// Attribution graph, drawn in place of the values.
+    /// Attribution graph, drawn instead of the values.
     pub graph: Option<AttributionGraph>,
     /// Features with example texts, one for each label of the first axis.
     ///
@@ -29,7 +29,7 @@ pub struct Analysis {
     pub features: Vec<FeatureCard>,
 }
 
-/// Results of an analysis besides the values of its report.
+/// Results of an analysis other than the values of its report.
 ///
 /// Part of the result of [`Look::look`](crate::Look::look).
 #[derive(Debug, Clone)]

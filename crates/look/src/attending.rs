@@ -17,7 +17,7 @@ use crate::{Analysis, Look, LookSubject, Reader, Text};
 const LOWEST_TOKEN: u32 = 100;
 /// Exclusive upper bound of the random tokens.
 const HIGHEST_TOKEN: u32 = 20_000;
-/// Number of random tokens in a row.
+/// Number of random tokens per row.
 const LENGTH: usize = 100;
 /// Maximum number of rows of random tokens.
 const MOST_ROWS: usize = 1000;
@@ -120,7 +120,7 @@ impl Look for HeadKinds {
         let half = config.n_positions.saturating_sub(usize::from(reader.bos().is_some())) / 2;
         if half == 0 {
             return Err(invalid_option(format!(
-                "the context of {} tokens is too short for repeated random rows; give a text",
+                "the context of {} tokens is too short for repeated random rows; pass a text",
                 config.n_positions
             )));
         }

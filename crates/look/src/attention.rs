@@ -12,7 +12,7 @@ use crate::{Analysis, Heads, Look, LookSubject, Ranges, Reader, Text};
 /// Maximum number of attention weights in a report, a little above 144 heads of 1,024 tokens.
 const MOST_VALUES: usize = 160_000_000;
 
-/// Attention patterns of all heads, of the heads in some layers, or of chosen heads.
+/// Attention patterns of all heads, of the heads in some layers, or of selected heads.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -56,7 +56,7 @@ impl Look for Attention {
         };
         let chosen: Vec<Head> = match (&self.layers, &self.heads) {
             (Some(_), Some(_)) => {
-                return Err(invalid_option("`layers` and `heads` are mutually exclusive; give one of them"));
+                return Err(invalid_option("`layers` and `heads` are mutually exclusive; pass one of them"));
             }
             (Some(layers), None) => all(reader.layers(layers)?),
             (None, Some(heads)) => reader.heads(heads)?.0,

@@ -299,7 +299,7 @@ impl Look for CircuitSearch {
 }
 
 impl CircuitSearch {
-    /// Gradient method that scores the edges; `None` for ACDC, which uses runs.
+    /// Gradient method that scores the edges; `None` for ACDC, which needs no gradients.
     fn edge_method(&self) -> Option<EdgeMethod> {
         match self.method {
             CircuitMethod::Eap | CircuitMethod::PositionAware => Some(EdgeMethod::Eap),

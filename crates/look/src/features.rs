@@ -155,7 +155,7 @@ impl Look for Features {
 
     fn check(&self, reader: &Reader) -> Result<CheckedFeatures> {
         if self.text.is_none() && self.prompts_file.is_none() {
-            return Err(invalid_option("give a text, or `prompts_file` with texts to collect examples from"));
+            return Err(invalid_option("pass a text, or `prompts_file` with texts to collect examples from"));
         }
         if let Some(folder) = &self.features_dir {
             if self.prompts_file.is_none() {

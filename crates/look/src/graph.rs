@@ -201,7 +201,7 @@ impl Look for Graph {
         for (place, setting) in self.set.iter().enumerate() {
             let node = setting.to_string();
             if self.set[..place].iter().any(|before| before.to_string() == node) {
-                return Err(invalid_option(format!("`set` {node}: set more than once; give one value")));
+                return Err(invalid_option(format!("`set` {node}: set more than once; pass one value")));
             }
             let features = match &transcoders {
                 Some(transcoders) => {
@@ -388,7 +388,7 @@ impl Graph {
         Ok(effects)
     }
 
-    /// Sets features, and compares the logits that the graph predicts with those of the model.
+    /// Sets features, and compares the logits predicted by the graph with the model's logits.
     fn intervene(
         &self,
         run: &Run,
@@ -472,7 +472,7 @@ fn three_decimals(value: f64) -> String {
     format!("{value:.3}").replace('-', "−")
 }
 
-/// Data on the features beyond the graph itself.
+/// Feature data that the graph itself does not contain.
 #[derive(Default)]
 struct FeatureFacts<'a> {
     meanings: Option<Meanings>,
@@ -689,7 +689,7 @@ impl NamedGraph<'_> {
         format!("{} {sum:.4} = {}", self.logit_name(token), shown.join(" + "))
     }
 
-    /// Number of kept nodes whose features are active nearly everywhere.
+    /// Number of kept nodes with features that are active at most positions.
     fn common(&self) -> usize {
         let place = |node: &GraphNode| match node {
             GraphNode::Feature { layer, feature, .. } => Some((*layer, *feature)),

@@ -110,7 +110,7 @@ impl Look for Lens {
         }
         if self.watch.is_empty() && self.show.is_watched() {
             return Err(invalid_option(
-                "`show` rank and watched-probability need a token: give `watch` TEXT",
+                "`show` rank and watched-probability need a token; pass `watch` TEXT",
             ));
         }
         let watch = self.watch.iter().map(|token| reader.token("watch", token)).collect::<Result<_>>()?;

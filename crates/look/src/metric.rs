@@ -81,7 +81,7 @@ impl MetricOptions {
     /// Validates the metric for a text of `tokens` tokens.
     pub(crate) fn read(&self, reader: &Reader, tokens: usize) -> Result<Prediction> {
         if self.against.is_some() && self.answer.is_none() {
-            return Err(invalid_option("`against` requires `answer`; give both or neither"));
+            return Err(invalid_option("`against` requires `answer`; pass both or neither"));
         }
         let token = |option: &str, token: &Option<TokenChoice>| {
             token.as_ref().map(|token| reader.token(option, token)).transpose()

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::error::{Result, invalid_option};
 
-/// An enumeration whose values have names.
+/// Enumeration with named values.
 ///
 /// ```
 /// use candle_gpt2_look::{Method, Named, Numbers, Parts, named};

@@ -1,4 +1,4 @@
-//! Next-token predictions, by the model alone and under sampling settings.
+//! Next-token predictions, from the raw logits and under sampling settings.
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};

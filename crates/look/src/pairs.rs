@@ -199,7 +199,7 @@ pub(crate) fn read_pairs(
     if written.is_empty() {
         return Err(named(
             origin,
-            invalid_option("no pairs; give at least one, such as those that the `data` analysis generates"),
+            invalid_option("no pairs; pass at least one, such as those that the `data` analysis generates"),
         ));
     }
     let mut pairs = Vec::new();

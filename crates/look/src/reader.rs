@@ -59,7 +59,7 @@ pub enum TokenChoice {
     Id(u32),
 }
 
-/// JSON form of a token: alone, or in a list of one as in files of prompt pairs.
+/// JSON form of a token: a value, or a list of one value as in files of prompt pairs.
 #[derive(Deserialize)]
 #[serde(
     untagged,
@@ -378,7 +378,7 @@ impl Reader {
         let ids: Vec<u32> = self.bos.into_iter().chain(self.tokens(text)?).collect();
         let Gpt2Config { n_positions, vocab_size, .. } = *self.config();
         if ids.is_empty() {
-            return Err(invalid_option("the text is empty; give at least one token, or `bos`"));
+            return Err(invalid_option("the text is empty; pass at least one token, or `bos`"));
         }
         if ids.len() > n_positions {
             let tokens = ids.len();
@@ -402,7 +402,7 @@ impl Reader {
                     let tokens: Vec<String> =
                         ids.iter().map(|id| format!("{:?}", self.printable(*id))).collect();
                     return Err(invalid_option(format!(
-                        "`{option}` {text:?} has {} tokens ({}); give a single token (most words need a \
+                        "`{option}` {text:?} has {} tokens ({}); pass a single token (most words need a \
                          leading space) or its id (#ID)",
                         ids.len(),
                         tokens.join(" "),

@@ -87,7 +87,7 @@ impl Look for Saliency {
                 }
                 let Some(baseline) = baseline.or_else(|| reader.config().start_token()) else {
                     return Err(invalid_option(
-                        "the model's configuration has no valid bos_token_id; give `baseline` TEXT",
+                        "the model's configuration has no valid bos_token_id; pass `baseline` TEXT",
                     ));
                 };
                 SaliencyMethod::Integrated { steps, baseline }

@@ -59,7 +59,7 @@ const PLACES: &[&str] = &[
     "playground",
     "cottage",
 ];
-/// Events of some duration, for prompts about how long they lasted.
+/// Events with a duration, for prompts about how long they lasted.
 const EVENTS: &[&str] = &[
     "war",
     "trip",
@@ -201,7 +201,7 @@ const FEWEST: usize = 3;
 /// Maximum number of pairs.
 const MOST_PAIRS: usize = 1_000_000;
 
-/// Pairs of prompts for a task with a known circuit, made from words of the model's vocabulary.
+/// Prompt pairs for a task with a known circuit, built from words in the model's vocabulary.
 ///
 /// The same seed gives the same pairs.
 ///
@@ -426,7 +426,7 @@ impl PairGenerator<'_> {
             .collect()
     }
 
-    /// Centuries with those of their years that are two tokens: the century, and two digits.
+    /// Centuries, each with the years that are two tokens: the century and two digits.
     ///
     /// Centuries without the year 01, or with fewer than 20 such years, are left out.
     fn centuries(&self) -> Result<Vec<(u32, Vec<u32>)>> {

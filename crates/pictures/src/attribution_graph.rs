@@ -67,7 +67,7 @@ pub struct GraphPoint {
     pub column: usize,
     /// Influence on the prediction.
     pub influence: f64,
-    /// Fraction of all influence that nodes with at least this influence have together.
+    /// Combined fraction of the influence of all nodes with at least this influence.
     pub share: f64,
     /// Activation of a feature.
     pub activation: Option<f64>,

@@ -44,7 +44,7 @@ pub struct FeatureCard {
     pub act_max: f32,
     /// Histogram of the activations.
     pub histogram: FeatureHistogram,
-    /// Tokens that the feature makes more probable by itself, strongest first.
+    /// Tokens that the feature makes more probable on its own, strongest first.
     ///
     /// The list is empty if the feature adds nothing to the residual stream.
     pub top_logits: Vec<String>,
@@ -76,7 +76,7 @@ pub struct FeatureQuantile {
     pub examples: Vec<FeatureText>,
 }
 
-/// An excerpt of a text.
+/// An excerpt of example text.
 ///
 /// Part of a [`FeatureCard`], which has an example.
 #[derive(Clone, Debug, PartialEq, Serialize)]

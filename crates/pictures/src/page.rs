@@ -65,7 +65,7 @@ pub fn page(report: &Report) -> String {
     )
 }
 
-/// Renders how a model learned as one self-contained HTML file.
+/// Renders the training history of a model as one self-contained HTML file.
 ///
 /// The page shows loss, heads, abilities and a sample for every saved checkpoint, with a slider. `history` is
 /// the JSON that `story-probes history` prints.

@@ -27,7 +27,7 @@ pub struct Report {
     pub schema: String,
     /// Title of the analysis, in one line.
     pub title: String,
-    /// Model name, as the caller gave it.
+    /// Model name as the caller supplied it.
     pub model: String,
     /// Tokens of the text.
     pub tokens: Vec<Token>,
@@ -227,7 +227,7 @@ impl Report {
         self.values.get(place).copied().flatten().filter(|value| value.is_finite())
     }
 
-    /// Whether the axes are those of attention patterns: layer, head, query, key.
+    /// Whether the axes are layer, head, query and key, as in attention patterns.
     pub(crate) fn is_attention(&self) -> bool {
         let names: Vec<_> = self.axes.iter().map(|axis| axis.name.as_str()).collect();
         names == ["layer", "head", "query", "key"] && self.axes[2].labels.len() == self.axes[3].labels.len()
@@ -278,7 +278,7 @@ impl Axis {
         Self { name: name.into(), labels: labels.into_iter().map(Into::into).collect() }
     }
 
-    /// Creates an axis over a text, with a label for each token and its index.
+    /// Creates an axis over the text, with a label for each token and its index.
     pub fn tokens(name: impl Into<String>, tokens: &[Token]) -> Self {
         Self::new(name, tokens.iter().map(Token::label))
     }
@@ -311,14 +311,14 @@ pub fn printable_token(bytes: &[u8]) -> String {
     text
 }
 
-/// Escapes everything that a terminal or a picture could not show; spaces stay.
+/// Escapes everything that a terminal or picture cannot show, except spaces.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     text.chars().for_each(|character| push_printable(&mut printable, character));
     printable
 }
 
-/// Escapes a text for use between tags of HTML and XML.
+/// Escapes text for use between tags of HTML and XML.
 pub(crate) fn escaped(text: &str) -> String {
     let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")

@@ -214,15 +214,15 @@ fn bow_around(boxes: &[([f64; 2], f64)], [x, y]: [f64; 2], [end_x, end]: [f64; 2
     bows.min_by_key(|bow| crossed(*bow)).unwrap_or(0.0)
 }
 
-/// Anchor of a text, and whether it is rotated to read upwards.
+/// Text anchor, and whether it is rotated to read upward.
 #[derive(Clone, Copy)]
 pub(crate) enum Align {
     Start,
     Middle,
     End,
-    /// Rotated to read upwards, with its end at the position.
+    /// Rotated to read upward, with its end at the position.
     Upwards,
-    /// Rotated to read upwards, with its middle at the position.
+    /// Rotated to read upward, with its middle at the position.
     Turned,
 }
 
@@ -263,7 +263,7 @@ impl Drawing {
         ));
     }
 
-    /// Draws a text, vertically centered at `y`.
+    /// Draws text, vertically centered at `y`.
     pub(crate) fn text(&mut self, [x, y]: [f64; 2], align: Align, font: f64, fill: &str, text: &str) {
         let (anchor, turn) = match align {
             Align::Start => ("start", false),
@@ -340,7 +340,7 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f6
     };
     let caption = if is_captioned { FONT + 1.0 } else { 0.0 };
     let body = [cell[0] * columns.labels.len() as f64, cell[1] * rows.labels.len() as f64];
-    // If there are few rows, the axis name does not fit beside them and gets a line above.
+    // If there are few rows, the axis name does not fit next to them and gets a line above.
     let name = if is_labeled && text_width(&rows.name, FONT) > body[1] { FONT + 2.0 } else { 0.0 };
     let step = [side + body[0].max(room.min(body[0] + 1.0)) + gap, caption + name + body[1] + foot + gap];
     let begin = [MARGIN, MARGIN];
@@ -684,7 +684,7 @@ fn stride(font: f64, cell: f64) -> usize {
     (font / cell).ceil().max(1.0) as usize
 }
 
-/// Keeps the index at the end of a text that runs from right to left.
+/// Keeps the index at the end of right-to-left text.
 fn ordered(text: &str) -> String {
     let is_leftward =
         |letter| matches!(letter, '\u{590}'..='\u{8ff}' | '\u{fb1d}'..='\u{fdff}' | '\u{fe70}'..='\u{fefc}');
@@ -703,7 +703,7 @@ fn fitted(label: &str, width: f64, font: f64) -> String {
     cut.unwrap_or_else(|| shortened(label, 1))
 }
 
-/// Estimated width of a text; East Asian letters are square.
+/// Estimated text width; East Asian letters are square.
 fn text_width(text: &str, font: f64) -> f64 {
     let width = |character| match character {
         'f' | 'i' | 'j' | 'l' | 'r' | 't' | 'I' | '|' | '.' | ',' | ':' | ';' | '\'' | '!' | '·' | ' '
@@ -715,7 +715,7 @@ fn text_width(text: &str, font: f64) -> f64 {
     text.chars().map(|character| font * width(character)).sum()
 }
 
-/// Blue above 0, red below, and stronger towards `top`.
+/// Returns blue above 0 and red below, stronger toward `top`.
 pub(crate) fn signed_color(value: f32, top: f32) -> [f64; 3] {
     color(value, Scale::Signed, top)
 }
@@ -737,7 +737,7 @@ fn byte(channel: f64) -> u8 {
     channel.round() as u8
 }
 
-/// Black or white, whichever is readable on a color.
+/// Returns black or white, whichever is readable on a color.
 fn ink_on([red, green, blue]: [f64; 3]) -> &'static str {
     if 0.3 * red + 0.59 * green + 0.11 * blue > 118.0 { INK } else { "#fff" }
 }

@@ -242,7 +242,7 @@ fn widest(texts: &[String]) -> usize {
     texts.iter().map(|text| text.chars().count()).max().unwrap_or(0)
 }
 
-/// Spaces that right-align a text at `width`.
+/// Spaces that right-align text at `width`.
 fn padding(text: &str, width: usize) -> String {
     " ".repeat(width.saturating_sub(text.chars().count()))
 }

@@ -34,7 +34,7 @@ create_exception!(
 /// Option names that are Python keywords, so their Python arguments end in an underscore.
 pub(crate) const RESERVED: [&str; 3] = ["as", "from", "with"];
 
-/// Error to be raised in Python.
+/// Error to raise in Python.
 #[derive(Debug)]
 pub(crate) struct Failure(PyErr);
 

@@ -174,7 +174,7 @@ struct TrainReporter {
 impl TrainReporter {
     /// Runs `work` with the GIL held, and stores its exception.
     fn with_gil(&self, work: impl FnOnce(Python<'_>) -> Result<()>) {
-        // An interpreter that is shutting down is not called anymore.
+        // Does not call into an interpreter that is shutting down.
         if let Some(Err(error)) = Python::try_attach(work) {
             self.raised.store(error.into());
             self.has_raised.store(true, Ordering::Release);

@@ -313,7 +313,7 @@ pub(crate) fn paths(option: &str, value: &Bound<'_, PyAny>) -> Result<Vec<PathBu
     })
 }
 
-/// Python's name of a value's type.
+/// Name of a value's type in Python.
 pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
     value.get_type().name().map(|name| name.to_string()).unwrap_or_default()
 }

@@ -1,10 +1,10 @@
-//! Errors of a server without free capacity, always with the time after which to retry.
+//! Errors for a server at capacity, each with the delay after which to retry.
 
 use std::time::Duration;
 
 use candle_gpt2_api::ApiError;
 
-/// Default time after which to retry.
+/// Default delay after which to retry.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The queue is full.

@@ -100,7 +100,7 @@ impl Engine {
         Ok(Ticket { updates: received, unfinished })
     }
 
-    /// Begins an analysis, which is a series of questions.
+    /// Registers an analysis, which sends the model a series of questions.
     ///
     /// # Errors
     /// If the server is shutting down.

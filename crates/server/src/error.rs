@@ -20,7 +20,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// Invalid option.
+    /// An option is invalid.
     #[error("{option}: expected {expected}, found {found}")]
     Option {
         /// Name of the option.
@@ -30,7 +30,7 @@ pub enum ServerError {
         /// Invalid value.
         found: String,
     },
-    /// Server without a key that other machines can reach.
+    /// The server is reachable from other machines but has no API key.
     #[error(
         "{host} is reachable from other machines, but no API key is set; set a key, listen on 127.0.0.1, or allow requests \
          without a key"
@@ -39,7 +39,7 @@ pub enum ServerError {
         /// Address of the server.
         host: String,
     },
-    /// Port that another program uses.
+    /// The port is in use by another program.
     #[error(
         "port {port} of {host} is in use; stop the program that listens there, or choose another port (0 picks a free one)"
     )]
@@ -49,7 +49,7 @@ pub enum ServerError {
         /// Port of the server.
         port: u16,
     },
-    /// Address that the server cannot listen on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {host}, port {port}")]
     Address {
         /// Address of the server.
@@ -59,19 +59,19 @@ pub enum ServerError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Unix socket that another program uses.
+    /// The Unix socket is in use by another program.
     #[error("another program already listens on the socket {}; stop it, or choose another path", path.display())]
     SocketInUse {
         /// Path of the socket.
         path: PathBuf,
     },
-    /// Path that exists but is not a socket.
+    /// The path exists but is not a socket.
     #[error("{} exists and is not a socket; choose another path", path.display())]
     NotASocket {
         /// Path of the file.
         path: PathBuf,
     },
-    /// Unix socket that the server cannot listen on.
+    /// The server cannot listen on the Unix socket.
     #[error("cannot listen on the socket {}", path.display())]
     Socket {
         /// Path of the socket.
@@ -79,22 +79,22 @@ pub enum ServerError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Model that cannot be served.
+    /// The model cannot be served.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// KV cache of all completions that does not fit into memory.
+    /// The KV cache for all completions does not fit into memory.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Thread, timer or signal handler that the operating system refuses.
+    /// The operating system refused to create a thread, timer or signal handler.
     #[error("cannot start the server")]
     System(#[source] io::Error),
-    /// Engine that failed repeatedly.
+    /// The engine failed repeatedly.
     #[error("the engine has failed and cannot continue: {what}")]
     EngineDied {
         /// Last error of the engine.
         what: String,
     },
-    /// Calls cut off at the end of the drain timeout.
+    /// Calls were cut off at the end of the drain timeout.
     #[error("{calls} calls were still running {} s after the shutdown began, and were cut off", after.as_secs_f64())]
     CutOff {
         /// Number of calls.
@@ -102,7 +102,7 @@ pub enum ServerError {
         /// Time that the calls had to finish.
         after: Duration,
     },
-    /// Server in another process that cannot be reached or does not answer.
+    /// The server in another process is unreachable or does not respond.
     #[error("{address}: no server is ready; start one with gpt2 serve")]
     Unreachable {
         /// Expected address.
@@ -110,7 +110,7 @@ pub enum ServerError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Server in another process that is not ready, or another program.
+    /// The server in another process is not ready, or another program is listening at the address.
     #[error("{address}/health: expected status 200, found {}", if status.is_empty() { "nothing" } else { status })]
     Unhealthy {
         /// Address of the server.
@@ -118,7 +118,7 @@ pub enum ServerError {
         /// Status line of its answer.
         status: String,
     },
-    /// Second stop request during shutdown.
+    /// A second stop request arrived during shutdown.
     #[error("second request to stop: {calls} calls were cut off")]
     Interrupted {
         /// Number of calls cut off.

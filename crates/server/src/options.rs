@@ -24,7 +24,7 @@ const BOUNDS: [(&str, usize, usize); 6] = [
     ("max_connections", 1, 65_536),
     ("max_body", 64, 1 << 30),
 ];
-/// Connections beyond the limit, which receive the server's health and metrics and little else.
+/// Number of connections accepted beyond the limit, mainly for health checks and metrics.
 pub(crate) const RESERVE: usize = 16;
 /// Open files in addition to the connections: the reserve, the model's and the runtime's.
 const OTHER_FILES: usize = RESERVE + 48;

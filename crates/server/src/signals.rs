@@ -14,7 +14,7 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 
-/// Number of requests to end a server; the first one drains it.
+/// Number of stop requests; the first one drains the server, the second one ends it.
 pub(crate) type Stops = watch::Sender<usize>;
 
 /// Signal handlers of a server.

@@ -38,7 +38,7 @@ pub(crate) struct RequestThreads {
 impl RequestThreads {
     /// Creates threads that read requests for `served`.
     ///
-    /// Long requests wait at most `max_wait` for their turn. Up to `queue` grammars wait equally long for a
+    /// Long requests wait at most `max_wait` for a permit. Up to `queue` grammars wait that long for a
     /// worker.
     pub(crate) fn new(
         served: Arc<ServedModel>,

@@ -18,7 +18,7 @@ pub fn page_in_browser(html: &str, fragment: &str, after: &str) -> Option<String
         Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
     };
     let Some(browser) = BROWSERS.into_iter().find(has) else {
-        skipped("a page in a browser: no Chromium was found");
+        skipped("page in a browser: Chromium not found");
         return None;
     };
     let folder = tempfile::tempdir().expect("a folder");

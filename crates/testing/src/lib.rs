@@ -110,7 +110,7 @@ pub fn assert_parity(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &
         (DType::F32, _) => GPU_TOLERANCE,
         (DType::BF16, _) => {
             let norm = relative_norm(actual, expected);
-            assert!(norm <= HALF_TOLERANCE, "{what}: the differences' norm is {norm:.1e} of the values'");
+            assert!(norm <= HALF_TOLERANCE, "{what}: the relative norm of the differences is {norm:.1e}");
             BF16_ELEMENT_TOLERANCE
         }
         _ => HALF_TOLERANCE,

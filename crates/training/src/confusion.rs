@@ -84,7 +84,7 @@ impl Confusion {
         (0..labels).map(|label| self.f1(label)).sum::<f64>() / labels.max(1) as f64
     }
 
-    /// Creates a report with the names of the labels.
+    /// Creates a report, with the labels' names.
     pub fn report(&self, names: &[String]) -> ClassificationReport {
         let labels = names.iter().enumerate().map(|(label, name)| LabelReport {
             label: name.clone(),

@@ -166,7 +166,7 @@ pub enum TrainingError {
         /// Error of the operating system.
         error: std::io::Error,
     },
-    /// A checkpoint cannot be read or written, or a text cannot be encoded.
+    /// A checkpoint cannot be read or written, or text cannot be encoded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// The computation failed.

@@ -64,7 +64,7 @@ pub struct Evaluation {
 }
 
 impl HeldOut {
-    /// Creates held-out data from the tokens of a text with `characters` characters.
+    /// Creates held-out data from the tokens of text with `characters` characters.
     ///
     /// # Errors
     /// If there are fewer than two tokens, so that none can be predicted.
@@ -100,7 +100,7 @@ impl HeldOut {
 }
 
 impl HeldOut {
-    /// Returns sequences for evaluating a dictionary: adjacent windows of a text, or separate sequences.
+    /// Returns sequences for evaluating a dictionary: adjacent windows of the text, or separate sequences.
     fn texts(&self, context: usize) -> Vec<Vec<u32>> {
         let mut texts = Vec::new();
         match self {

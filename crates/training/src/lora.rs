@@ -69,8 +69,7 @@ impl LoraConfig {
         }
     }
 
-    /// Returns the layer's name if the parameter is the weight of an adapted layer, for example
-    /// `h.0.attn.c_attn`.
+    /// Returns the layer's name, such as `h.0.attn.c_attn`, if the parameter is an adapted weight.
     fn adapted<'a>(&self, parameter: &'a str) -> Option<&'a str> {
         let layer = parameter.strip_suffix(".weight")?;
         let (path, name) = layer.rsplit_once('.')?;

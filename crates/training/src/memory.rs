@@ -11,7 +11,7 @@ use crate::{ComputeDType, Hyperparameters};
 ///
 /// It includes weights, gradients and both running means in f32, the activations stored for the backward
 /// pass, and one chunk of logits. With `recomputes`, a block stores only its input. If the CPU kernels are
-/// not used, the estimate also includes attention scores: those of one block, or of the sequences that an
+/// not used, the estimate also includes attention scores, of one block or of the sequences that an
 /// NVIDIA GPU processes at a time.
 ///
 /// ```
@@ -43,7 +43,7 @@ pub fn estimated_bytes(
     const F32_BYTES: u64 = 4;
     /// Peak number of tensors in composed operations, each as large as scores plus a logits chunk.
     const COMPOSED: u64 = 12;
-    /// Peak number of such tensors in the kernels of NVIDIA GPUs.
+    /// Peak number of these tensors with the NVIDIA GPU kernels.
     const ON_GPU: u64 = 6;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
     if let Some(dictionary) = &numbers.dictionary

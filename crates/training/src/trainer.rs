@@ -180,8 +180,7 @@ impl Trainer {
         interruptible(self.interrupt.as_ref(), compute)
     }
 
-    /// Restores parameters and running means from `(parameter, mean, square)`, in the order of the
-    /// parameters.
+    /// Restores parameters and running means from `(parameter, mean, square)`, in parameter order.
     pub(crate) fn restore(
         &mut self,
         saved: &[(Tensor, Tensor, Tensor)],
@@ -322,8 +321,7 @@ impl Trainer {
         self.gradients = gradients;
     }
 
-    /// Computes the loss of the examples, and the gradients of `loss / divisor` in the order of the
-    /// parameters.
+    /// Computes the loss of the examples and the gradients of `loss / divisor`, in parameter order.
     ///
     /// # Errors
     /// If a parameter receives no gradient, allocation fails on the device, or the computation is
@@ -563,7 +561,7 @@ impl Trainer {
         &self.numbers
     }
 
-    /// Current values of the trained parameters: those of the model, its adapters or the dictionary.
+    /// Current values of the trained parameters, of the model, its adapters or the dictionary.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }

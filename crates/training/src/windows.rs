@@ -271,7 +271,7 @@ impl Default for Order {
 }
 
 impl Order {
-    /// Returns the window at a place in the epoch.
+    /// Returns the window at an index in the epoch.
     fn window(&self, place: u64) -> usize {
         let window = match &self.windows {
             WindowOrder::Stored(windows) => {

@@ -1,7 +1,7 @@
 //! Size-limited reads of untrusted files.
 //!
-//! A path in a downloaded folder may refer to a FIFO, whose opening blocks, or to an endless device. The
-//! limits count bytes while reading, because the size in the metadata can be wrong.
+//! A path in a downloaded folder may refer to a FIFO, which blocks when opened, or to an endless
+//! device. The limits count bytes while reading, because the size in the metadata can be wrong.
 
 use std::fs::{self, File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};

@@ -48,8 +48,8 @@ impl std::fmt::Display for Problem {
 
 /// Opened checkpoint whose configuration is read and whose tensors are listed and checked.
 ///
-/// Opening reads no values, with one exception: an output head that a tied configuration has no place for
-/// is compared with the embedding.
+/// Opening reads no values, with one exception: if the configuration ties the output head but the
+/// file has a separate one, it is compared with the embedding.
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, Format, GivenFiles, OpenOptions};
 ///
@@ -229,7 +229,7 @@ impl Checkpoint {
         }
     }
 
-    /// Returns path and text of `generation_config.json`, if the checkpoint has one.
+    /// Returns the path and text of `generation_config.json`, if the checkpoint has one.
     ///
     /// # Errors
     /// If the file exists but cannot be read.

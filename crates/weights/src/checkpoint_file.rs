@@ -77,7 +77,7 @@ impl CheckpointFile {
         }
     }
 
-    /// Whether reads allocate memory of their own.
+    /// Whether reads allocate memory.
     pub(crate) fn is_copied(&self) -> bool {
         self.in_memory().is_none()
     }

@@ -14,7 +14,7 @@ pub(crate) const CLASS: &str = "GPTSw3Tokenizer";
 pub(crate) const SPECIAL: [(&str, &str); 4] =
     [("eos_token", "<|endoftext|>"), ("unk_token", "<unk>"), ("pad_token", "<pad>"), ("bos_token", "<s>")];
 
-/// Maximum growth of a text under NFC.
+/// Maximum growth of the text under NFC.
 pub(crate) const GROWTH: f64 = 3.0;
 /// Memory in bytes per byte of NFC output: two strings, three offset lists and their spare capacity.
 pub(crate) const BYTES_PER_BYTE: f64 = 96.0;
@@ -33,7 +33,7 @@ const SPACES: [(char, char); 6] = [
 /// First character that NFC may change.
 const FIRST_MARK: char = '\u{300}';
 
-/// Normalizers of the tokenizers library that clean a text.
+/// Normalizers of the tokenizers library that clean text.
 pub(crate) fn normalizers() -> [Value; 3] {
     let replace = |ranges: &[(char, char)], content: &str| {
         let range = |(from, to): &(char, char)| format!("\\x{{{:X}}}-\\x{{{:X}}}", *from as u32, *to as u32);

@@ -301,7 +301,7 @@ impl Companions {
         if ends.len() > 1 {
             let others: Vec<String> = ends.iter().skip(1).map(u32::to_string).collect();
             notes.push(format!(
-                "GGUF stores only one end token: {} is written, {} dropped; generation with the copy does not end there",
+                "GGUF stores only one end token: {} is written, {} dropped; generation does not stop at the rest",
                 ends[0],
                 others.join(", ")
             ));

@@ -85,7 +85,7 @@ pub(crate) fn read(
     })
 }
 
-/// Returns path and text of `generation_config.json`, if it exists.
+/// Returns the path and text of `generation_config.json`, if it exists.
 pub(crate) fn generation_config(
     files: &Files,
     folder: &Path,

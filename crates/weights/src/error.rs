@@ -224,10 +224,10 @@ fn tokenizer_remedy(found: Option<&str>) -> String {
     }
 }
 
-/// Difference between the tensors of a file and those of the configured model.
+/// Difference between the tensors of a file and the tensors of the configured model.
 ///
-/// Names and shapes are those in the file. [`Checkpoint::check`](crate::Checkpoint::check) lists the
-/// differences.
+/// Names and shapes are quoted from the file. [`Checkpoint::check`](crate::Checkpoint::check) lists
+/// the differences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {

@@ -158,7 +158,7 @@ fn check_decoder(decoder: &Value) -> Result<(), String> {
     }
 }
 
-/// Returns the tokens that the post-processor adds before and after a text.
+/// Returns the tokens that the post-processor adds before and after the text.
 fn added_around(post_processor: &Value) -> Result<(Option<u32>, Option<u32>), String> {
     let mut around = (None, None);
     for part in parts(post_processor, "processors") {

@@ -56,8 +56,8 @@ pub trait ReadAt: Debug + Send + Sync {
 
 /// Supplied files of a checkpoint, identified by their names.
 ///
-/// The names are those of a checkpoint folder (`model.safetensors`, `config.json`, `tokenizer.json`, …), or
-/// of a single GGUF file. If a name contains folders, as from a browser's folder picker, only the last
+/// The names follow a checkpoint folder (`model.safetensors`, `config.json`, `tokenizer.json`, …), or
+/// name a single GGUF file. If a name contains folders, as from a browser's folder picker, only the last
 /// component counts. Among files with the same last component, the one in the fewest folders wins.
 ///
 /// [`Checkpoint::open_given`](crate::Checkpoint::open_given) opens them; see

@@ -19,7 +19,7 @@ pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
         .map_err(|_| "the tokenizers library panicked; the file may be damaged".to_owned())
 }
 
-/// Encodes a text with a single library call.
+/// Encodes text with a single library call.
 pub(crate) fn encode_whole(
     tokenizer: &Tokenizer,
     text: &str,
@@ -32,7 +32,7 @@ pub(crate) fn encode_whole(
     Ok(encoding.get_ids().to_vec())
 }
 
-/// Encodes a text with a single library call and returns the character range of each token.
+/// Encodes text with a single library call and returns the character range of each token.
 pub(crate) fn encode_whole_with_places(
     tokenizer: &Tokenizer,
     text: &str,

@@ -21,7 +21,7 @@ const BYTES_PER_BYTE: f64 = 400.0;
 const BYTES_PER_PRE_TOKENIZED_BYTE: f64 = 50.0;
 /// Memory in bytes per byte of text if token offsets are kept.
 const BYTES_OF_PLACES: f64 = 250.0;
-/// Minimum size of a text piece in bytes.
+/// Minimum size of a piece of text in bytes.
 const PIECE_BYTES: usize = 1 << 14;
 
 /// Encoder for a single tokenizer, which the caller passes to each call.
@@ -60,7 +60,7 @@ impl LibraryEncoder {
         })
     }
 
-    /// Appends the tokens of a text, without special tokens around it.
+    /// Appends the tokens of the text, without special tokens around it.
     pub(crate) fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -103,7 +103,7 @@ impl LibraryEncoder {
         Ok(())
     }
 
-    /// Splits a text into pieces whose concatenated tokens are the tokens of the text.
+    /// Splits text into pieces whose concatenated tokens are the tokens of the text.
     fn pieces<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> + use<'t> {
         let is_cut_at_spaces = self.is_cut_at_spaces;
         let mut rest = Some(text);
@@ -127,12 +127,12 @@ impl LibraryEncoder {
         bytes(longest, self.bytes_per_byte).saturating_add(IDS_PER_BYTE.saturating_mul(text.len()))
     }
 
-    /// Returns an upper bound on the memory for encoding a text in a single call, in bytes.
+    /// Returns an upper bound on the memory for encoding text in a single call, in bytes.
     pub(crate) fn whole_memory(tokenizer: &Tokenizer, text: &str) -> usize {
         bytes(text.len(), bytes_per_byte(tokenizer))
     }
 
-    /// Returns an upper bound on the memory for encoding a text in a single call with token offsets.
+    /// Returns an upper bound on the memory for encoding text in a single call with token offsets.
     pub(crate) fn memory_with_places(tokenizer: &Tokenizer, text: &str) -> usize {
         bytes(text.len(), bytes_per_byte(tokenizer) + BYTES_OF_PLACES)
     }
@@ -207,7 +207,7 @@ fn separates_words(pre_tokenizer: &Value) -> bool {
     }
 }
 
-/// Returns the maximum total length of the tokens that can match at one position of a text.
+/// Returns the maximum total length of the tokens that can match at one position in the text.
 ///
 /// The library copies and hashes each of them.
 fn bytes_of_prefixes(model: &Unigram) -> usize {
@@ -243,7 +243,7 @@ impl Cost {
     }
 }
 
-/// Time limit for encoding a text, in units of [`Cost`].
+/// Time limit for encoding text, in units of [`Cost`].
 pub(crate) struct Budget {
     spent: usize,
     limit: usize,

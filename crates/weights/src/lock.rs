@@ -126,7 +126,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Assumes that it has: on other systems, the standard library cannot compare file identities.
+/// Always true: on other systems, the standard library cannot compare file identities.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)

@@ -17,7 +17,7 @@ const ALPHABET_END: u32 = 0x144;
 /// Maximum size of the part of a line that is encoded to check a character, in bytes.
 const MAX_PART_BYTES: usize = 1 << 14;
 
-/// First character of a text that its tokens omit, as found by [`CharacterCheck::first_lost`].
+/// First character of the text that its tokens omit, as found by [`CharacterCheck::first_lost`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostCharacter {
     /// Omitted character.

@@ -1,4 +1,4 @@
-//! Detection of files that are not what their names suggest, such as leftovers of failed downloads.
+//! Detection of mislabeled files, such as leftovers of failed downloads.
 
 use candle_gpt2::GIT_LFS_POINTER;
 

@@ -1,8 +1,8 @@
-//! Errors of names that users mistype.
+//! Errors for mistyped names.
 
 use thiserror::Error;
 
-/// Error of an unknown name.
+/// Error for an unknown name.
 ///
 /// ```
 /// use candle_gpt2_weights::UnknownName;

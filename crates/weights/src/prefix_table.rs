@@ -1,4 +1,4 @@
-//! Table of byte strings, searched for prefixes of a text.
+//! Table of byte strings, searched for prefixes of a string.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ impl PrefixTable {
         self.entries.is_empty()
     }
 
-    /// Returns the entries that are prefixes of a text, shortest first, as lengths and ids.
+    /// Returns the entries that are prefixes of a string, shortest first, as lengths and ids.
     pub(crate) fn prefixes<'a>(&'a self, text: &'a [u8]) -> Prefixes<'a> {
         let range = text
             .first()
@@ -34,7 +34,7 @@ impl PrefixTable {
         Prefixes { entries: &self.entries, text, range, length: 1 }
     }
 
-    /// Returns length and id of the longest entry that is a prefix of a text.
+    /// Returns the length and id of the longest entry that is a prefix of a string.
     ///
     /// # Errors
     /// If the search exceeds the budget.

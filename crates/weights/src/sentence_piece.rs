@@ -43,7 +43,7 @@ const UNKNOWN_PENALTY: f32 = 10.0;
 pub(crate) struct Shape {
     /// Whether to clean texts like `GPTSw3Tokenizer`.
     pub(crate) is_cleaned: bool,
-    /// Whether to prepend a space to a text.
+    /// Whether to prepend a space to the text.
     pub(crate) add_dummy_prefix: bool,
     /// Whether to strip spaces at both ends and collapse repeated ones.
     pub(crate) remove_extra_whitespaces: bool,
@@ -152,7 +152,7 @@ pub(crate) struct SentencePiece {
     charsmap: Option<Charsmap>,
     /// User-defined pieces, which normalization leaves unchanged.
     user_defined: PrefixTable,
-    /// Added tokens, which split a text into parts.
+    /// Added tokens, which split the text into parts.
     added: PrefixTable,
     /// Added tokens that are not special.
     plain_added: PrefixTable,
@@ -287,7 +287,7 @@ impl SentencePiece {
         bytes
     }
 
-    /// Encodes a text and returns the ids with their byte ranges.
+    /// Encodes text and returns the ids with their byte ranges.
     ///
     /// With `is_plain`, names of special tokens are treated as text.
     ///
@@ -490,7 +490,7 @@ impl UnigramModel {
     }
 }
 
-/// Part of a text that a BPE may merge with its neighbors.
+/// Part of the text that a BPE may merge with its neighbors.
 ///
 /// It becomes empty once merged into its left neighbor.
 struct Symbol {

@@ -38,9 +38,9 @@ formats! {
     PyTorchLegacy "pytorch (legacy)";
     /// TensorFlow checkpoint, as published by OpenAI for GPT-2.
     TensorFlow "tensorflow";
-    /// llama.cpp's GGUF.
+    /// llama.cpp's GGUF format.
     Gguf "gguf";
-    /// llm.c's `.bin`.
+    /// llm.c's `.bin` format.
     LlmC "llm.c";
 }
 

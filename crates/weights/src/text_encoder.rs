@@ -35,7 +35,7 @@ const MAX_ADDED: usize = 16;
 ///
 /// Threads can share it; each needs its own [`EncoderSession`].
 ///
-/// The tokens equal those of [`encode_piece`](crate::encode_piece), except after more than a million
+/// The tokens equal the output of [`encode_piece`](crate::encode_piece), except after more than a million
 /// consecutive spaces. There, the regex engine that [`Tokenizer`] is built with gives up and leaves the
 /// rest in one word. This encoder treats them as spaces, like the tokenizers Python package.
 ///
@@ -69,7 +69,7 @@ pub struct TextEncoder<'a> {
     ///
     /// `None` if the tokenizer truncates or pads, or its post-processor drops the text.
     library: Option<LibraryEncoder>,
-    /// Special tokens before and after a text.
+    /// Special tokens before and after the text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -133,7 +133,7 @@ impl<'a> TextEncoder<'a> {
         Self { gpt2, sentence_piece, library, around, tokenizer }
     }
 
-    /// Encodes a text, with the tokenizer's special tokens if `special_tokens` is true.
+    /// Encodes text, with the tokenizer's special tokens if `special_tokens` is true.
     ///
     /// If the text can be split between words, the encoder needs little memory per byte; see
     /// [`TextEncoder::memory`].
@@ -162,7 +162,7 @@ impl<'a> TextEncoder<'a> {
         Ok(ids)
     }
 
-    /// Encodes a text like [`encode_with_places`](crate::encode_with_places), which has an example.
+    /// Encodes text like [`encode_with_places`](crate::encode_with_places), which has an example.
     ///
     /// # Errors
     /// Fails like [`TextEncoder::encode`].
@@ -197,14 +197,14 @@ impl<'a> TextEncoder<'a> {
         pieces.map(placed).map_err(|error| WeightsError::Encode { error })
     }
 
-    /// Whether even short texts need an encoder, which callers should then keep.
+    /// Whether even short texts need an encoder; callers should then reuse it.
     ///
     /// True for SentencePiece models.
     pub fn is_needed(tokenizer: &Tokenizer) -> bool {
         SentencePiece::is_shape_of(tokenizer)
     }
 
-    /// Returns an upper bound on the memory of [`TextEncoder::encode`] for a text, in bytes.
+    /// Returns an upper bound on the memory of [`TextEncoder::encode`] for this text, in bytes.
     pub fn memory(&self, text: &str) -> usize {
         /// Worst case: a single word as long as the text.
         const BYTES_PER_BYTE: usize = 80;
@@ -234,7 +234,7 @@ impl<'a> TextEncoder<'a> {
         if self.is_own() { PIECE_BYTES } else { FOREIGN_PIECE_BYTES }
     }
 
-    /// Finds the first position at or after `from` where a text can be split without changing its tokens.
+    /// Finds the first position at or after `from` where the text can be split without changing its tokens.
     ///
     /// `bytes` need not be valid UTF-8. For tokenizers other than GPT-2's, word boundaries are unknown.
     /// Their texts are split before a line break followed by a visible character, and the tokens of the
@@ -262,9 +262,9 @@ impl TextEncoder<'static> {
     }
 }
 
-/// Returns the special tokens added before and after a text.
+/// Returns the special tokens added before and after the text.
 ///
-/// `None` if the tokenizer changes a text in any other way.
+/// `None` if the tokenizer changes the text in any other way.
 fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     /// Placeholder for the text.
     const MARK: u32 = u32::MAX;
@@ -284,7 +284,7 @@ fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
 }
 
 impl EncoderSession<'_> {
-    /// Appends the tokens of a text.
+    /// Appends the tokens of the text.
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
@@ -320,7 +320,7 @@ impl Gpt2Encoder {
         Some(Self { words: Words::new()?, pairs: byte_pairs(model)?, added })
     }
 
-    /// Appends the tokens of a text. The parts between added tokens are split into words separately.
+    /// Appends the tokens of the text. The parts between added tokens are split into words separately.
     fn encode(&self, text: &str, cache: &mut WordCache, tokens: &mut Vec<u32>) {
         let find = |added: &Added, from: usize| {
             added.finder.find(&text.as_bytes()[from..]).map(|found| from + found)
@@ -355,7 +355,7 @@ impl Gpt2Encoder {
     }
 }
 
-/// Whether a token matches anywhere in a text, and [`Words::cut`] never splits inside or before it.
+/// Whether a token matches anywhere in text, and [`Words::cut`] never splits inside or before it.
 fn is_found_anywhere(token: &AddedToken) -> bool {
     let is_marked = token.single_word || token.lstrip || token.rstrip;
     let content = token.content.as_bytes();

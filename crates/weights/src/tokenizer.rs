@@ -74,7 +74,7 @@ const UNSUPPORTED_CLASSES: [(&str, &str); 5] = [
 /// contains several, the first of these wins. The truncation, padding and dropout settings of
 /// `tokenizer.json` are ignored: prompts are never truncated, and tokenization is deterministic.
 ///
-/// Rejects files that could turn a short text into a very long one:
+/// Rejects files that could turn short text into very long text:
 /// - normalizers, pre-tokenizers and decoders that make more than 32 bytes of one
 /// - post-processors that add more than 16 ids or repeat the text
 /// - tokens of more than 1,024 characters
@@ -183,7 +183,7 @@ fn likely_name(files: &Files, folder: &Path) -> Option<String> {
     names.iter().filter(is_likely).min().or_else(|| names.iter().filter(other).min()).cloned()
 }
 
-/// Encodes a text, including the special tokens that the tokenizer adds.
+/// Encodes text, including the special tokens that the tokenizer adds.
 ///
 /// See [`load_tokenizer`] for an example. [`TextEncoder`] is faster for many texts.
 ///
@@ -193,7 +193,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsErro
     encode_with(tokenizer, text, true)
 }
 
-/// Encodes a part of a text, without special tokens around it. See [`TextEncoder`] for an example.
+/// Encodes a part of the text, without special tokens around it. See [`TextEncoder`] for an example.
 ///
 /// # Errors
 /// Fails like [`encode`].
@@ -201,7 +201,7 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
     encode_with(tokenizer, text, false)
 }
 
-/// Encodes a text like [`encode`], and returns the character range of each token.
+/// Encodes text like [`encode`], and returns the character range of each token.
 ///
 /// Ranges start at 0 and exclude the end. They are the offsets of transformers, without the space before a
 /// word if the tokenizer omits it. A token for a part of a character gets the whole character. Tokens added
@@ -230,7 +230,7 @@ pub fn encode_with_places(
 }
 
 fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
-    /// Maximum size of a text encoded in a single library call, which needs up to 700 bytes per byte.
+    /// Maximum size of the text encoded in a single library call, which needs up to 700 bytes per byte.
     const MAX_WHOLE_BYTES: usize = 1 << 16;
     if text.len() > MAX_WHOLE_BYTES || TextEncoder::is_needed(tokenizer) {
         return TextEncoder::new(tokenizer).encode(text, special_tokens);
@@ -238,7 +238,7 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
     encode_whole(tokenizer, text, special_tokens)
 }
 
-/// Returns the bytes that a token adds to a text, possibly a part of a character.
+/// Returns the bytes that a token adds to the text, possibly a part of a character.
 ///
 /// `None` if the token does not exist. Added tokens are their literal text. SentencePiece pieces contain
 /// spaces in place of their placeholder. Tokens of other vocabularies that are not byte-level are returned
@@ -461,7 +461,7 @@ impl TokenizerSettings {
         })
     }
 
-    /// Adds the tokens that the files specify, and those of `defaults` that are in the vocabulary.
+    /// Adds the tokens that the files specify, and each of `defaults` that is in the vocabulary.
     fn add_to(&self, tokenizer: &mut Tokenizer, defaults: &[(&str, &str)]) -> Result<(), String> {
         self.add_plain(tokenizer)?;
         let failed = |error: tokenizers::Error| error.to_string();
@@ -645,7 +645,7 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
     built_pairs(ids, pairs)
 }
 
-/// Splits a text into lines, for the line endings of any system.
+/// Splits text into lines, for the line endings of any system.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     // A file with bare carriage returns would otherwise be a single line, and `#version` would hide all
     // merges.

@@ -1,6 +1,6 @@
 //! Limits for a `tokenizer.json`, enforced before the tokenizers library builds it.
 //!
-//! Otherwise a file of a few kilobytes could expand a short text without bound. Each component gets an
+//! Otherwise a file of a few kilobytes could expand short text without bound. Each component gets an
 //! upper bound on its growth, and a [`Growth`] combines them. The error names the field, the value, the
 //! limit and a remedy. Inputs on which the library panics are rejected here too, because `catch_unwind` has
 //! no effect in a browser.
@@ -18,9 +18,9 @@ use tokenizers::Tokenizer;
 use crate::charsmap::Charsmap;
 use crate::library::without_panic;
 
-/// Maximum growth of a text by normalizers, pre-tokenizers or decoders, in bytes per byte.
+/// Maximum growth of the text by normalizers, pre-tokenizers or decoders, in bytes per byte.
 const MAX_GROWTH: f64 = 32.0;
-/// Maximum number of ids that a post-processor adds to a text.
+/// Maximum number of ids that a post-processor adds to the text.
 const MAX_ADDED_IDS: u64 = 16;
 /// Maximum length of a vocabulary entry or added token, in characters.
 const MAX_ENTRY_CHARS: usize = 1024;
@@ -132,7 +132,7 @@ pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the maximum growth of a text by the normalizer and by the pre-tokenizer.
+/// Returns the maximum growth of the text by the normalizer and by the pre-tokenizer.
 pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<(f64, f64), String> {
     let value = |part: Result<Value, serde_json::Error>| part.map_err(|error| error.to_string());
     let normalizer = value(serde_json::to_value(tokenizer.get_normalizer()))?;
@@ -144,7 +144,7 @@ pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<(f64, f64), String> {
     Ok((normalized.total, pre_tokenized.total))
 }
 
-/// Formats text of the file for error messages.
+/// Formats an excerpt of the file for error messages.
 fn quoted(text: &str) -> String {
     let start = text.get(..text.floor_char_boundary(QUOTED_BYTES)).unwrap_or_default();
     let rest = if start.len() < text.len() { "…" } else { "" };
@@ -255,7 +255,7 @@ fn flattened<'v>(field: &str, part: &'v Value, list: &str) -> Option<Vec<(String
     Some(parts.iter().enumerate().map(|(index, part)| (format!("{field}.{list}[{index}]"), part)).collect())
 }
 
-/// Upper bounds on the size of a text, per byte of the original.
+/// Upper bounds on the size of the text, per byte of the original.
 struct Growth {
     total: f64,
     /// Bytes equal to any single ASCII character.
@@ -273,10 +273,10 @@ impl Growth {
     }
 
     fn normalize(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// Longest decompositions: U+0390 and U+FDFA.
+        /// Growth by the longest decompositions, U+0390 and U+FDFA.
         const COMPOSED: f64 = 3.0;
         const COMPATIBLE: f64 = 11.0;
-        /// A three-byte CJK character gets two spaces.
+        /// Growth by spaces around CJK characters: a three-byte character gets two.
         const SPACED: f64 = 5.0 / 3.0;
         if let Some(parts) = flattened(field, part, "normalizers") {
             return parts.iter().try_for_each(|(field, part)| self.normalize(field, part));
@@ -341,7 +341,7 @@ impl Growth {
     }
 
     fn decode(&mut self, field: &str, part: &Value) -> Result<(), String> {
-        /// An invalid byte was encoded in two bytes and becomes U+FFFD.
+        /// Growth by replacement: an invalid byte, encoded in two bytes, becomes U+FFFD.
         const REPLACED: f64 = 1.5;
         if let Some(parts) = flattened(field, part, "decoders") {
             return parts.iter().try_for_each(|(field, part)| self.decode(field, part));
@@ -385,7 +385,7 @@ impl Growth {
     }
 
     fn lowercase(&mut self) {
-        /// U+0130 and U+023A become lowercase sequences of three bytes.
+        /// Growth by lowercasing: U+0130 and U+023A become sequences of three bytes.
         const LONGER: f64 = 1.5;
         self.total *= LONGER;
         self.ascii = self.total.min(2.0 * self.ascii);
@@ -483,7 +483,7 @@ fn shortest_match(expression: &str) -> usize {
     parsed.and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0)
 }
 
-/// Limits the number of ids added to a text, and rejects repetitions of the text.
+/// Limits the number of ids added to the text, and rejects repetitions of the text.
 fn check_post_processor(part: &Value) -> Result<(), String> {
     let name = "post_processor";
     let mut adding = None;

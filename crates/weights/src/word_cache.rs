@@ -1,4 +1,4 @@
-//! Cache of recently encoded words: nearly every word of a text has occurred before.
+//! Cache of recently encoded words: nearly every word has occurred before.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl WordCache {
         Self { short: vec![empty; SLOTS], long: HashMap::new(), outside: Vec::new(), parts: Parts::default() }
     }
 
-    /// Appends the tokens of the word `start..end` of a text.
+    /// Appends the tokens of the word `start..end` of the text.
     #[inline]
     pub(crate) fn encode(
         &mut self,

@@ -1,4 +1,4 @@
-//! Splitting of a text into words, the step before byte pair encoding. No token spans two words.
+//! Splitting of text into words, the step before byte pair encoding. No token spans two words.
 //!
 //! The words are the consecutive matches of OpenAI's regular expression
 //! `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` (`encoder.py`), which covers
@@ -11,13 +11,13 @@ use regex_syntax::hir::{Class as ParsedClass, HirKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Class {
-    /// `[^\s\p{L}\p{N}]`
+    /// Any other character: `[^\s\p{L}\p{N}]`.
     Other,
-    /// `\p{L}`
+    /// Letters: `\p{L}`.
     Letter,
-    /// `\p{N}`
+    /// Numbers: `\p{N}`.
     Number,
-    /// `\s`
+    /// Whitespace: `\s`.
     Space,
 }
 
@@ -127,7 +127,7 @@ impl Words {
         end
     }
 
-    /// Finds the first position at or after `from` where a text can be split safely.
+    /// Finds the first position at or after `from` where the text can be split safely.
     ///
     /// A word ends there regardless of the context, and the bytes that follow can only be split in one way.
     /// `bytes` need not be valid UTF-8. Such a position is before a space or line break that is followed by

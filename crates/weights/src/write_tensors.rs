@@ -353,7 +353,7 @@ pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
     let failed = |error: io::Error| unwritable(path, &error);
     let failure = RefCell::new(None);
     // The library creates files that only their owner can read, so the permissions of an ordinary file are
-    // restored afterwards.
+    // restored afterward.
     let permissions = File::create(path).and_then(|file| file.metadata()).map_err(failed)?.permissions();
     let views = tensors.into_iter().map(|(name, tensor)| (name, LazyView { tensor, failure: &failure }));
     let is_unsorted = metadata.len() > 1;

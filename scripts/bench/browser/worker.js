@@ -14,7 +14,7 @@ const promptOf = (letter) => ` ${letter}`.repeat(promptTokens / 2);
 async function measured(generate, letter) {
   const times = [performance.now()];
   const text = await generate(promptOf(letter), newTokens + 1, () => times.push(performance.now()));
-  if (times.length !== newTokens + 2) throw new Error(`${times.length - 1} tokens in place of ${newTokens + 1}`);
+  if (times.length !== newTokens + 2) throw new Error(`${times.length - 1} tokens instead of ${newTokens + 1}`);
   const seconds = (from, to) => (times[to] - times[from]) / 1000;
   return { prefill: promptTokens / seconds(0, 1), decode: newTokens / seconds(1, newTokens + 1), text };
 }

@@ -165,7 +165,7 @@ impl TextAnswer {
         self.finish = Some(Finish { reason: finish_reason, stop_reason, cut });
     }
 
-    /// Takes the recorded activations after the end of the completion.
+    /// Collects the recorded activations once the completion has ended.
     ///
     /// Non-finite values are an error, because JSON cannot represent them.
     pub(super) fn collect_activations(&mut self, options: &ResponseOptions) -> Result<(), ApiError> {

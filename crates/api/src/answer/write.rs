@@ -45,7 +45,7 @@ pub(super) struct Choice<'a> {
     pub(super) text: Option<(&'a TextAnswer, Sent)>,
 }
 
-/// Serializes a value that cannot fail: map keys are strings and numbers are finite.
+/// Serializes a value. This never fails, because map keys are strings and numbers are finite.
 pub(crate) fn json(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default()
 }

@@ -45,7 +45,7 @@ pub struct Warnings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ignored {
     Field {
-        /// Free of control characters, because a log has one line per request.
+        /// Path of the field, without control characters, because a log has one line per request.
         path: String,
         nearest: Option<String>,
     },

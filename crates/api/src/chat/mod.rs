@@ -181,7 +181,7 @@ impl ChatRequest {
         })
     }
 
-    /// Whether the request uses structured output, which takes long to compile.
+    /// Whether the request uses structured output, which is slow to compile.
     pub fn has_grammar(&self) -> bool {
         self.options.grammar.is_some()
     }

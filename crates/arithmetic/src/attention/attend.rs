@@ -9,13 +9,13 @@ use super::units::{KvSizes, Units};
 use crate::simd::{InstructionSet, Job, Simd};
 use crate::threads::{Part, Parts, computed_in_parts, thread_count};
 
-/// Queries of a work item.
+/// Queries per work item.
 ///
 /// The number is small enough to keep many threads busy, and large enough to reuse cached keys.
 const PIECE_QUERIES: usize = 48;
 /// Minimum work items per thread; with fewer, threads also share the parts of the keys.
 const PIECES_PER_THREAD: usize = 4;
-/// Queries of a head whose parts one thread merges.
+/// Queries of a head that one thread merges.
 ///
 /// A decoding step of one sequence uses one thread, which costs less than synchronizing several.
 const MERGED_ROWS: usize = 32;
@@ -83,7 +83,7 @@ impl<F: Format> Clone for OnMemory<'_, F> {
 impl<F: Format> Copy for OnMemory<'_, F> {}
 
 impl<F: Format> OnMemory<'_, F> {
-    /// Converts some queries of a row and head to the format of products.
+    /// Converts queries of one row and head to the product format.
     #[inline(always)]
     fn arranged<S: Simd>(
         &self,
@@ -152,7 +152,7 @@ impl<F: Format> Job for Piece<'_, '_, F> {
 }
 
 impl<F: Format> Piece<'_, '_, F> {
-    /// Computes some queries of one row of the batch.
+    /// Computes attention for some queries of one batch row.
     #[inline(always)]
     fn of_row<S: Simd>(&mut self, simd: S, row: usize, (batch, tokens): (usize, Range<usize>)) {
         let Attend { sizes, visible, .. } = *self.work.attend;

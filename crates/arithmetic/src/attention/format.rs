@@ -25,7 +25,7 @@ pub(crate) trait Format: 'static {
     #[allow(dead_code, reason = "unused unless an instruction set can multiply bytes in two ways")]
     const MULTIPLIES_BYTES: bool = false;
 
-    /// Converts a query to the format of products.
+    /// Converts a query to the product format.
     fn arrange<S: Simd>(simd: S, query: &[f32], to: &mut [Self::Query]);
 
     /// Writes a key, rounded, to a lane of a panel.

@@ -1,7 +1,7 @@
 //! Attention of one head's queries over a part of 256 keys: scores, softmax, and weighted values.
 //!
 //! A part yields the largest of its scores, the sum of their exponentials relative to it, and the values
-//! weighted with these. Parts are merged one after another, like online softmax (Milakov and Gimelshein,
+//! weighted with these. Parts are merged sequentially, like online softmax (Milakov and Gimelshein,
 //! arXiv:1805.02867). The bounds of a part depend on the key alone, and each sum is one chain. A query
 //! therefore has the same bits with any other queries.
 
@@ -14,7 +14,7 @@ use crate::fetch::{AHEAD, fetch};
 use crate::simd::Sums;
 use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 
-/// Keys of a part.
+/// Keys per part.
 ///
 /// They are few enough for the scores, and for the keys and values of 48 queries, to stay in the nearer
 /// caches. With a long context, several threads also share one head.
@@ -22,7 +22,7 @@ pub(super) const PART_KEYS: usize = 256;
 /// Maximum queries of a tile that streams from memory and prefetches.
 const FETCHED_ROWS: usize = 2;
 
-/// Scores of a query.
+/// Scores of one query with the keys of a part.
 pub(super) type PartScores = [f32; PART_KEYS];
 
 /// Returns the keys of a part that a query sees.
@@ -41,7 +41,7 @@ pub(super) const fn result_len(value_dim: usize) -> usize {
 /// Queries of one tile, and a part of the keys.
 pub(super) struct OnPart<'a, F: Format> {
     pub(super) head: KvHead<'a, F>,
-    /// Queries in the format of products, one after another.
+    /// Contiguous queries in the product format.
     pub(super) queries: &'a [F::Query],
     /// Range of keys that each query sees.
     pub(super) visible: &'a [Range<usize>],
@@ -109,7 +109,7 @@ impl<F: Format> OnPart<'_, F> {
             numbers[1] = sum;
         }
 
-        // Tiles of integers may be taller than those of floats.
+        // Integer tiles may be taller than float tiles.
         let mut row = 0;
         while row < self.visible.len() {
             let rows = row..self.visible.len().min(row + S::TILE_ROWS);
@@ -258,7 +258,7 @@ pub(super) fn merge<S: Simd>(simd: S, total: &mut [f32], part: &[f32]) {
     let (values, numbers) = total.split_at_mut(value_dim);
     let (part_values, part_numbers) = part[..value_dim + 2].split_at(value_dim);
     let highest = if numbers[0] > part_numbers[0] { numbers[0] } else { part_numbers[0] };
-    // While every score is -inf, nothing has a weight.
+    // If every score so far is -inf, no key has a weight.
     let shift = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
     let (before, after) =
         (simd.exp(simd.splat(numbers[0] - shift)), simd.exp(simd.splat(part_numbers[0] - shift)));

@@ -11,11 +11,11 @@ use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Simd, TileJob, tile_height};
 use crate::simd::{PanelLine, SeparateRows, Sums, sum_products};
 
-/// Bytes of a line of bytes: four inputs of 16 keys.
+/// Size of a line of keys in bytes, without scales: four inputs of 16 keys.
 const BYTE_LINE: usize = BYTE_INPUTS * LANES;
 /// Bytes of the integers in a line of keys; its scales follow them.
 const KEY_QUANTS: usize = BYTE_LINES * BYTE_LINE;
-/// Bytes of a scale.
+/// Size of a scale in bytes.
 const SCALE: usize = 2;
 /// Bytes of a line of values: the integers of 16 columns, followed by their scale.
 const VALUE_LINE: usize = LANES + SCALE;

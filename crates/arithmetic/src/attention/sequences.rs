@@ -72,7 +72,7 @@ struct Sequence {
 
 /// Divides the queries into sequences that share no keys.
 ///
-/// The keys of a sequence begin where those of the previous one end.
+/// Each sequence's keys begin where the previous sequence's keys end.
 fn sequences_of(visible: &[Range<usize>]) -> Vec<Sequence> {
     let mut sequences: Vec<Sequence> = Vec::new();
     for (query, seen) in visible.iter().enumerate() {

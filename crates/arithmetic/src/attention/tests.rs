@@ -83,7 +83,7 @@ fn reference(
     output
 }
 
-/// Writes keys and values to the memory of a cache, in separate slots, the later rows first.
+/// Writes keys and values into separate slots of a cache's memory, later rows first.
 fn in_memory(
     dtype: NumberType,
     k: &TensorData,
@@ -215,7 +215,7 @@ fn attention_equals_the_reference() {
                             assert!(
                                 (f64::from(*y) - expected).abs() < 3e-6,
                                 "{instructions:?} {what} D {head_dim} Dv {value_dim} T {query_len} S {key_len}, value \
-                                 {index}: {y} for {expected}"
+                                 {index}: {y} vs. {expected}"
                             );
                         }
                     };
@@ -273,7 +273,7 @@ fn formats_round_within_their_bounds() {
                                 NumberType::Q8 => largest * (1.0 / 254.0 + 1.0 / 2048.0),
                                 _ => panic!("{dtype} has no bound"),
                             };
-                            assert!(off <= bound, "{instructions:?} {dtype:?}: {stored} for {written}");
+                            assert!(off <= bound, "{instructions:?} {dtype:?}: {stored} vs. {written}");
                         }
                     }
                 }
@@ -382,7 +382,7 @@ fn on_every_instruction_set(
 
 /// Checks that a non-finite key or value affects a query according to the definition.
 ///
-/// It must not affect a query that does not see it. The lengths place it in the first part, in the last part,
+/// It must not affect a query that does not see it. The lengths put it in the first part, in the last part,
 /// and after the last key of a query.
 #[test]
 fn non_finite_values_reach_only_queries_that_see_them() {
@@ -409,7 +409,7 @@ fn non_finite_values_reach_only_queries_that_see_them() {
                         for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                             let case = format!(
                                 "{instructions:?} {special} at {place} of {key_len}, in keys: {in_keys}, value {index}: \
-                                 {y} for {expected}"
+                                 {y} vs. {expected}"
                             );
                             assert_eq!(y.is_nan(), expected.is_nan(), "{case}");
                             if expected.is_infinite() {

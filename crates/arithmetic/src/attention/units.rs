@@ -1,4 +1,4 @@
-//! Keys and values of a cache in one format: their places in memory, writing, reading and copying.
+//! Keys and values of a cache in one format: memory layout, writing, reading and copying.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub struct KvSizes {
 }
 
 impl KvSizes {
-    /// Returns the size of a token in bytes; heads in floating point count without their padding.
+    /// Returns the bytes per token; floating-point heads count without their padding.
     pub fn bytes_per_token(self, dtype: NumberType) -> usize {
         if dtype == NumberType::Q8 {
             let units = UnitSizes::of::<Bytes>(self).map_or(usize::MAX, |unit_sizes| unit_sizes.units(LANES));
@@ -42,7 +42,7 @@ pub(super) struct Units<F: Format> {
     values: LargeBox<F::Unit>,
 }
 
-/// Units that tokens take in a format.
+/// Sizes of tokens, in units of a format.
 #[derive(Clone, Copy)]
 struct UnitSizes {
     /// Units of the keys of 16 tokens, in one head and in all heads.
@@ -217,7 +217,7 @@ pub(super) struct CopyPanels {
     pub(super) panels: Range<usize>,
 }
 
-/// New tokens and their places.
+/// New tokens and their positions.
 pub(super) struct Write<'a> {
     pub(super) sizes: KvSizes,
     pub(super) slots: &'a [KvSlot],

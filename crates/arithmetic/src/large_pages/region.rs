@@ -124,8 +124,8 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
             return None;
         }
         let taken = bytes.checked_next_multiple_of(page())?;
-        // After a fork, a thread that does not exist in this process may hold
-        // the lock. So nothing waits for it.
+        // After a fork, a thread that does not exist in this process may hold the lock, so this
+        // never blocks on it.
         let (region, from) = match CURRENT.try_lock() {
             Ok(mut current) => {
                 // `CURRENT` is the only owner of the region, so no piece is left.

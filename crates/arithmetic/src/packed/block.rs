@@ -5,7 +5,7 @@ use std::slice::Chunks;
 use crate::fetch::PrefetchPlan;
 use crate::simd::{LANES, Line, Simd, TileJob};
 
-/// Inputs of a block.
+/// Inputs per block.
 pub(crate) const DEPTH: usize = 64;
 
 /// Weights of a block in f32, with 16 outputs for each input.
@@ -31,9 +31,9 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     const MULTIPLIES_F32: bool = false;
     /// Activations of one row for a block.
     const ACTIVATIONS: usize;
-    /// Blocks of a slice.
+    /// Blocks per slice.
     ///
-    /// Products of a slice are added first, so formats that expand to each other have the same number.
+    /// The products of a slice are summed first, so formats that expand to each other must agree.
     const SLICE_BLOCKS: usize;
     /// Block of zeros.
     const ZERO: Self;

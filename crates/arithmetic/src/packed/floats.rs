@@ -7,11 +7,11 @@ use crate::fetch::{FETCHES, PrefetchPlan};
 use crate::simd::{Interleaved, PanelLine, Sums, add_products};
 use crate::simd::{LANES, Simd};
 
-/// Blocks of a slice: all 768 inputs of the smallest GPT-2, so that most of its sums are written once.
+/// Blocks per slice: all 768 inputs of the smallest GPT-2, so most of its sums are written once.
 ///
 /// A slice of a panel takes 48 KiB in f32, which tiles read in order from the L2 cache.
 pub(super) const SLICE_BLOCKS: usize = 12;
-/// Blocks of a chain of additions, with 256 products for each sum.
+/// Blocks per chain of additions, with 256 products for each sum.
 ///
 /// Longer chains of f32 roundings would make the sums less accurate.
 const CHAIN_BLOCKS: usize = 4;

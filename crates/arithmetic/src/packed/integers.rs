@@ -21,13 +21,13 @@ use crate::simd::Sums;
 use crate::simd::WordGroup;
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
 
-/// Groups of a block.
+/// Groups per block.
 const GROUPS: usize = DEPTH / GROUP;
-/// Blocks of a slice.
+/// Blocks per slice.
 ///
 /// In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
 const SLICE_BLOCKS: usize = 8;
-/// Bytes of a group of zeros.
+/// Byte lines of an all-zero group.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
 /// Integers of 32 inputs of 16 outputs.

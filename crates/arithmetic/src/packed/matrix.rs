@@ -13,7 +13,7 @@ use crate::threads::{Parts, computed_in_parts, with_job_size};
 impl NumberType {
     /// Returns the packed size in bytes of a matrix of these widths.
     ///
-    /// It equals [`PackedMatrix::bytes`] and needs no matrix.
+    /// Equals [`PackedMatrix::bytes`], but does not need the matrix.
     ///
     /// ```
     /// use candle_gpt2_arithmetic::NumberType;
@@ -27,7 +27,7 @@ impl NumberType {
     }
 }
 
-/// Blocks of one type: all panels, one after another.
+/// Contiguous blocks of all panels, in one format.
 pub(super) trait Panels: Send + Sync {
     /// Returns the size in bytes.
     fn bytes(&self) -> usize;
@@ -111,7 +111,7 @@ impl PackedMatrix {
         self.panels.bytes()
     }
 
-    /// Returns the weights of these outputs, `(rows, in)`, one after another.
+    /// Returns the weights of these outputs, `(rows, in)`, in order.
     ///
     /// This is an embedding lookup if the matrix is a tied head.
     ///

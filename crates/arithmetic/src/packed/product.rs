@@ -18,9 +18,9 @@ use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob};
 use crate::threads::{Part, Parts, computed_in_parts};
 use crate::tile::TileOutput;
 
-/// Panels of a part.
+/// Panels per part.
 const PART_PANELS: usize = 4;
-/// Bytes of activations of a part, unless one tile is larger; they stay in the L2 cache.
+/// Bytes of activations per part, unless a single tile is larger; they stay in the L2 cache.
 const PART_BYTES: usize = 512 << 10;
 /// Bytes of panels that all tiles process before the next group, for few tiles and for many.
 ///
@@ -28,7 +28,7 @@ const PART_BYTES: usize = 512 << 10;
 const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
 /// Maximum number of tiles that count as few.
 const FEW_TILES: usize = 4;
-/// Rows of a tile that is lower than the tallest one.
+/// Rows of a low tile.
 const LOW_TILE: usize = 4;
 /// Maximum rows of a tile that always streams weights from memory.
 ///
@@ -108,12 +108,12 @@ struct Tiles<B: Block> {
     full_rows: usize,
     /// Rows of a tile after the full ones.
     rest_height: usize,
-    /// Activations of a row.
+    /// Activations per row.
     row_len: usize,
 }
 
 impl<B: Block> Tiles<B> {
-    /// Activations of a row.
+    /// Returns the number of activations per row.
     fn row_len(in_features: usize) -> usize {
         in_features.div_ceil(DEPTH) * B::ACTIVATIONS
     }

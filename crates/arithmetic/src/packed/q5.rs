@@ -67,7 +67,7 @@ impl Quants for Fives {
 }
 
 impl Fives {
-    /// Integers that the weight of the largest magnitude may become, likeliest first.
+    /// Candidate integers for the weight of the largest magnitude, likeliest first.
     ///
     /// All are listed so that a group of multiples of an f16 number, as in GGUF's Q5_0, finds that number
     /// whatever its largest multiple is.

@@ -122,7 +122,7 @@ fn products_equal_the_reference() {
                         assert!(
                             difference <= tolerance,
                             "{format:?} ({out_features}, {in_features}), {rows} rows, {instructions:?}, value {index}: \
-                             {y} for {expected}"
+                             {y} vs. {expected}"
                         );
                     }
                 }
@@ -145,7 +145,7 @@ fn gelu_is_applied_after_the_bias() {
                 let x = f64::from(plain);
                 let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                 let expected = 0.5 * x * (1.0 + u.tanh());
-                assert!((f64::from(*activated) - expected).abs() < 1e-6, "{activated} for {expected}");
+                assert!((f64::from(*activated) - expected).abs() < 1e-6, "{activated} vs. {expected}");
             }
         }
     }
@@ -259,7 +259,7 @@ fn activation_error_is_bounded() {
                         if largest < 1e-36 { largest } else { largest * (1.0 / 254.0 + 0.5f32.powi(22)) };
                     assert!(
                         (value - rounded).abs() <= bound,
-                        "{instructions:?}: {rounded} for {value} of {largest}"
+                        "{instructions:?}: {rounded} vs. {value} of {largest}"
                     );
                 }
                 assert!(values(&group).skip(length).all(|value| value == 0.0));
@@ -414,7 +414,7 @@ fn packing_reads_both_orders_and_every_dtype() {
             let view = MatrixBytes { bytes: &shifted[1..], dtype, order, out_features, in_features };
             let matrix = PackedMatrix::from_bytes(view, NumberType::F32, &|_| ()).unwrap();
             for (stored, weight) in stored_weights(&matrix).iter().zip(&weights) {
-                assert!((stored - weight).abs() <= tolerance, "{dtype:?} {order:?}: {stored} for {weight}");
+                assert!((stored - weight).abs() <= tolerance, "{dtype:?} {order:?}: {stored} vs. {weight}");
             }
             let short = MatrixBytes { bytes: &bytes[1..], ..view };
             assert!(PackedMatrix::from_bytes(short, NumberType::F32, &|_| ()).is_err());
@@ -543,7 +543,7 @@ fn check_products(
         {
             assert!(
                 is_right(y, *expected, *magnitude),
-                "{format:?} {instructions:?}: value {index} is {y:e} for {expected:e} of {magnitude:e}"
+                "{format:?} {instructions:?}: value {index} is {y:e} vs. {expected:e} of {magnitude:e}"
             );
         }
     }

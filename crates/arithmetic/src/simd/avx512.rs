@@ -21,7 +21,7 @@ const TILE_PANELS: usize = 2;
 const MIDDLE_ROWS: usize = 8;
 /// Rows of an integer tile.
 ///
-/// Twelve registers hold the sums of a group, twelve those of all groups, and six the operands and scales.
+/// Twelve registers hold the sums of a group, twelve those of all groups, and six operands and scales.
 const INTEGER_TILE_ROWS: usize = 6;
 
 /// Proof that the processor supports AVX-512 F, BW, DQ and VL, and also VNNI if `VNNI`.

@@ -70,7 +70,7 @@ mod elf {
 
     type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-    /// Program file with its functions and line tables.
+    /// Executable file with its functions and line tables.
     struct Program<'a> {
         file: object::File<'a>,
         /// Size and name of each function, by address.
@@ -113,7 +113,7 @@ mod elf {
             Decoder::with_ip(64, code.unwrap(), start, DecoderOptions::NONE).into_iter().collect()
         }
 
-        /// Returns name and line of each function inlined at `address`, innermost first.
+        /// Returns the name and line of each function inlined at `address`, innermost first.
         fn frames(&self, address: u64) -> Vec<(String, String)> {
             let mut frames = self.lines.find_frames(address).skip_all_loads().unwrap();
             let frames = std::iter::from_fn(|| frames.next().unwrap());

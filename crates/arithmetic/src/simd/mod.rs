@@ -120,7 +120,7 @@ instruction_sets! {
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
 
 impl InstructionSet {
-    /// Instruction set that needs no more than the program itself does.
+    /// Instruction set that needs no features beyond the program's own.
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     const COMPILED_FOR: Self = Self::Portable(portable::Portable);
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -16,7 +16,7 @@ const TILE_ROWS: usize = 6;
 const TILE_PANELS: usize = 1;
 /// Rows of an integer tile.
 ///
-/// Twelve registers hold the sums of a group, twelve those of all groups, and the others operands and scales.
+/// Twelve registers hold the sums of a group, twelve those of all groups; the rest hold operands and scales.
 const INTEGER_TILE_ROWS: usize = 3;
 
 /// Lanes of a register, and its size in bytes.

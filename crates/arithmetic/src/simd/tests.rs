@@ -56,7 +56,7 @@ fn compare(job: impl Job<Output = Vec<f32>> + Copy) {
         let found = instructions.run(job);
         assert_eq!(found.len(), expected.len());
         for (index, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
-            assert!(is_same(found, *expected), "{instructions:?}, value {index}: {found:e} for {expected:e}");
+            assert!(is_same(found, *expected), "{instructions:?}, value {index}: {found:e} vs. {expected:e}");
         }
     }
 }

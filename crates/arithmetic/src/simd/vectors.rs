@@ -248,7 +248,7 @@ pub(crate) trait Vectors: Copy {
 
     /// Runs `work` in a separate function, which is compiled once for all call sites.
     ///
-    /// It serves large work that several places use.
+    /// Large kernels with several callers use it.
     fn call<W: Work<Self::Real>>(self, work: W) -> W::Output;
 
     /// Transposes sixteen values of each of sixteen rows, starting at column `first`.

@@ -116,7 +116,8 @@ impl<T> Part<'_, T> {
 impl<'a, T: Copy + Default> Part<'a, MaybeUninit<T>> {
     /// Fills the part with default values.
     ///
-    /// Clearing the part at once loads it into the caches before tiles write to scattered places of it.
+    /// Clearing the whole part first loads it into the caches before tiles write to scattered
+    /// positions.
     #[inline(always)]
     fn cleared(mut self) -> Part<'a, T> {
         for row in 0..self.rows() {
@@ -321,7 +322,7 @@ impl<T> Cut<T> {
         Self { start: output.as_mut_ptr(), parts, rows: len / row_len, columns }
     }
 
-    /// Number of parts side by side in a row.
+    /// Number of parts across a row.
     fn across(&self) -> usize {
         self.columns.len().div_ceil(self.parts.columns)
     }

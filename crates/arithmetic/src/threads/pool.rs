@@ -379,7 +379,7 @@ impl Pool {
             worked_from = Instant::now();
             budget.spend(worked_from - waited_from);
             seen = self.generation.0.load(Ordering::Acquire);
-            // Any task published from here on changes the generation again.
+            // A task published from this point changes the generation again.
             while let Some((slot, task)) = self.join_task() {
                 // SAFETY: the caller waits until this thread leaves the task.
                 let result = catch_unwind(AssertUnwindSafe(|| unsafe { slot.work(task, share) }));
@@ -472,7 +472,7 @@ impl Slot {
         count * share / self.shares.len()..count * (share + 1) / self.shares.len()
     }
 
-    /// Whether any index seems to be left.
+    /// Whether any index appears to be left.
     fn has_work(&self) -> bool {
         let count = self.count.load(Ordering::Acquire);
         let is_left =
@@ -527,7 +527,8 @@ impl Drop for Region<'_> {
     fn drop(&mut self) {
         let Self { pool, slot } = *self;
         if !pool.is_of_this_process() {
-            // The work forked: this process never finishes what the other threads had begun.
+            // The work forked: the indices that other threads had begun never finish in this
+            // process.
             assert!(
                 panicking(),
                 "the process forked inside a parallel region, which cannot complete in the child"
@@ -807,7 +808,7 @@ mod tests {
     fn in_a_fork(work: impl FnOnce() -> bool) -> Result<i32, i32> {
         // SAFETY: the child computes and exits without running the test program's handlers.
         let child = unsafe { libc::fork() };
-        assert!(child >= 0, "no fork");
+        assert!(child >= 0, "fork failed");
         if child == 0 {
             // SAFETY: as above. The alarm ends a child that hangs.
             unsafe {

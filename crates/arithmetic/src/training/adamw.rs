@@ -31,7 +31,7 @@ pub struct AdamWStep {
     pub beta_1: f64,
     /// Decay rate of the squared gradient's running mean.
     pub beta_2: f64,
-    /// Term added to the square root that divides the step.
+    /// Term added to the denominator for numerical stability.
     pub epsilon: f64,
     /// Weight decay.
     pub weight_decay: f64,
@@ -177,12 +177,12 @@ mod tests {
                 let p = p * 0.95 - 0.1 * (m / (1.0 - 0.9f64.powi(3))) / root;
                 // Few operations on values below 2, each rounded once.
                 for (found, expected) in [(parameter[index], p), (mean[index], m), (square[index], s)] {
-                    assert!((f64::from(found) - expected).abs() < 1e-6, "{set:?}: {found} for {expected}");
+                    assert!((f64::from(found) - expected).abs() < 1e-6, "{set:?}: {found} vs. {expected}");
                 }
             }
             let expected: f64 = initial[0].iter().map(|value| f64::from(*value).powi(2)).sum();
             let found = set.run(F32Job(Squares(&initial[0])));
-            assert!((found / expected - 1.0).abs() < 1e-14, "{set:?}: {found} for {expected}");
+            assert!((found / expected - 1.0).abs() < 1e-14, "{set:?}: {found} vs. {expected}");
         }
     }
 }

@@ -17,9 +17,9 @@ use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 /// Queries in a block, a multiple of every tile's rows.
 const QUERY_BLOCK: usize = 48;
 
-/// Values added to the scores, `(B, H, T, S)`; those of a query are contiguous, one for each key.
+/// Values added to the scores, `(B, H, T, S)`; each query's values are contiguous.
 ///
-/// They are part of an [`Attention`].
+/// Part of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AddedScores<'a, T> {
     /// Values, starting with the first one.
@@ -88,7 +88,7 @@ fn places(arrays: usize) -> [Place; 3] {
 }
 
 impl<'a, T: Number> Attention<'a, T> {
-    /// Returns width and number per sequence of a head's queries, keys and values.
+    /// Returns the width of a head's queries, keys and values, and their number per sequence.
     fn sizes(&self) -> [(usize, usize); 3] {
         let Self { queries, keys, head_dim, value_dim, .. } = *self;
         [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
@@ -191,7 +191,8 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     let mut outputs = Vec::with_capacity(qkv.len());
     for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(attention.sizes()) {
         if place.index == 0 {
-            // Each token has a row for each of queries, keys and values that the array holds.
+            // In each token, the array has one row for each kind that it holds: query, key or
+            // value.
             let parts = Parts { row_len: heads * width, rows: tokens * place.count, columns: width };
             outputs.push((qkv[place.array].len(), parts));
         }
@@ -351,7 +352,7 @@ fn softmax<V: Vectors>(v: V, scores: &mut [V::Real], scale: V::Real) {
     }
 }
 
-/// Scratch memory for the blocks of a head, one after another.
+/// Scratch memory reused by the blocks of a head.
 struct Scratch<T> {
     /// Distance from a query to the next.
     stride: usize,
@@ -396,7 +397,7 @@ struct Backward<'a, 'b, T> {
     output_stride: usize,
     /// Gradients of the arrays, initially zero.
     ///
-    /// Each token has a row for each of queries, keys and values that the array holds.
+    /// In each token, an array has one row for each kind that it holds: query, key or value.
     gradients: &'a mut [Part<'b, T>],
 }
 
@@ -453,7 +454,7 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
     }
 }
 
-/// Returns the rows of some tokens' queries, keys or values.
+/// Returns the gradient rows of some tokens' queries, keys or values.
 #[inline(always)]
 fn rows_of<'a, T>(gradients: &'a mut [Part<'_, T>], place: Place, first: usize, count: usize) -> Part<'a, T> {
     gradients[place.array].stepped(first * place.count + place.index, place.count, count)
@@ -577,7 +578,7 @@ mod tests {
                 for (found, expected) in found.iter().zip(expected.iter().flatten()) {
                     // Sums of up to 200 products of values below 1, rounded each time.
                     let error = (f64::from(*found) - expected).abs();
-                    assert!(error < 2e-5, "{set:?}, {queries} queries: {found} for {expected}");
+                    assert!(error < 2e-5, "{set:?}, {queries} queries: {found} vs. {expected}");
                 }
             }
         }

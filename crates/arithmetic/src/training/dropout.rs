@@ -3,7 +3,7 @@
 //! Any thread can therefore sample any part of a mask. The backward pass samples the
 //! mask again, and no mask is stored.
 //!
-//! The samples are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
+//! The samples come from Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
 //! as 1, 2, 3", 2011), sixteen counters at a time.
 
 use std::ops::Range;
@@ -11,9 +11,9 @@ use std::ops::Range;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts};
 
-/// Samples of a counter.
+/// Samples per counter.
 const WORDS: usize = 4;
-/// Samples of sixteen counters.
+/// Samples per group of sixteen counters.
 const GROUP: usize = WORDS * LANES;
 /// Values per task, in whole groups.
 const BLOCK: usize = 128 * GROUP;

@@ -181,7 +181,7 @@ fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
     }
     assert!(
         x.len() == gradient.len(),
-        "a gradient of different length: {} values, {} gradient values",
+        "the gradient has a different length: {} values, {} gradient values",
         x.len(),
         gradient.len()
     );

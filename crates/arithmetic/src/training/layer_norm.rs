@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Part, Parts, computed_in_parts};
 
-/// Rows of a part of the output.
+/// Rows per part of the output.
 const PART_ROWS: usize = 16;
 /// Rows whose weight and bias gradients one thread sums.
 ///
@@ -216,7 +216,7 @@ mod tests {
                         let bound = 2e-5 * expected.abs().max(1.0);
                         assert!(
                             width == 1 || error < bound,
-                            "{set:?} {width} {what}: {found} for {expected}"
+                            "{set:?} {width} {what}: {found} vs. {expected}"
                         );
                     }
                 }

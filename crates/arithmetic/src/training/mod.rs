@@ -168,16 +168,16 @@ floats! {
         attention: Attention<'_, Self>,
     ) -> Vec<Vec<Self>> = attention::backward;
 
-    /// Gathers the rows `places` of a table whose rows have `width` values.
+    /// Gathers the table rows with the indices `places`; each row has `width` values.
     ///
     /// # Panics
     /// Panics if a row is outside the table.
     fn rows(table: &[Self], width: usize, places: &[usize]) -> Vec<Self> = embedding::rows;
 
-    /// Adds each row of `values` to the table row at its place.
+    /// Adds each row of `values` to the table row with its index.
     ///
     /// # Panics
-    /// Panics if a row is outside the table, or if `values` does not have one row for each place.
+    /// Panics if a row is outside the table, or if `values` does not have one row for each index.
     fn add_rows(table: &mut [Self], width: usize, places: &[usize], values: &[Self]) = embedding::add_rows;
 
     /// Returns the mean negative log-probability of the targets, in nats.

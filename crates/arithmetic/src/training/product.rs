@@ -685,7 +685,7 @@ mod tests {
                         (sum[index], 2.0 * expected),
                     ] {
                         let error = (f64::from(found) - expected).abs();
-                        assert!(error <= bound, "{sizes:?} at {index}: {found} for {expected}");
+                        assert!(error <= bound, "{sizes:?} at {index}: {found} vs. {expected}");
                     }
                 }
                 let mut written = vec![f32::NAN; plain.len()];

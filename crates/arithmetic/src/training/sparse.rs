@@ -90,7 +90,8 @@ impl<T: Copy> SparseRows<T> {
 
     /// Groups the entries by column, as pairs of a row and the index of an entry.
     ///
-    /// Returns the start of each column among the pairs, and the pairs. Those of a column are in row order.
+    /// Returns the start of each column among the pairs, and the pairs. The pairs of a column are
+    /// in row order.
     fn by_column(&self, columns: usize) -> (Vec<usize>, Vec<(usize, usize)>) {
         let mut ends = vec![0; columns + 1];
         self.columns.iter().for_each(|column| ends[column + 1] += 1);
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(expected) {
             // Few products of values below 2, each rounded once.
-            assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} for {expected}");
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} vs. {expected}");
         }
     }
 

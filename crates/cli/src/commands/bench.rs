@@ -149,7 +149,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     if arguments.threads.0.len() > 1 {
         return each_thread_count(&arguments.threads.0);
     }
-    // Skip the tokenizer, whose memory would count.
+    // Skip the tokenizer, because its memory would be counted.
     let options = arguments.model.options(hub);
     let options = ModelOptions { model: arguments.positional.or(&options.model), ..options };
     let device = options.open_device(&Terminal)?;

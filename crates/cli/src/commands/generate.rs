@@ -136,7 +136,7 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
 
 /// Returns the name of the choice in a run's settings.
 ///
-/// A name must never change, because runs of earlier versions resume with it.
+/// A name must never change, because it lets runs of earlier versions resume.
 fn long_prompt_name(choice: LongPrompt) -> String {
     match choice {
         LongPrompt::Keep { head, last } => format!("Keep {{ head: {head}, last: {last} }}"),

@@ -40,7 +40,7 @@ impl GenerationArguments {
         if options.do_sample == Some(false)
             && let Some(option) = options.non_greedy_option()
         {
-            let what = format!("`do_sample` cannot be used with `{option}`; give one of them");
+            let what = format!("`do_sample` cannot be used with `{option}`; pass one of them");
             return Err(UsageError(what).into());
         }
         Ok(options.check()?)

@@ -66,7 +66,7 @@ impl InPlaceArguments {
         let name = || path.display().to_string();
         // Windows cannot open a folder, so check before opening.
         if path.is_dir() {
-            bail!("{}: is a folder; expected a file", path.display());
+            bail!("{}: expected a file, found a folder", path.display());
         }
         let file = File::open(path).with_context(name)?;
         let metadata = file.metadata().with_context(name)?;

@@ -69,10 +69,10 @@ impl FileArguments {
             None => RowsOutput::Lines(Box::new(|line| Ok(output::write_json_line(line)?))),
             Some(path) => RowsOutput::File { path, resume: self.resume },
         };
-        let told = |error: EngineError| exit::message(&error.into());
+        let format = |error: EngineError| exit::message(&error.into());
         let content = input::read_file(input)?;
         let job =
-            RowsJob { input, content, output, settings, what, format_error: &told, reporter: &Terminal };
+            RowsJob { input, content, output, settings, what, format_error: &format, reporter: &Terminal };
         let is_noted = Cell::new(false);
         let noted = |row: &Row| {
             let lost = if is_noted.get() { None } else { row.lost_note(vocabulary) };

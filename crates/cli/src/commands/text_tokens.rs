@@ -76,7 +76,7 @@ fn text(data: &[PathBuf]) -> Result<Option<String>> {
             if Path::new(text).is_file() {
                 let name = text.display();
                 output::print_note(&format!(
-                    "{name} is taken as text, not as a file: `gpt2 tokenize < {name}` prints the file's tokens, --out DIR writes them"
+                    "{name} is treated as text, not as a file: `gpt2 tokenize < {name}` prints the file's tokens, --out DIR writes them"
                 ));
             }
             let text = text.clone().into_os_string().into_string();

@@ -91,7 +91,7 @@ impl TrainArguments {
         let start = match (&self.start.init, &self.start.config) {
             (Some(checkpoint), _) => Start::Checkpoint(checkpoint.clone()),
             (None, Some(file)) => Start::ConfigFile(file.clone()),
-            (None, None) => return Err(UsageError("give --init CHECKPOINT or --config FILE".into())),
+            (None, None) => return Err(UsageError("pass --init CHECKPOINT or --config FILE".into())),
         };
         let options = TrainOptions { n_head: self.common.n_head, ..self.options.clone() };
         Ok(TrainJob {

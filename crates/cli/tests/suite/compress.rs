@@ -211,7 +211,7 @@ fn unusable_paths_and_interrupts_are_reported() {
     let folder = temporary_folder();
     let missing = folder.path().join("missing");
     assert_refused(&run(&["compress", path(&missing)]), FAILURE, "missing");
-    assert_refused(&run(&["compress", path(folder.path())]), FAILURE, "is a folder; expected a file");
+    assert_refused(&run(&["compress", path(folder.path())]), FAILURE, "expected a file, found a folder");
     let file = folder.path().join("file");
     fs::write(&file, TEXT).unwrap();
     #[cfg(unix)]

@@ -55,7 +55,7 @@ fn tokens_of_a_text_are_printed() {
     assert_refused(&run(&["tokenize", "a", "--shard-tokens", "5"]), USAGE, "--out <DIR>");
     let file = run(&["tokenize", path(&tokenizer), "-m", model]);
     assert_eq!(file.code, SUCCESS);
-    assert!(file.stderr.contains("is taken as text, not as a file"), "{}", file.stderr);
+    assert!(file.stderr.contains("is treated as text, not as a file"), "{}", file.stderr);
 }
 
 #[test]

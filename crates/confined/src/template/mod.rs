@@ -40,7 +40,7 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Deadline of a render on a thread of this process.
 #[cfg(not(target_family = "wasm"))]
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Stack size of that thread. Nesting of values in a template is not bounded there.
+/// Stack size of a rendering thread, where the nesting of values is not bounded.
 #[cfg(not(target_family = "wasm"))]
 const STACK_BYTES: usize = 64 << 20;
 
@@ -58,7 +58,7 @@ const WORKER_STACK_BYTES: usize = 8 << 20;
 /// ```
 pub const TEMPLATES: Service = Service { name: "templates", stack_bytes: WORKER_STACK_BYTES, prepare };
 
-/// Failure of a template.
+/// Error of a template.
 ///
 /// Returned by [`Templates::render`]; see [`Templates`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -13,7 +13,7 @@ const MAX_NESTING: usize = 200;
 /// The parser itself limits the nesting of statements to 150 levels.
 const MAX_ELIFS: usize = 200;
 
-/// Fails if a template is nested too deeply to be parsed in this process.
+/// Rejects a template that is nested too deeply to be parsed in this process.
 pub(super) fn check(template: &str) -> Result<(), String> {
     let (mut rest, mut elifs) = (template, 0);
     while let Some(start) = rest.find('{') {

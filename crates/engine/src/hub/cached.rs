@@ -61,7 +61,7 @@ pub struct CachedModels {
 }
 
 impl CachedModels {
-    /// Lists the models in the cache of these options; empty if the folder does not exist.
+    /// Lists the models in the configured cache; empty if its folder does not exist.
     pub fn of(options: &HubOptions) -> Self {
         let mut models = Self::default();
         for folder in folders_in(&options.cache) {

@@ -19,7 +19,7 @@ impl CacheKey {
     /// Description of valid text, for error messages.
     pub(super) const EXPECTED: &str = "1 to 128 of [0-9A-Za-z._-]";
 
-    /// Returns `None` if the text is unsafe in a path.
+    /// Wraps the text, or returns `None` if it is unsafe in a path.
     pub(super) fn new(text: &str) -> Option<Self> {
         let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         let is_safe = is_plain && text.len() <= MAX_KEY_BYTES && is_safe_component(text);
@@ -36,7 +36,7 @@ impl CacheKey {
 pub(super) struct FilePath(String);
 
 impl FilePath {
-    /// Returns `None` if the path is absolute, leaves its folder, or is unsafe on any system.
+    /// Wraps the path; `None` if it is absolute, leaves its folder, or is unsafe on any system.
     pub(super) fn new(text: &str) -> Option<Self> {
         let is_plain = |c: char| c.is_alphanumeric() || " !#$%&'()+,-.=@[]^_{}~/".contains(c);
         let is_safe = text.len() <= MAX_PATH_BYTES

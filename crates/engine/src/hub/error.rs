@@ -84,7 +84,7 @@ pub enum HubError {
         looked_for: String,
     },
     /// The repository changed during the download.
-    #[error("{model} changed while it was downloaded; run the command again")]
+    #[error("{model} changed during the download; run the command again")]
     Changed {
         /// Name of the model.
         model: String,

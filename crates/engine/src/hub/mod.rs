@@ -31,7 +31,7 @@ use crate::{EngineError, Reporter};
 
 /// Resolves a model to a local path.
 ///
-/// A name that is a checkpoint or can only be a path is returned as it is. Otherwise the files come from the
+/// A name that is a checkpoint or can only be a path is returned unchanged. Otherwise the files come from the
 /// Hub or its cache.
 pub(crate) fn local_path(
     model: &Path,
@@ -59,7 +59,7 @@ fn hub_name(path: &Path) -> Option<HubName> {
 
 /// Resolves an adapter to a local path.
 ///
-/// A name that exists or can only be a path is returned as it is. Otherwise the files come from the Hub or
+/// A name that exists or can only be a path is returned unchanged. Otherwise the files come from the Hub or
 /// its cache.
 pub(crate) fn adapter_path(
     adapter: &Path,
@@ -85,7 +85,7 @@ pub struct DatasetFile {
 
 /// Resolves the name of a data file to a local path.
 ///
-/// A name that exists or can only be a path is returned as it is. Otherwise `owner/name[@revision]/path`
+/// A name that exists or can only be a path is returned unchanged. Otherwise `owner/name[@revision]/path`
 /// names a file of a dataset on the Hub, which is downloaded into the cache.
 ///
 /// # Errors
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Cargo runs tests in the crate's folder, where some paths have the form of names on the Hub.
+    /// Cargo runs tests in the crate's folder, where some paths look like names on the Hub.
     #[test]
     fn hub_name_wins_over_path_that_is_not_a_checkpoint() {
         for (name, kind) in [("src/hub", "folder"), ("src/lib.rs", "file")] {

@@ -25,7 +25,7 @@ use crate::{EngineError, Question, Vocabulary};
 #[derive(Debug, Clone)]
 pub struct RowFile {
     bytes: Vec<u8>,
-    /// Number of each line, from 1, and its byte range.
+    /// Line number, from 1, and byte range of each line.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
 }
@@ -176,7 +176,7 @@ pub struct Row {
     other: Map<String, Value>,
 }
 
-/// JSON object without duplicate keys, of which only the last value would remain.
+/// JSON object that rejects duplicate keys instead of keeping only the last value.
 struct UniqueKeys(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for UniqueKeys {

@@ -100,7 +100,7 @@ pub struct FailedRow {
 }
 
 impl RowsJob<'_> {
-    /// Tokenizes every row with `tokens`, and computes the rows that are not yet written with `work`.
+    /// Tokenizes every row with `tokens`, and uses `work` to compute the rows not written yet.
     ///
     /// Returns the failed rows, including those of an interrupted job. Load the model inside `work`, so that
     /// a job that cannot resume is rejected before.

@@ -1,4 +1,4 @@
-//! Entries as rows of CSV.
+//! Data entries from the rows of a CSV file.
 
 use csv::{Error, ErrorKind, Position, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};

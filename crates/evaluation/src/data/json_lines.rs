@@ -1,4 +1,4 @@
-//! Entries as JSON objects, one per line.
+//! Data entries from JSON objects, one per line.
 
 use serde_json::Value;
 

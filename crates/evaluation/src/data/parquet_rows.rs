@@ -1,4 +1,4 @@
-//! Entries as rows of Parquet.
+//! Data entries from the rows of a Parquet file.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

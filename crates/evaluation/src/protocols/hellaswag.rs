@@ -1,4 +1,4 @@
-//! HellaSwag: choosing the ending that continues a text, out of four.
+//! HellaSwag: choosing the ending that continues a passage, out of four.
 
 use serde_json::{Map, Value};
 

@@ -147,7 +147,7 @@ fn last_field(record: &Record) -> &'static str {
     if record.has("continuation") && !record.has("text") { "continuation" } else { "text" }
 }
 
-/// Splits a text into the part before the last word, and the word.
+/// Splits text into the part before the last word, and the word.
 fn parts(text: &str) -> (&str, &str) {
     text.rsplit_once(' ').unwrap_or(("", text))
 }
@@ -249,7 +249,7 @@ fn all_greedy(results: &[ItemResult]) -> Option<Metric> {
     Metric::share("acc", texts(results).map(|word| word.is_greedy))
 }
 
-/// Tokens that are a stop word on their own, in lower case.
+/// Tokens that, in lower case, form a complete stop word.
 fn stop_tokens(vocabulary: &Vocabulary) -> Vec<u32> {
     let stop_words: HashSet<&str> = STOP_WORDS_OF_NLTK.split_whitespace().collect();
     let is_stop_word = |id: &u32| {

@@ -37,7 +37,7 @@ pub(crate) fn encode_file(setting: &Setting<'_>, text: &str) -> Result<Vec<u32>,
     encode_long(setting, text.strip_suffix('\n').unwrap_or(text), encode_plain)
 }
 
-/// Encodes a text; names of special tokens, such as `<|endoftext|>`, are plain text.
+/// Encodes text; names of special tokens, such as `<|endoftext|>`, are plain text.
 pub(crate) fn encode_plain(vocabulary: &Vocabulary, text: &str) -> Result<Vec<u32>, EvaluationError> {
     let tokenizer = vocabulary.required_tokenizer()?;
     let is_named = |name: &str| !name.is_empty() && text.contains(name);

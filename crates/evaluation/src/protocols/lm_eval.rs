@@ -145,7 +145,7 @@ fn encode_context(vocabulary: &Vocabulary, context: &str) -> Result<Vec<u32>, Ev
     }
 }
 
-/// Encodes a continuation: the tokens of the whole text after the number of context tokens.
+/// Encodes the whole text and returns the tokens after the context.
 fn encode_continuation(
     vocabulary: &Vocabulary,
     context: &str,

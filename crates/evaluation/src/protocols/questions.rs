@@ -110,7 +110,7 @@ fn piqa(record: &Record) -> Result<Question, DataError> {
     Ok(Question { context: format!("Question: {}\nAnswer:", record.text("goal")?), choices, fields, gold })
 }
 
-/// Reads the Hub's fields, or those of the published files, where `question` also holds the choices.
+/// Reads the Hub's fields or the published files' fields, where `question` also holds the choices.
 fn arc(record: &Record) -> Result<Question, DataError> {
     let upstream = record.has_fields("question").then(|| record.fields("question")).transpose()?;
     let question = match &upstream {

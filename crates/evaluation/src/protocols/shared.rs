@@ -17,7 +17,7 @@ pub(super) const DEFAULTS: Protocol = Protocol {
     published: &[],
     parameter: None,
     few_shot: None,
-    prepare: |data, _| Err(unusable(data, "no protocol reads it")),
+    prepare: |data, _| Err(unusable(data, "no protocol supports it")),
     measure: |_, _| Vec::new(),
 };
 
@@ -102,7 +102,7 @@ pub(super) fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: 
     Item { index, id: record.id(), group: None, context_tokens, work: Work::Score { choices, gold } }
 }
 
-/// Creates a sequence whose tokens from `first` on are scored.
+/// Creates a sequence whose tokens are scored, starting at `first`.
 ///
 /// It serves protocols that read an item whole and fail if it exceeds the context. `field` is the data
 /// field of the scored tokens.

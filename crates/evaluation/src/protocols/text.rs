@@ -73,7 +73,7 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
         ids[..tokens].iter().flat_map(|id| setting.vocabulary.token_bytes(*id)).collect::<Vec<u8>>();
     let words = count_words(&String::from_utf8_lossy(&covered));
     if items.is_empty() {
-        return Err(unusable(data, "expected a text, found one without tokens"));
+        return Err(unusable(data, "expected text, found no tokens"));
     }
     Ok(Prepared { items, totals: Totals { tokens, words }, notes, ..Prepared::default() })
 }
@@ -93,7 +93,7 @@ fn measure(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     figures.into_iter().flatten().collect()
 }
 
-/// A window of a text, with the range of the text's tokens that it scores.
+/// A window of text, with the range of tokens that it scores.
 pub(super) struct Window {
     pub(super) sequence: Sequence,
     pub(super) scored: std::ops::Range<usize>,

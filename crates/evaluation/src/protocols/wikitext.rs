@@ -172,7 +172,7 @@ fn page(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Prepared
     rolling(setting, index, record, (&detokenize::wikitext(page), page), "page")
 }
 
-/// Builds the item of a whole text in windows that score all of its tokens.
+/// Builds an item of the whole text in windows that score all of its tokens.
 ///
 /// `measured` is the text whose length normalizes the score, and `field` is its data field.
 pub(super) fn rolling(
@@ -184,7 +184,7 @@ pub(super) fn rolling(
 ) -> Result<PreparedItem, EvaluationError> {
     let ids = setting.vocabulary.encode(text)?;
     if ids.is_empty() {
-        return Err(record.field_error(field, "expected a text, found one without tokens").into());
+        return Err(record.field_error(field, "expected text, found no tokens").into());
     }
     let prefix = lm_eval::prefix_token(setting.vocabulary)?;
     let sequences = rolling_windows(&ids, prefix, setting.vocabulary.config().n_positions);
@@ -334,7 +334,7 @@ fn some_windows(
     totals: Totals,
 ) -> Result<Prepared, EvaluationError> {
     if windows.is_empty() {
-        return Err(unusable(data, format!("expected a text of at least 2 tokens, found {}", ids.len())));
+        return Err(unusable(data, format!("expected text of at least 2 tokens, found {}", ids.len())));
     }
     let items = windows_as_items(setting.vocabulary, ids, windows);
     Ok(Prepared { items, totals, ..Prepared::default() })

@@ -52,7 +52,7 @@ struct Sentence {
 fn sentence(record: &Record) -> Result<Sentence, DataError> {
     let sentence = record.filled("sentence")?;
     let Some((before, after)) = sentence.split_once('_') else {
-        return Err(record.field_error("sentence", "expected a text with a gap, found no `_`"));
+        return Err(record.field_error("sentence", "expected text with a gap, found no `_`"));
     };
     let option = |names: [&str; 2]| record.filled(if record.has(names[1]) { names[1] } else { names[0] });
     let options = [option(["option1", "choice1"])?, option(["option2", "choice2"])?];

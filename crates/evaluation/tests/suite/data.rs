@@ -177,7 +177,7 @@ fn damaged_csv_row_is_reported_with_its_line() {
 fn text_is_returned_verbatim_and_must_be_utf_8() {
     assert_eq!(data("a.txt", "é\r\n\u{feff}").text().unwrap(), "é\r\n\u{feff}");
     let error = |bytes: &[u8]| data("a.txt", bytes).text().unwrap_err().to_string();
-    assert_eq!(error(b""), "a.txt: expected a text, found an empty file");
+    assert_eq!(error(b""), "a.txt: expected text, found an empty file");
     assert_eq!(
         error(b"one\ntwo\xff"),
         "a.txt: line 2: expected UTF-8, found an invalid byte after 7 bytes of the file"

@@ -315,7 +315,7 @@ fn window_lengths_are_validated_and_noted() {
     assert_eq!((short.windows(), short.tokens_to_read(0)), (1, tokens as u64 - 1));
     assert_eq!(short.notes(), [format!("the text has {tokens} tokens: a single window, shorter than 64")]);
     let error = prepare(Some(64), "a\n").unwrap_err().to_string();
-    assert!(error.ends_with("text.txt: expected a text of at least 3 tokens, found 1"), "{error}");
+    assert!(error.ends_with("text.txt: expected text of at least 3 tokens, found 1"), "{error}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::GenerationError;
 use crate::logits::to_f32;
 
 impl GenerationConfig {
-    /// Checks every option, by itself and in combination with the others.
+    /// Checks every option, individually and in combination with the others.
     ///
     /// # Errors
     /// Returns an error if an option is out of range or if two options contradict each other.
@@ -102,7 +102,7 @@ impl GenerationConfig {
         }
     }
 
-    /// Checks every option by itself.
+    /// Checks every option individually.
     ///
     /// # Errors
     /// Returns an error if an option is out of range.

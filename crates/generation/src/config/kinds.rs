@@ -24,17 +24,17 @@ pub const MAX_TEXTS: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum EarlyStopping {
-    /// At once: `true`
+    /// Ends once there is a completion for every beam: `true`.
     #[cfg_attr(feature = "clap", value(name = "true", help = "When there are as many completions as beams"))]
     Full,
-    /// When no running beam, at its present length, beats the worst finished completion: `false`
+    /// Ends when no running beam, at its present length, beats the worst completion: `false`.
     #[default]
     #[cfg_attr(
         feature = "clap",
         value(name = "false", help = "When no running beam, at its present length, beats the worst of them")
     )]
     Heuristic,
-    /// When no running beam can ever beat it: `"never"`
+    /// Ends when no running beam can ever beat the worst finished completion: `"never"`.
     #[cfg_attr(feature = "clap", value(name = "never", help = "When no running beam can ever beat it"))]
     Never,
 }

@@ -2,7 +2,7 @@
 //!
 //! Fields have the names and defaults of transformers' `generation_config.json`, except for the default
 //! number of new tokens. `table.rs` lists every option, `checks.rs` validates combinations of values,
-//! and `options.rs` applies a request's options to those of a checkpoint's files.
+//! and `options.rs` merges a request's options into a checkpoint's.
 
 mod checks;
 mod json;

@@ -185,7 +185,7 @@ macro_rules! options {
             )+
         }
     )+) => {
-        /// Generation configuration: how to choose the next token and when to stop.
+        /// Generation configuration: token selection and stop conditions.
         ///
         /// ```
         /// use candle_gpt2_generation::{GenerationConfig, SearchMode};

@@ -2,7 +2,7 @@
 //!
 //! Removed tokens have a logit of `-inf`.
 //!
-//! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
+//! Arithmetic and order follow transformers (`src/transformers/generation/logits_process.py`, and
 //! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Transformers lacks
 //! presence and frequency penalty. They follow the repetition penalty and count generated tokens only,
 //! as OpenAI's API defines them.
@@ -191,9 +191,9 @@ impl LogitsProcessor {
         if let Self::NoRepeatNgram(size) = self { Some(*size) } else { None }
     }
 
-    /// Inserts the processor among those of a configuration.
+    /// Inserts the processor into a configuration's processors.
     ///
-    /// Its position is that of transformers' function for allowed tokens. It precedes a forced token,
+    /// It takes the position of transformers' function for allowed tokens, before a forced token,
     /// suppressed tokens, and the processors that narrow sampling.
     pub fn add_to(self, processors: &mut Vec<Self>) {
         let comes_before = |processor: &Self| {

@@ -81,7 +81,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// On a CPU, selects the prompt to prefill in the same pass.
     ///
-    /// This is the first prompt in prefill, or that of the next waiting sequence if there is capacity.
+    /// This is the first prompt in prefill, or the next waiting sequence's prompt if there is
+    /// capacity.
     ///
     /// If a prompt is already computed for another sequence, the sequence begins immediately and counts as
     /// one token. The first returned value is the number of these sequences.
@@ -243,7 +244,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 Err(error) => failed.push((text.request.id, error)),
             }
         }
-        // Row numbers change from here on.
+        // Row numbers change from this point.
         ended.into_iter().rev().try_for_each(|row| self.remove(row))?;
         failed.into_iter().for_each(|(request, error)| self.fail(request, error));
         Ok(())

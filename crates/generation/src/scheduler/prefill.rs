@@ -17,8 +17,8 @@ pub(super) struct Prefill<T> {
     pub(super) cached: usize,
     /// Whether these are the tokens of a sliding window.
     ///
-    /// The last token of the sequence is then not among them; the next step reads it like that of any
-    /// running sequence.
+    /// They exclude the last token of the sequence. The next step reads it, as for any running
+    /// sequence.
     pub(super) is_window: bool,
 }
 

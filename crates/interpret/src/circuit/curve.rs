@@ -42,9 +42,9 @@ pub struct CurvePoint {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct FaithfulnessCurve {
-    /// Metric with all edges: that of the clean prompts.
+    /// Metric with all edges, equal to the clean prompts' metric.
     pub model: f32,
-    /// Metric without edges: that of the corrupted prompts.
+    /// Metric without edges, equal to the corrupted prompts' metric.
     pub empty: f32,
     /// Circuits in ascending order of size.
     pub points: Vec<CurvePoint>,
@@ -59,7 +59,7 @@ impl FaithfulnessCurve {
     /// Area under the curve over the fraction of edges (circuit performance ratio).
     ///
     /// The area is computed by the trapezoidal rule. It measures how much of the task small circuits perform.
-    /// It can exceed that of a perfect curve, 0.999.
+    /// It can exceed 0.999, the area of a perfect curve.
     pub fn cpr(&self) -> f32 {
         self.area(|point| point.faithfulness)
     }

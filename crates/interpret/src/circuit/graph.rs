@@ -141,9 +141,9 @@ pub(super) struct Row {
 ///
 /// With spans, each edge exists once for each pair of spans that it can connect.
 ///
-/// Source: "Attribution Patching Outperforms Automated Circuit Discovery" (arXiv:2310.10348). The nodes are
-/// those of "Have Faith in Faithfulness" (arXiv:2403.17806), and the positions those of "Position-aware
-/// Automatic Circuit Discovery" (arXiv:2502.04577).
+/// Source: "Attribution Patching Outperforms Automated Circuit Discovery" (arXiv:2310.10348). The nodes
+/// come from "Have Faith in Faithfulness" (arXiv:2403.17806), and the positions from
+/// "Position-aware Automatic Circuit Discovery" (arXiv:2502.04577).
 ///
 /// ```
 /// use candle_gpt2_interpret::{EdgeGraph, EdgeSpans};
@@ -347,7 +347,7 @@ impl EdgeGraph {
         (0..self.n_layer).flat_map(of_layer).chain([self.row_of_logits()]).collect()
     }
 
-    /// Index of a destination's node: that of its source, or `source_count` for the logits.
+    /// Index of a destination's node: its source's index, or `source_count` for the logits.
     fn node_of(&self, destination: EdgeDestination) -> usize {
         match destination.source() {
             Some(EdgeSource::Head(Head { layer, head })) => self.sources_before(layer) + head,

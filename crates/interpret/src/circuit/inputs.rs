@@ -90,7 +90,7 @@ pub(super) fn into_heads(
     through_norm(block.ln_1(), residual, &normed)
 }
 
-/// Maps the gradient at an MLP's activation input to that at the MLP's input, `(1, B, T, C)`.
+/// Maps the gradient at an MLP's activation to the gradient at the MLP's input, `(1, B, T, C)`.
 pub(super) fn into_mlp(
     model: &Gpt2LMHeadModel,
     layer: usize,
@@ -296,7 +296,8 @@ impl<'a> CircuitRun<'a> {
         let block = block(self.model, layer)?;
         let (heads, dtype) = (block.attn().num_heads(), residual.dtype());
         let (weight, bias) = projections(block.attn())?;
-        // Projects the rows from `first` on to `(B, H, T, D)`, one tensor each for queries, keys and values.
+        // Projects the rows, starting at `first`, to `(B, H, T, D)`, one tensor each for queries,
+        // keys and values.
         let projected = |inputs: Option<Tensor>, first: usize, rows: usize| {
             let inputs = inputs.map_or_else(|| residual.unsqueeze(0), Ok)?;
             let (_, batch, tokens, width) = inputs.dims4()?;

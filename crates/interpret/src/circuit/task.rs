@@ -40,10 +40,10 @@ pub struct PromptPair {
 /// Metric of the prediction after the last token. An argument of [`CircuitTask::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CircuitMetric {
-    /// Mean logit of the correct answers minus that of the incorrect ones.
+    /// Mean logit of the correct answers minus the mean logit of the incorrect ones.
     #[default]
     LogitDifference,
-    /// Total probability of the correct answers minus that of the incorrect ones.
+    /// Total probability of the correct answers minus the total probability of the incorrect ones.
     ProbabilityDifference,
     /// Kullback-Leibler divergence from the model's prediction, in nats; 0 for the whole model.
     ///
@@ -110,7 +110,7 @@ pub struct CircuitTask<'a> {
 
 /// Pairs of equal length as tensors.
 struct Batch {
-    /// `(B, T)`.
+    /// Clean prompts, `(B, T)`.
     clean: Tensor,
     corrupted: Tensor,
     /// Weight of each token in a metric, `(B, V)`.

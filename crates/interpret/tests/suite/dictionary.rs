@@ -438,7 +438,7 @@ fn unsupported_settings_are_rejected_by_name() {
     for [changes, expected] in table(
         r#"
 {"hook_name": null} | `hook_name`: expected the model's hook point
-{"hook_name": 8} | `hook_name`: expected a text; found 8
+{"hook_name": 8} | `hook_name`: expected a string; found 8
 {"hook_name": "blocks.8.hok_resid_pre"} | did you mean `blocks.8.hook_resid_pre`?
 {"d_in": null} | `d_in` or `act_size`: expected a positive integer; found nothing
 {"d_in": 0} | `d_in`: expected a positive integer; found 0

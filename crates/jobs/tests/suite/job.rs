@@ -389,7 +389,7 @@ fn labels_must_match_the_existing_head() {
     };
     let classify = || TrainOptions { task: Task::Classify, ..TrainOptions::default() };
     let error = run(&classifier(&heads, "nowhere", classify())).unwrap_err().to_string();
-    assert!(error.contains("line 25: unknown label `nowhere`; expected one of the model's: "), "{error}");
+    assert!(error.contains("line 25: unknown label `nowhere`; expected a label of the model: "), "{error}");
     let refused = |job: TrainJob, expected: &str| {
         let error = run(&job).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains(expected), "{error}");

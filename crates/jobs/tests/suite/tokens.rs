@@ -449,7 +449,7 @@ fn damaged_shards_are_reported_by_name() {
         (&|folder| fs::remove_file(folder.join(name)).unwrap(), &not_found),
         (
             &|folder| change_json(folder, &|json| json["vocabulary_crc32"] = json!(5)),
-            "its tokens belong to another vocabulary (",
+            "its tokens are from a different vocabulary (",
         ),
         (&|folder| change_json(folder, &|json| json["complete"] = json!(false)), "its job was interrupted"),
         (

@@ -132,8 +132,8 @@ fn query_grid(queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u3
 
 /// Key counts or positions, one for each query or row, in the form that the kernels take.
 ///
-/// If all rows have the same numbers, and each next query of a row adds one, only the first number is stored.
-/// Otherwise the list is uploaded.
+/// A single number is stored if all rows share it and each query of a row has one more than the
+/// query before. Otherwise the list is uploaded.
 struct Counts {
     list: Option<CudaSlice<u32>>,
     first: u32,
@@ -217,7 +217,7 @@ fn attend<T: Element>(width: usize, [q, k, v]: [&Tensor; 3], scale: f64, visible
         head_dim: counted(head_dim)?,
         scale: scale as f32,
     };
-    // SAFETY: the strides are those of the tensors, whose rows are contiguous and no wider than the kernel
+    // SAFETY: the strides match the tensors, whose rows are contiguous and no wider than the kernel
     // supports. The list has a number for each batch row, from 1 to the number of keys.
     unsafe { parameters.launch(device, &format!("attend_{width}"), grid)? };
     Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
@@ -653,7 +653,7 @@ fn launch_write_tokens<T: Element>(
         capacity: counted(capacity)?,
         head_dim: counted(head_dim)?,
     };
-    // SAFETY: the strides are those of the tensors, whose rows are contiguous. The memories hold `capacity`
+    // SAFETY: the strides match the tensors, whose rows are contiguous. The memories hold `capacity`
     // rows of `head_dim` elements for each head and batch row. The list has a number for each batch row. The
     // kernel writes nowhere else, and all work of this device runs in the order of one stream.
     unsafe { parameters.launch(device, "write_tokens", blocks) }

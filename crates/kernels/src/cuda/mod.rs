@@ -42,7 +42,7 @@ pub(crate) use training::{
 use launch::{Element, TensorMemory, applies, by_type, counted, tensor};
 use signatures::LayerNorm;
 
-/// Opens GPU `index` with a stream of its own, which runs all work in order.
+/// Opens GPU `index` with its own stream, which runs all work in order.
 ///
 /// Call this only once for each GPU: the workspace of its products is never freed.
 pub(crate) fn open(index: usize) -> Result<Device> {

@@ -256,7 +256,7 @@ pub(super) trait Product: Element {
     /// Name of the type in cuBLAS.
     const TYPE: cudaDataType_t;
 
-    /// Compute type of products of such matrices.
+    /// Compute type for products of this element type.
     fn compute_type() -> cublasComputeType_t {
         cublasComputeType_t::CUBLAS_COMPUTE_32F
     }

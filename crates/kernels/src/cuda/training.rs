@@ -225,8 +225,8 @@ fn losses_of_rows<T: Product>(
     let [held_hidden, held_weight] = [hidden, weight].map(TensorMemory::new);
     let (hidden_values, weight_values) = (held_hidden.values::<T>()?, held_weight.values::<T>()?);
     let targets = device.clone_htod(targets)?;
-    // Products are several times as fast if rows start at multiples of 16 bytes, but the vocabulary size may
-    // be odd.
+    // Products are several times faster if rows start at multiples of 16 bytes, but the vocabulary
+    // size may be odd.
     let distance = vocabulary.next_multiple_of(ROW_ALIGNMENT);
     // SAFETY: the kernel writes one element for each row.
     let mut losses = unsafe { device.alloc::<f32>(rows)? };

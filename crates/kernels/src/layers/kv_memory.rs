@@ -112,7 +112,7 @@ impl KvMemory {
         Ok(Self { num_heads, head_dim, dtype, storage, taken: Arc::default() })
     }
 
-    /// Takes the first free slot with `capacity` contiguous tokens, or returns `None` if there is none.
+    /// Takes the first free slot with `capacity` contiguous tokens, or returns `None`.
     ///
     /// ```
     /// use candle_core::{DType, Device};

@@ -37,7 +37,7 @@ fn write_changes_only_its_own_tokens() {
             for (read, written) in read.iter().zip([&keys, &new_values]) {
                 let written = values(&written.narrow(0, row, 1).unwrap());
                 for (read, written) in values(read).into_iter().zip(written) {
-                    assert!((read - written).abs() <= 0.07, "{dtype}: {read} for {written}");
+                    assert!((read - written).abs() <= 0.07, "{dtype}: {read} vs. {written}");
                 }
             }
             for tokens in [0..position, position + 9..slot.capacity] {
@@ -105,7 +105,7 @@ fn copies_preserve_the_tokens() {
         let back = target.read(SLOTS[1], 0..70).unwrap();
         for (back, expected) in back.iter().zip(&expected) {
             for (back, expected) in values(back).into_iter().zip(values(expected)) {
-                assert!((back - expected).abs() <= 4e-3, "{dtype}: {back} for {expected}");
+                assert!((back - expected).abs() <= 4e-3, "{dtype}: {back} vs. {expected}");
             }
         }
     }

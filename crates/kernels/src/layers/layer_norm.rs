@@ -162,7 +162,7 @@ mod tests {
                 for (y, expected) in y.iter().zip(&expected) {
                     // The mean of values near 3 is rounded to 2e-7 and divided by a standard deviation of
                     // about 0.6.
-                    assert!((y - expected).abs() < 3e-6, "{width}: {y} for {expected}");
+                    assert!((y - expected).abs() < 3e-6, "{width}: {y} vs. {expected}");
                 }
             }
         }
@@ -192,7 +192,7 @@ mod tests {
             for (index, (y, expected)) in y.iter().zip(&expected).enumerate() {
                 let is_same = y.is_nan() == expected.is_nan() && (y - expected).abs().max(0.0) < 3e-6;
                 let (row, value) = (index / width, x[index]);
-                assert!(is_same, "{width}: row {row}, {y} for {expected}, of {value:e}");
+                assert!(is_same, "{width}: row {row}, {y} vs. {expected}, of {value:e}");
             }
         }
     }

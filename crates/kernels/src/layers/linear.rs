@@ -6,8 +6,8 @@
 //! A dense weight is a tensor. It works on any device, is trainable, and serves as the reference. A packed
 //! weight is for inference on the CPU.
 //!
-//! A dense layer computes in the dtype of its input, independent of its own. So f32 weights can be trained
-//! with bf16 products.
+//! A dense layer computes in the dtype of its input, whatever the dtype of its weights. So f32
+//! weights can be trained with bf16 products.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -370,7 +370,7 @@ impl Linear {
     }
 }
 
-/// Shares the tensors of candle's layer, also as variables; fails if its bias has the wrong shape.
+/// Shares the tensors of candle's layer, including variables; fails if the bias shape is wrong.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -77,7 +77,7 @@ impl Matrix {
         }
     }
 
-    /// Size of the weights; adapters are in its trainable values and its bytes.
+    /// Size of the weights; adapters count as trainable values and as bytes.
     pub fn size(&self) -> ParameterSize {
         match self {
             Self::Dense(weight) => weight.into(),

@@ -108,9 +108,9 @@ pub(super) fn with_width(x: &Tensor, width: usize) -> Vec<usize> {
 ///
 /// For tensors with leading axes, candle would run one product for each row of a batch.
 struct Product {
-    /// `(rows, in)`.
+    /// Input, `(rows, in)`.
     x: Tensor,
-    /// `(out, in)`, in the dtype of `x`.
+    /// Weight, `(out, in)`, in the dtype of `x`.
     weight: Tensor,
 }
 

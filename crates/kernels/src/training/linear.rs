@@ -134,9 +134,9 @@ pub(crate) enum FixedWeight {
 
 /// Trainable adapter of a frozen weight; the effective weight is `W + scale · b a`.
 pub(crate) struct Adapter<'a> {
-    /// `(rank, in)`.
+    /// Matrix `(rank, in)`.
     pub(crate) a: &'a Tensor,
-    /// `(out, rank)`.
+    /// Matrix `(out, rank)`.
     pub(crate) b: &'a Tensor,
     pub(crate) scale: f64,
 }

@@ -296,7 +296,7 @@ impl Node {
     }
 }
 
-/// Expands to the type, once for each input.
+/// Expands to the type once per input.
 macro_rules! for_input {
     ($input:ident, $type:ty) => {
         $type

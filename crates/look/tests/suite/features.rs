@@ -251,7 +251,7 @@ fn invalid_files_and_options_are_rejected() {
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
-    assert!(usage_message(&plain).contains("give a text, or `prompts_file`"));
+    assert!(usage_message(&plain).contains("pass a text, or `prompts_file`"));
     let texts = with("{\"ids\": [1, 2, 3]}\n");
     assert!(
         usage_message(&Features { examples: 0, ..texts.clone() }).contains("`examples`: expected at least 1")

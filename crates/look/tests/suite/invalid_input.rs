@@ -40,7 +40,7 @@ fn invalid_options_are_rejected_by_name() {
     let reader = reader(&loaded);
     let text = || words("The big dog");
 
-    assert_rejected(&reader, &attention(words("")), "the text is empty; give at least one token, or `bos`");
+    assert_rejected(&reader, &attention(words("")), "the text is empty; pass at least one token, or `bos`");
     let long = Text::Ids(vec![1; 513]);
     assert_rejected(&reader, &attention(long), "the text has 513 tokens; this model takes at most 512");
     assert_rejected(

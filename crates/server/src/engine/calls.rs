@@ -53,7 +53,7 @@ pub(super) enum Command {
     Stop,
 }
 
-/// Call on its way to the engine thread.
+/// Call submitted to the engine thread.
 pub(super) struct Submitted {
     /// Id of the request.
     pub(super) id: Arc<str>,

@@ -108,7 +108,7 @@ impl AccessControl {
         }
     }
 
-    /// Number of the request's key; 0 if the server has no keys.
+    /// Number of the request's API key, starting at 1; 0 if the server has no keys.
     pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         self.keys.check(headers)
     }

@@ -2,7 +2,7 @@
 //!
 //! hyper reports a length that it cannot represent as an oversized or invalid head.
 
-/// Maximum number of bytes kept of a line; a name, whitespace and all digits of a `u64` fit.
+/// Maximum number of buffered bytes per line; fits a name, whitespace and all digits of a `u64`.
 const MAX_KEPT: usize = 64;
 /// Maximum length that hyper accepts.
 const MAX_LENGTH: u64 = u64::MAX - 2;

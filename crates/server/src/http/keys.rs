@@ -19,7 +19,7 @@ impl Keys {
         Self(keys.iter().filter_map(|key| padded(key.expose_secret().as_bytes())).collect())
     }
 
-    /// Number of the request's key, starting at 1; 0 if the server has no keys.
+    /// Number of the request's API key, starting at 1; 0 if the server has no keys.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         if self.0.is_empty() {
             return Ok(0);

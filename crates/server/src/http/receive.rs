@@ -1,7 +1,7 @@
 //! Receives request bodies under limits of size, time and type.
 //!
-//! tower-http's size and timeout layers do not answer with JSON. They also know neither the memory of other
-//! bodies nor the connection slots.
+//! tower-http's size and timeout layers do not answer with JSON. They also ignore the memory of other bodies
+//! and the connection slots.
 
 use std::error::Error;
 use std::future::poll_fn;

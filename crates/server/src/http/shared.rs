@@ -70,7 +70,7 @@ pub(super) struct Caller {
     pub(super) shared: Arc<Shared>,
     pub(super) peer: Arc<Peer>,
     pub(super) stats: Arc<RequestStats>,
-    /// Number of the client's key. Clients with the same key share the KV cache of common prefixes.
+    /// Number of the client's API key. Clients with the same key share the KV cache of common prefixes.
     pub(super) key: u64,
 }
 

@@ -99,7 +99,7 @@ fn invalid_analysis_requests_report_the_reason() {
             json!({ "prompt": 3 }),
             "prompt: expected the text to analyze, as a string or token ids",
         ),
-        ("/look/attention", json!({ "prompt": "" }), "prompt: the text is empty; give at least one token"),
+        ("/look/attention", json!({ "prompt": "" }), "prompt: the text is empty; pass at least one token"),
         (
             "/look/attention",
             json!({ "prompt": "a", "layers": [1, 1000] }),

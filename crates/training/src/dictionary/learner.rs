@@ -45,7 +45,7 @@ pub(crate) struct Learner {
     /// Input and output hook point of each block.
     pub(super) sites: Vec<[Site; 2]>,
     pub(super) objective: Objective,
-    /// Factors on the input and output values of each block, set by the first batch.
+    /// Scale factors of the input and output values of each block, set by the first batch.
     scales: Option<[Vec<f32>; 2]>,
     pub(super) threshold: f32,
     /// Number of tokens since each latent was last active.
@@ -145,7 +145,7 @@ impl Learner {
     /// Returns the values at the input and output hook points, block after block.
     ///
     /// There is one row per token. The first token of each sequence is left out, because its values are many
-    /// times larger than those of other tokens.
+    /// times larger than at other tokens.
     ///
     /// # Errors
     /// See [`Gpt2LMHeadModel::forward_with`].

@@ -49,9 +49,11 @@ pub struct DictionaryMetrics {
     pub cross_entropy: CrossEntropies,
     /// Increase of the loss when the dictionary replaces the activations, in nats per token.
     pub delta_cross_entropy: f64,
-    /// Fraction of the loss increase from zeros that the dictionary recovers; `None` if there is none.
+    /// Fraction of the loss increase from zeros that the dictionary recovers, if the loss
+    /// increases.
     pub recovered_from_zero: Option<f64>,
-    /// Fraction of the loss increase from the mean that the dictionary recovers; `None` if there is none.
+    /// Fraction of the loss increase from the mean that the dictionary recovers, if the loss
+    /// increases.
     pub recovered_from_mean: Option<f64>,
     /// Definitions of the metrics.
     pub definitions: BTreeMap<String, String>,
@@ -104,7 +106,7 @@ const DEFINITIONS_OF_LAYERS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Outputs of a dictionary on a sequence, accumulated as its blocks run one after another.
+/// Outputs of a dictionary on a sequence, accumulated block by block.
 struct Reconstructor<'a> {
     learner: &'a Learner,
     weights: Weights<'a, f32>,
@@ -307,7 +309,7 @@ impl Learner {
         self.loss(ids, &mut ReplacingObserver { sites: &self.sites, by })
     }
 
-    /// Returns the total loss of a sequence's predictions, except the one of the first token.
+    /// Returns the total loss of a sequence's predictions, except for the first token.
     fn loss(&self, ids: &[u32], observer: &mut dyn Observer) -> Result<f64> {
         let predictions = ids.len() - 2;
         let input = Tensor::from_slice(ids, (1, ids.len()), self.model.device())?;

@@ -62,8 +62,7 @@ pub enum DictionaryKind {
     /// Outside training, latents above a threshold are active. The threshold is the running mean of the
     /// smallest kept value.
     BatchTopK,
-    /// Nested [`DictionaryKind::BatchTopK`]: the first F/16, F/8, F/4, F/2 and all latents reconstruct the
-    /// values.
+    /// Nested [`DictionaryKind::BatchTopK`] with the first F/16, F/8, F/4, F/2 and all latents.
     Matryoshka,
     /// Positive latents are active, with an L1 penalty.
     Standard,
@@ -148,8 +147,9 @@ pub struct DictionaryNumbers {
     /// For JumpReLU, the sparsity loss is the square of `L0 / k − 1`. For standard and gated dictionaries, it
     /// is the sum of the latents or open gates, divided by the square root of the width.
     pub sparsity: f64,
-    /// Number of tokens without activity after which a latent is dead; it then learns from the remaining
-    /// error.
+    /// Number of tokens without activity after which a latent is dead.
+    ///
+    /// A dead latent learns from the remaining error.
     pub dead_after: u64,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Weights<'a, T> {
     pub(super) decoder: &'a [T],
     /// Decoder bias, `(L, D)`.
     pub(super) decoder_bias: &'a [T],
-    /// Additional parameters of the kind.
+    /// Additional parameters that only some kinds have.
     ///
     /// These are the logarithms of the thresholds `(F)`, `r` and `b_mag` `(F)`, or the skip connection
     /// `(D, C)`.
@@ -162,7 +162,8 @@ impl Objective {
         &mut values[block * count..(block + 1) * count]
     }
 
-    /// Range of the decoder matrix from the latents of a block to the output of that or a later block.
+    /// Range of the decoder matrix from a block's latents to its own output or a later block's
+    /// output.
     pub(super) fn matrix(&self, block: usize, target: usize) -> Range<usize> {
         let before: usize = (0..block).map(|block| self.blocks - block).sum();
         let size = self.latents * self.outputs;
@@ -219,7 +220,7 @@ impl Objective {
         (0..self.blocks).flat_map(|block| self.of_block(weights.decoder_bias, block).repeat(rows)).collect()
     }
 
-    /// Adds the outputs of a block with input `x` `(N, C)`: those of its latents and skip connection.
+    /// Adds the outputs of a block's latents and skip connection, for input `x` `(N, C)`.
     pub(super) fn write<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -539,7 +540,7 @@ impl Objective {
             parts.push((part, error.clone()));
             first = size;
         }
-        // A latent is part of every nested size from its own on.
+        // A latent belongs to its own nested size and every larger one.
         let mut gradient = vec![T::ZERO; error.len()];
         for (part, mut error) in parts.into_iter().rev() {
             T::scale(&mut error, 2.0 * of_share);
@@ -972,7 +973,7 @@ mod tests {
             let case = Case::new(kind);
             let (loss, expected) = reference(&case)?;
             let computed = case.compute();
-            assert!((computed.loss - loss).abs() < SAME * loss, "{name}: {} for {loss}", computed.loss);
+            assert!((computed.loss - loss).abs() < SAME * loss, "{name}: {} vs. {loss}", computed.loss);
             assert_eq!(computed.gradients.len(), expected.len(), "{name}");
             for ((parameter, found), expected) in names(kind).iter().zip(&computed.gradients).zip(&expected) {
                 assert_eq!(found.len(), expected.len(), "{name}: {parameter}");
@@ -980,7 +981,7 @@ mod tests {
                 for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
                     assert!(
                         (found - expected).abs() < SAME,
-                        "{name}: {parameter}[{place}]: {found} for {expected}"
+                        "{name}: {parameter}[{place}]: {found} vs. {expected}"
                     );
                 }
             }

@@ -205,7 +205,9 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
     Ok(source)
 }
 
-/// Checks what all formats require: tensor count, unique names, plausible shapes, no overlapping data.
+/// Checks the requirements of all formats.
+///
+/// These are tensor count, unique names, plausible shapes and no overlapping data.
 fn check(source: &Source) -> Result<(), String> {
     let tensors = &source.tensors;
     if tensors.len() > MAX_TENSORS {

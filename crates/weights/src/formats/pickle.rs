@@ -181,7 +181,7 @@ impl Pickle {
         })
     }
 
-    /// Returns the value for a text key of a dictionary; if the key repeats, the last one.
+    /// Returns the value for a string key of a dictionary; if the key repeats, the last one.
     pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
         self.entries(dict).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }
@@ -677,7 +677,7 @@ mod tests {
         assert!(error(b"\x82\x01.").contains("which torch.save does not write"), "EXT1");
     }
 
-    /// Tensors whose dtype has no storage type of its own, such as uint16 and the 8-bit floats.
+    /// Tensors of dtypes without their own storage type, such as uint16 and the 8-bit floats.
     #[test]
     fn untyped_storages_use_the_tensor_dtype() {
         let storage =

@@ -27,7 +27,7 @@ const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 
 const MAX_WRAPPERS: usize = 3;
 /// Maximum nesting depth of dictionaries when all tensors are read.
 const MAX_NESTING: usize = 8;
-/// Maximum length of a name built from nested keys, and of a text next to the tensors.
+/// Maximum length of a name built from nested keys, and of a string next to the tensors.
 const MAX_TEXT_BYTES: usize = 1024;
 /// Maximum size of a pickle; GPT-2's is tens of kilobytes.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;

@@ -100,7 +100,7 @@ fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
     Ok((start, metadata))
 }
 
-/// Returns the first metadata entry whose value is not a text.
+/// Returns the first metadata entry whose value is not a string.
 fn other_than_text(header: &[u8]) -> Option<(String, String)> {
     let header: Value = serde_json::from_slice(header).ok()?;
     let metadata = header.get("__metadata__")?;

@@ -107,7 +107,7 @@ fn read(siblings: &Files, index: CheckpointFile) -> Result<Source, WeightsError>
     }
     let shards = header.num_shards;
     if !(1..=MAX_SHARDS).contains(&shards) {
-        return Err(damaged(&format!("it claims {shards} data files")));
+        return Err(damaged(&format!("it lists {shards} data files")));
     }
     let stem = path.with_extension("");
     let data_file = |shard: i32| {

@@ -171,7 +171,7 @@ struct TaskReader {
 }
 
 impl TaskReader {
-    /// Returns the keys of a file, merged over those of the files that it includes.
+    /// Returns the keys of a file, merged over the keys of its included files.
     fn mapping(&mut self, path: &Path) -> Result<Mapping, EvaluationError> {
         let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };
         let place = fs::canonicalize(path).map_err(failed)?;

@@ -72,10 +72,10 @@ pub(crate) struct HarnessTask {
     samples: Option<Vec<Record>>,
     /// Indices of the examples that may be sampled from the split.
     indices: Option<Vec<usize>>,
-    /// Files of the evaluated split; `few_shot_data` holds those of the split for examples.
+    /// Files of the evaluated split; `few_shot_data` has the files of the split for examples.
     data: Option<Vec<PathBuf>>,
     few_shot_data: Option<Vec<PathBuf>>,
-    /// Whether the files are texts, each line of which is an entry.
+    /// Whether each line of the files is an entry.
     has_lines: bool,
     templates: Templates,
 }
@@ -352,7 +352,7 @@ impl HarnessTask {
             |context, continuation, measured| Pair { field: "doc_to_text", context, continuation, measured };
         let Some(choice) = choice.as_ref().filter(|_| self.kind == Kind::MultipleChoice) else {
             let FormValue::Text(text) = text else {
-                return Err(entry.error("doc_to_text", "expected a string, found something else").into());
+                return Err(entry.error("doc_to_text", "expected a string, found another type").into());
             };
             let target = entry.text("doc_to_target", target)?;
             let context = format!("{before}{text}");

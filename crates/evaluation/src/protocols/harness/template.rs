@@ -73,7 +73,7 @@ impl Entry<'_> {
         }
     }
 
-    /// Evaluates `form` like [`Entry::value`], but requires a text.
+    /// Evaluates `form` like [`Entry::value`], but requires a string.
     pub(super) fn text(&self, key: &str, form: &Form) -> Result<String, EvaluationError> {
         match self.value(key, form)? {
             FormValue::Text(text) => Ok(text),

@@ -33,7 +33,7 @@ openbookqa:lm-eval | "question_stem": "q" | "question": {"stem": 1} | field `que
 sciq:lm-eval | "distractor2" | "distractor4" | field `distractor2`: missing; available fields: `correct_answer`, `distractor1`, `distractor3`, `distractor4`, `question`, `support`
 sciq:lm-eval | "d" | "" | field `correct_answer`: expected a non-empty string
 {"sentence": "a _ b", "option1": "x", "option2": "y", "answer": "1"}
-winogrande:lm-eval | a _ b | a b | field `sentence`: expected a text with a gap, found no `_`
+winogrande:lm-eval | a _ b | a b | field `sentence`: expected text with a gap, found no `_`
 winogrande:lm-eval | "1" | "0" | field `answer`: expected a number from 1 to 2, found "0"
 winogrande:lm-eval | "1" | "" | field `answer`: expected a number from 1 to 2, found ""
 winogrande:lm-eval | "x" | "" | field `option1`: expected a non-empty string
@@ -120,7 +120,7 @@ fn empty_data_is_rejected() {
         ["wikitext:lm-eval", "wikitext:hf-8", "wikitext:megatron", "wikitext:llama.cpp", "text:bits"]
     {
         let error = model.try_prepare(protocol, None, &data("items.txt", "")).unwrap_err();
-        assert_eq!(error.to_string(), "items.txt: expected a text, found an empty file", "{protocol}");
+        assert_eq!(error.to_string(), "items.txt: expected text, found an empty file", "{protocol}");
         let error = model
             .try_prepare(protocol, None, &data("items.txt", "a\n\u{a0}\n"))
             .map(|prepared| prepared.items.len());
