@@ -29,8 +29,7 @@ pub(crate) struct InputArguments {
     /// Token ids in place of text, separated by commas; no tokenizer is needed then
     #[arg(long, value_name = "ID,ID,…")]
     pub(crate) ids: Option<Ids>,
-    /// Prompt; read from standard input, final newline included, if it is - or if none of it, --prompt,
-    /// --prompt-file and --ids is given
+    /// Prompt; without a prompt, or with -, it is read from standard input, final newline included
     #[arg(value_name = "TEXT")]
     pub(crate) text: Option<String>,
 }

@@ -65,7 +65,7 @@ pub struct Features {
     #[serde(default = "usual_sae")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", default_value = BUILT_IN))]
     pub sae: PathBuf,
-    /// Hook point that it was trained on, if its file does not say
+    /// Hook point that it was trained on, if its file names none
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
     /// Number of features to show: those that are most active anywhere in the text

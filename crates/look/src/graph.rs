@@ -62,7 +62,7 @@ pub struct Graph {
     /// Compute the edges of up to N features, those with the most influence on the prediction
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().max_feature_nodes))]
     pub max_feature_nodes: usize,
-    /// Memory that the graph may take, in MiB
+    /// Memory limit of the graph, in MiB
     #[cfg_attr(feature = "clap", arg(long, value_name = "MIB", default_value_t = Graph::default().max_memory))]
     pub max_memory: u64,
     /// Keep the most influential nodes that together have this share of all influence

@@ -396,8 +396,10 @@ fn a_text_ends_at_the_context() {
         let generated = TokenGenerator::new(model.model(), &ids[..prompt], &config).unwrap();
         let expected: Vec<u32> = generated.collect::<Result<_, _>>().unwrap();
         assert_eq!(expected.len(), context - prompt + 1);
-        let body =
-            json!({ "prompt": ids[..prompt], "max_tokens": 50, "temperature": 0, "return_token_ids": true });
+        let body = json!({
+            "prompt": ids[..prompt], "max_tokens": 50, "temperature": 0, "repetition_penalty": 1, "no_repeat_ngram_size": 0,
+            "return_token_ids": true
+        });
         assert_eq!(ask(&session, "v1/completions", &body)["choices"][0]["token_ids"], json!(expected));
         let streamed = chunks(&session, body);
         let streamed: Vec<&Value> =

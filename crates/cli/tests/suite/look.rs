@@ -417,7 +417,7 @@ fn invalid_calls_exit_2_and_explain_what_to_do() {
     assert_fails_with(&no_bos, USAGE, "--bos: the model's configuration has no valid bos_token_id");
     let no_baseline =
         run(&[&["look", "saliency", "The", "--answer", "#3"], &bare_model[..], &files].concat());
-    assert_fails_with(&no_baseline, USAGE, "give --baseline TEXT");
+    assert_fails_with(&no_baseline, USAGE, "pass --baseline TEXT");
 
     for (arguments, expected) in [
         (&["--sites", "z", "--out", &text][..], ".safetensors or .npz"),

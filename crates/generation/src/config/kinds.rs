@@ -25,7 +25,7 @@ pub const MAX_TEXTS: usize = 4096;
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum EarlyStopping {
     /// Ends once there is a completion for every beam: `true`.
-    #[cfg_attr(feature = "clap", value(name = "true", help = "When there are as many completions as beams"))]
+    #[cfg_attr(feature = "clap", value(name = "true", help = "When every beam has a completion"))]
     Full,
     /// Ends when no running beam, at its present length, beats the worst completion: `false`.
     #[default]

@@ -504,8 +504,8 @@ options! {
         /// Divide a beam's score by its length to the power X: above 0 favors long completions [default: 1]
         #[arg(value_name = "X")]
         length_penalty: f64 = 1.0, in LENGTH_POWER;
-        /// End the search once there are as many completions as beams (true), once a better one is unlikely
-        /// (false), or once it is impossible (never)
+        /// End the search once every beam has a completion (true), once a better one is unlikely (false), or
+        /// once it is impossible (never)
         #[arg(value_name = "WHEN", num_args = 0..=1, default_missing_value = "true")]
         early_stopping: EarlyStopping = EarlyStopping::Heuristic;
         /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text

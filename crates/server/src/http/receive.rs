@@ -103,7 +103,7 @@ async fn collect(
 
 /// Error for a body of more than `most` bytes.
 pub(super) fn too_large(most: usize) -> ApiError {
-    let message = format!("the body is larger than {most} bytes; the limit is set with --max-body");
+    let message = format!("the body is larger than {most} bytes, the server's limit (`--max-body`)");
     ApiError::new(413, message).with_code("body_too_large")
 }
 

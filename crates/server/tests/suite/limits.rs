@@ -127,7 +127,7 @@ fn oversized_bodies_are_rejected_before_reading() {
     // An announced excess is rejected before any byte of the body arrives.
     let mut client = server.connect();
     client.send(&request("POST", "/tokenize", &[JSON, "Content-Length: 1001"], b""));
-    let expected = "the body is larger than 1000 bytes; the limit is set with --max-body";
+    let expected = "the body is larger than 1000 bytes, the server's limit (`--max-body`)";
     let reply = client.reply();
     assert_eq!(reply.refusal(413), expected);
     assert_eq!(reply.header("connection"), Some("close"));

@@ -21,7 +21,7 @@ enum Part {
     ShortRows,
     Rows,
     Of(Exercise),
-    /// A framed page of an exercise.
+    /// An exercise that is always framed.
     Page(Exercise),
 }
 
@@ -71,11 +71,13 @@ const PRACTICE: Shares = &[
 const PEOPLE: Shares =
     &[(Part::Of(Exercise::Brief), 40), (Part::Of(Exercise::TwoPeople), 30), (Part::Of(Exercise::Later), 30)];
 
-/// Stories that mostly have the length and the words of the samples.
+/// Proportions in favor of short stories.
 const LAST_STORIES: Shares =
     &[(Part::Story(Shelf::Core), 92), (Part::Story(Shelf::Books), 7), (Part::Story(Shelf::Plain), 1)];
 
-/// Pages that keep what [`PRACTICE`] taught. Without a frame, no opening of a text leads to an exercise.
+/// Exercises of [`PRACTICE`], each on a page of its own.
+///
+/// Without a frame, no opening of a text leads to an exercise.
 const LAST_PRACTICE: Shares = &[
     (Part::Rows, 18),
     (Part::Page(Exercise::Brief), 16),
