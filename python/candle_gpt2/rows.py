@@ -221,7 +221,7 @@ class Rows:
             case "id":
                 row_id = None if ids is None else ids[row]
                 if row_id is None or isinstance(row_id, (list, dict)):
-                    raise ValueError(f"{self.id_column}: expected a text or a number, found {_short_repr(row_id)}")
+                    raise ValueError(f"{self.id_column}: expected a string or a number, found {_short_repr(row_id)}")
                 return row_seed(self.seed or 0, row_id)
             case "base":
                 return self.seed
@@ -308,7 +308,7 @@ def _check_prompt(prompt: Any) -> Any:
         return str(prompt)
     if isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
         return prompt
-    raise ValueError(f"prompt: expected a text or a list of token ids, found {_short_repr(prompt)}")
+    raise ValueError(f"prompt: expected a string or a list of token ids, found {_short_repr(prompt)}")
 
 
 def _check_seed(seed: Any) -> int:

@@ -104,7 +104,7 @@ def test_invalid_calls_are_rejected(sequence):
         sequence.classify([1, 300])
     with pytest.raises(ValueError, match="at least 1"):
         sequence.classify("a", batch_size=0)
-    with pytest.raises(TypeError, match="expected a text"):
+    with pytest.raises(TypeError, match="expected a string"):
         sequence.classify(5)
     long = "citizen " * 60
     with pytest.raises(ValueError, match="40") as refused:

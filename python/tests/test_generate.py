@@ -286,7 +286,7 @@ def test_generation_config_sets_the_defaults(tiny, program):
         ({"length_penalty": 2.0}, ValueError, "`length_penalty` needs beam search; set `num_beams`"),
         ({"stop": "a", "stop_strings": "b"}, ValueError, "stop and stop_strings"),
         ({"bad_words": [""]}, ValueError, "`bad_words`: expected non-empty strings"),
-        ({"bad_words": [3]}, TypeError, "bad_words: expected a text or a list"),
+        ({"bad_words": [3]}, TypeError, "bad_words: expected a string or a list"),
         ({"logit_bias": [1]}, TypeError, "logit_bias: expected a dict"),
         ({"logit_bias": {5000: 1.0}}, ValueError, "5000"),
         ({"keep_head": 3}, ValueError, "without `keep_last` or `slide`"),
@@ -327,7 +327,7 @@ def test_invalid_prompt_is_reported_with_its_index(model):
     assert (first, third) == tuple(model.generate(["One day", "Once there was"], seed=1, max_new_tokens=5))
     assert isinstance(second, ValueError) and "token id 5000" in str(second)
     for wrong in (3, None, {"a": 1}, [None]):
-        with pytest.raises(TypeError, match="expected a text"):
+        with pytest.raises(TypeError, match="expected a string"):
             model.generate(wrong)
     with pytest.raises(ValueError, match="-1 is not a token id"):
         model.generate([-1])

@@ -854,7 +854,7 @@ def test_unsupported_models_and_options_are_rejected():
     [
         ([[1, 61]], {}, "token ids: expected 0 to 60, found 1 to 61"),
         ([[1, -1]], {}, "token ids: expected 0 to 60, found -1 to 1"),
-        ([[0.5]], {}, r"expected a text, texts, or token ids \(p\) or \(b, p\), found shape \(1, 1\) of float64"),
+        ([[0.5]], {}, r"expected a string, texts, or token ids \(p\) or \(b, p\), found shape \(1, 1\) of float64"),
         ([[[1]]], {}, r"found shape \(1, 1, 1\)"),
         ([1] * 20, {}, "20 tokens exceed the context of 19"),
         (np.zeros((1, 0), int), {}, "no tokens"),

@@ -212,7 +212,7 @@ def test_ablation_replacements_may_be_texts(model, program, tmp_path):
 
 def test_answer_may_be_a_list_of_one_token(model):
     np.testing.assert_array_equal(model.ablate(CLEAN, answer=[" of"]).values, model.ablate(CLEAN, answer=" of").values)
-    with pytest.raises(TypeError, match="answer: expected a text of one token, or a token id; a list may have only one element"):
+    with pytest.raises(TypeError, match="answer: expected a string of one token, or a token id; a list may have only one element"):
         model.ablate(CLEAN, answer=[" of", " the"])
 
 

@@ -155,7 +155,7 @@ def test_row_without_a_valid_id_has_an_error(row_id):
     result = rows()({"id": ["a", row_id], "prompt": ["One day", "One day"]})
     assert result["text"][0] == completions()[0]
     assert result["text"][1] is None
-    assert result["error"][1].startswith("id: expected a text or a number, found ")
+    assert result["error"][1].startswith("id: expected a string or a number, found ")
 
 
 @pytest.mark.parametrize("seed", [None, -1, 2**64, "7", True, 1.5])
@@ -323,7 +323,7 @@ def test_pandas_batches_return_frames():
     assert list(result.index) == list(frame.index)
     kept = [0, 1, *range(3, 8)]
     assert [result["text"].iloc[row] for row in kept] == [completions()[row] for row in kept]
-    assert result["error"].iloc[2].startswith("prompt: expected a text")
+    assert result["error"].iloc[2].startswith("prompt: expected a string")
 
 
 def test_arrow_schema_does_not_depend_on_errors():

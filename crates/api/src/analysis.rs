@@ -196,7 +196,7 @@ impl Analysis {
         Ok(Self { piece, ..self })
     }
 
-    /// Classifies the next texts, at most `texts` and at least one.
+    /// Classifies up to `texts` of the remaining texts, and at least one.
     ///
     /// # Errors
     /// If the classifier fails.

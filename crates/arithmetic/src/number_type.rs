@@ -8,19 +8,19 @@ use uses::{COMPUTE, CPU_WEIGHTS, GGUF, GPU_WEIGHTS, KV_CACHE, SAFETENSORS, WEIGH
 
 /// Uses of number types, one bit each.
 pub mod uses {
-    /// Weights on the CPU, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for weights on the CPU.
     pub const CPU_WEIGHTS: u8 = 1;
-    /// Weights on GPUs, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for weights on GPUs.
     pub const GPU_WEIGHTS: u8 = 1 << 1;
-    /// Weights on any device, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for weights on any device.
     pub const WEIGHTS: u8 = CPU_WEIGHTS | GPU_WEIGHTS;
-    /// Keys and values of a cache, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for keys and values of a cache.
     pub const KV_CACHE: u8 = 1 << 2;
-    /// Activations in training, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for activations in training.
     pub const COMPUTE: u8 = 1 << 3;
-    /// Weights written to GGUF files, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for weights written to GGUF files.
     pub const GGUF: u8 = 1 << 4;
-    /// Weights written to safetensors files, a use of a [`NumberType`](super::NumberType).
+    /// [`NumberType`](super::NumberType) flag: supported for weights written to safetensors files.
     pub const SAFETENSORS: u8 = 1 << 5;
 }
 

@@ -154,7 +154,7 @@ impl<O> CompletionDriver<O> {
         Some(call.owner)
     }
 
-    /// Returns the owner of a call that has not been ended.
+    /// Returns the owner of an open call.
     pub fn owner(&mut self, id: CallId) -> Option<&mut O> {
         self.calls.get_mut(&id).map(|call| &mut call.owner)
     }

@@ -258,7 +258,7 @@ fn check(item: &Item, result: &ItemResult) -> Result<(), String> {
         if found == expected {
             Ok(())
         } else {
-            Err(format!("its {what} is {found}, but the item's is {expected}"))
+            Err(format!("{what} is {found} in the log, but {expected} in the data"))
         }
     };
     let shown = |value: &dyn std::fmt::Debug| format!("{value:?}");
@@ -297,7 +297,7 @@ fn same_size(index: usize, found: &ChoiceResult, choice: &Choice) -> Result<(), 
     match sizes.into_iter().find(|(_, found, expected)| found != expected) {
         None => Ok(()),
         Some((what, found, expected)) => Err(format!(
-            "its choice {index} has {} {what}, but the item's has {}",
+            "choice {index} has {} {what} in the log, but {} in the data",
             shown(found),
             shown(expected)
         )),

@@ -17,7 +17,7 @@ pub const GIT_LFS_POINTER: &str = "version https://git-lfs";
 const EXCERPT_CHARACTERS: usize = 80;
 /// Maximum length of a message, in characters.
 const MESSAGE_CHARACTERS: usize = 2000;
-/// Number of characters kept at the end of a long message, which usually has the advice.
+/// Number of characters kept at the end of a long message, where the advice usually is.
 const END_CHARACTERS: usize = 400;
 
 /// Whether a character can change the state of a terminal or the order of the text around it.

@@ -176,7 +176,7 @@ fn compile_on_thread(
     spawned.map_err(|error| wrong(format!("cannot start a thread to compile it: {error}")))?;
     let constraint = result.recv_timeout(COMPILE_TIMEOUT).map_err(|error| match error {
         RecvTimeoutError::Timeout => wrong("it takes too long to compile; simplify it".into()),
-        RecvTimeoutError::Disconnected => wrong("it cannot be compiled".into()),
+        RecvTimeoutError::Disconnected => wrong("the compiler crashed; simplify it".into()),
     })??;
     Ok(Arc::new(constraint))
 }

@@ -200,10 +200,7 @@ impl RemoteConstraint {
         let failed = |what: String| GenerationError::Constraint { what };
         let too_much = || {
             let after = generated.len();
-            failed(format!(
-                "{} after {after} tokens: it takes too much time or memory; simplify it",
-                self.kind
-            ))
+            failed(format!("{}: time or memory exceeded after {after} tokens; simplify it", self.kind))
         };
         let mut process = lock(&self.process);
         // Take the session out: any failure drops it, which ends the process and all sequences of the

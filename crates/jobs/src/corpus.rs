@@ -24,7 +24,7 @@ const PIECE_BYTES: usize = 1 << 16;
 const MAX_LINE_BYTES: usize = 64 << 20;
 /// Number of bytes read at a time in the search for a split point.
 const READ_BYTES: usize = 1 << 16;
-/// Bytes that a split rule may need before the end of a piece: the longest character in UTF-8.
+/// Number of bytes in the longest UTF-8 character, the context that a split rule may need.
 const CHARACTER_BYTES: usize = 4;
 
 /// Part of the data; a [`Corpus`] has both.
@@ -473,7 +473,7 @@ fn content_of_line(line: &str) -> Result<Content<'static>, String> {
             },
             (None, None) => Err("the object has no `text`".into()),
         },
-        Ok(_) => Err("expected an object with a `text`, or a string".into()),
+        Ok(_) => Err("expected a string or an object with a `text` field".into()),
         Err(error) => Err(format!("not valid JSON: {error}")),
     }
 }

@@ -55,7 +55,7 @@ impl Source {
                 trained_tokenizer(texts, (config, name), reporter)
             }
             Self::Activations(..) => Err(TrainingError::Call {
-                what: "activations belong to a checkpoint, which has its own tokenizer".into(),
+                what: "no tokenizer can be trained from stored activations; use that of the checkpoint they came from".into(),
             }),
         }
     }

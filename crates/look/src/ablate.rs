@@ -175,7 +175,7 @@ impl FromStr for Replacement {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "invalid type: expected a text such as \"raw-zero\", or (\"mean\", texts) or (\"sample\", text)"
+    expecting = "invalid type: expected a string such as \"raw-zero\", or (\"mean\", texts) or (\"sample\", text)"
 )]
 enum JsonReplacement {
     Short(String),

@@ -689,7 +689,7 @@ impl NamedGraph<'_> {
         format!("{} {sum:.4} = {}", self.logit_name(token), shown.join(" + "))
     }
 
-    /// Number of kept nodes with features that are active at most positions.
+    /// Number of kept nodes whose feature is active at the majority of positions.
     fn common(&self) -> usize {
         let place = |node: &GraphNode| match node {
             GraphNode::Feature { layer, feature, .. } => Some((*layer, *feature)),

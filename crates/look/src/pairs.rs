@@ -69,7 +69,7 @@ fn one_or_more<'de, D: Deserializer<'de>>(
     #[derive(Deserialize)]
     #[serde(
         untagged,
-        expecting = "invalid type: expected a text of one token, a token id, or a list of them"
+        expecting = "invalid type: expected a string of one token, a token id, or a list of them"
     )]
     enum Tokens {
         One(TokenChoice),

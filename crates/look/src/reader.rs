@@ -27,7 +27,7 @@ use crate::error::{Result, invalid_option};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "invalid type: expected a text, or token ids")]
+#[serde(untagged, expecting = "invalid type: expected a string, or token ids")]
 pub enum Text {
     /// A string, which needs a tokenizer.
     Words(String),
@@ -63,7 +63,7 @@ pub enum TokenChoice {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "invalid type: expected a text of one token, or a token id; a list may have only one element"
+    expecting = "invalid type: expected a string of one token, or a token id; a list may have only one element"
 )]
 enum JsonToken {
     Text(String),
@@ -179,7 +179,7 @@ pub struct Ranges(Vec<RangeInclusive<usize>>);
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "invalid type: expected non-negative integers, as a list or as a text such as \"0,4,8-11\""
+    expecting = "invalid type: expected non-negative integers, as a list or as a string such as \"0,4,8-11\""
 )]
 enum JsonRanges {
     Short(String),

@@ -219,7 +219,7 @@ impl Keywords {
 
     /// Texts of an option that accepts one text or a list.
     fn texts(&mut self, option: &str) -> Result<Option<Vec<String>>> {
-        let expected = || type_error(format!("{option}: expected a text or a list of texts"));
+        let expected = || type_error(format!("{option}: expected a string or a list of strings"));
         let items = match self.take_extra(option) {
             None => return Ok(None),
             Some(Value::Array(items)) => items,
@@ -272,7 +272,7 @@ impl Keywords {
             match self.take_extra(option) {
                 None => {}
                 Some(Value::String(text)) => grammars.push((option, from_text(text))),
-                Some(_) => return Err(type_error(format!("{option}: expected a text"))),
+                Some(_) => return Err(type_error(format!("{option}: expected a string"))),
             }
         }
         match grammars.len() {

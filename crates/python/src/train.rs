@@ -1,4 +1,4 @@
-//! Training, from the start or resumed.
+//! Training: new runs and resumed runs.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -111,7 +111,7 @@ fn words_or_items<'py>(
         None => {
             let found = type_name(value);
             Err(type_error(format!(
-                "expected a text (str), token ids (a list or an array of integers), or a list of these, found {found}"
+                "expected a string, token ids (a list or an array of integers), or a list of these, found {found}"
             )))
         }
     }
@@ -156,7 +156,7 @@ fn ids(items: &[Bound<'_, PyAny>]) -> Result<Vec<u32>> {
         item.extract::<u32>().map_err(|error| match error.is_instance_of::<PyTypeError>(item.py()) {
             true => {
                 let found = type_name(item);
-                type_error(format!("expected a text or integer token ids, found an item of type {found}"))
+                type_error(format!("expected a string or integer token ids, found an item of type {found}"))
             }
             false => value_error(format!("{item} is not a token id; expected 0 to 2**32 - 1")),
         })

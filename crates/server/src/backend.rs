@@ -67,7 +67,7 @@ impl Backend {
         }
     }
 
-    /// Ends all work.
+    /// Stops all work.
     pub(crate) fn stop(&self) {
         match self {
             Self::Texts(engine) => engine.stop(),

@@ -38,7 +38,7 @@ pub fn estimated_bytes(
     /// MLP before and after dropout (4), the masks (1) and the residual stream (2). Inner values of the MLP
     /// are counted separately.
     const KEPT_WIDTHS: u64 = 13;
-    /// Inner values of the MLP, before and after the activation.
+    /// Number of inner MLP values stored per inner unit: before and after the activation.
     const KEPT_INNER: u64 = 2;
     const F32_BYTES: u64 = 4;
     /// Peak number of tensors in composed operations, each as large as scores plus a logits chunk.

@@ -48,7 +48,7 @@ impl Charsmap {
         let size = u32::from_le_bytes(*size) as usize;
         let (units, replacements) = rest
             .split_at_checked(size)
-            .ok_or_else(|| format!("has {} bytes after the size of its trie, which is {size}", rest.len()))?;
+            .ok_or_else(|| format!("declares a trie of {size} bytes, but only {} follow", rest.len()))?;
         let (units, remainder) = units.as_chunks::<{ size_of::<u32>() }>();
         if !remainder.is_empty() || units.is_empty() {
             return Err(format!("has a trie of {size} bytes; expected a positive multiple of 4"));

@@ -274,7 +274,7 @@ impl PackParameters<'_> {
         memory
     }
 
-    /// Returns the additional bytes needed to pack a matrix, without the packed result.
+    /// Returns the additional bytes needed to pack a matrix, excluding the packed result.
     fn bytes_of_packing(&self, name: &str, shape: (usize, usize)) -> u64 {
         match self.packable(name, shape) {
             Some((stored, ..)) => stored.copied_bytes(&self.reader.checkpoint.source.files),

@@ -341,7 +341,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             ids = array(input)
             ids = ids[None] if ids.ndim == 1 else ids
             if ids.ndim != 2 or ids.dtype.kind not in "iu":
-                raise ValueError(f"expected a text, texts, or token ids (p) or (b, p), found shape {ids.shape} of {ids.dtype}")
+                raise ValueError(f"expected a string, texts, or token ids (p) or (b, p), found shape {ids.shape} of {ids.dtype}")
             if ids.size and not (0 <= ids.min() and ids.max() < self.cfg.d_vocab):
                 raise ValueError(f"token ids: expected 0 to {self.cfg.d_vocab - 1}, found {ids.min()} to {ids.max()}")
             return ids

@@ -64,7 +64,7 @@ impl UnitSizes {
         Some(Self { key_panel, keys, value, values })
     }
 
-    /// Returns the units of the keys and values of `tokens` tokens.
+    /// Returns the number of units that the keys and values of `tokens` tokens occupy.
     fn units(self, tokens: usize) -> usize {
         (self.keys / LANES).saturating_add(self.values).saturating_mul(tokens)
     }

@@ -357,7 +357,7 @@ fn unreachable_hub_is_reported_and_the_cache_is_used() {
 #[test]
 fn hub_errors_explain_what_to_do() {
     let hub = Hub::tiny(Fault::None);
-    hub.assert_fails("someone/gated", &[], &[], "set HF_TOKEN to a token");
+    hub.assert_fails("someone/gated", &[], &[], "set HF_TOKEN to an access token");
     hub.assert_fails("someone/gated", &[], &[("HF_TOKEN", "wrong")], "access denied");
     hub.assert_generates("someone/gated", &[], &[("HF_TOKEN", "secret")]);
     hub.assert_fails("someone/unknown", &[], &[], "found neither on the Hub nor as a local path");

@@ -92,7 +92,7 @@ pub enum HubError {
     /// The token does not grant access to the repository.
     #[error(
         "{model}: access denied: the repository is gated, private or missing; request access on its page, and set \
-         HF_TOKEN to a token"
+         HF_TOKEN to an access token"
     )]
     Refused {
         /// Name of the model, with the file if the error concerns a file.

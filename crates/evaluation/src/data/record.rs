@@ -138,7 +138,7 @@ impl Record {
             }
             Value::String(label) => Ok(label.clone()),
             Value::Number(number) if number.is_u64() => Ok(number.to_string()),
-            other => Err(self.unexpected(field, "a label, a string or a number", other)),
+            other => Err(self.unexpected(field, "a label (a string or a non-negative integer)", other)),
         }
     }
 

@@ -89,21 +89,21 @@ fn log_round_trips_exactly_and_drops_a_partial_line() {
 fn line_that_contradicts_its_item_is_reported() {
     type Change = fn(&mut ItemResult);
     let changes: [(Change, &str); 9] = [
-        (|result| result.id = None, "line 2: its id is None, but the item's is Some(\"item-1\")"),
-        (|result| result.index = 0, "line 2: its index is 0, but the item's is 1"),
-        (|result| result.context_tokens = 4, "line 2: its context_tokens is 4, but the item's is 3"),
-        (|result| result.gold = Some(0), "line 2: its gold is Some(0), but the item's is Some(1)"),
-        (|result| result.choices[0].tokens = 3, "line 2: its choice 0 has 3 tokens, but the item's has 2"),
+        (|result| result.id = None, "line 2: id is None in the log, but Some(\"item-1\") in the data"),
+        (|result| result.index = 0, "line 2: index is 0 in the log, but 1 in the data"),
+        (|result| result.context_tokens = 4, "line 2: context_tokens is 4 in the log, but 3 in the data"),
+        (|result| result.gold = Some(0), "line 2: gold is Some(0) in the log, but Some(1) in the data"),
+        (
+            |result| result.choices[0].tokens = 3,
+            "line 2: choice 0 has 3 tokens in the log, but 2 in the data",
+        ),
         (
             |result| result.choices[1].characters = 3,
-            "line 2: its choice 1 has 3 characters, but the item's has 4",
+            "line 2: choice 1 has 3 characters in the log, but 4 in the data",
         ),
-        (|result| result.choices[1].bytes = 4, "line 2: its choice 1 has 4 bytes, but the item's has 5"),
-        (
-            |result| result.asked = "other".into(),
-            "line 2: its digest of tokens is \"other\", but the item's is \"",
-        ),
-        (|result| _ = result.choices.pop(), "line 2: its number of choices is 1, but the item's is 2"),
+        (|result| result.choices[1].bytes = 4, "line 2: choice 1 has 4 bytes in the log, but 5 in the data"),
+        (|result| result.asked = "other".into(), "line 2: digest of tokens is \"other\" in the log, but \""),
+        (|result| _ = result.choices.pop(), "line 2: number of choices is 1 in the log, but 2 in the data"),
     ];
     for (change, expected) in changes {
         let mut second = result(1, -1.0);
@@ -200,7 +200,7 @@ fn log_of_another_run_must_cover_the_same_items() {
         "log.jsonl: contains 0 items of `task:two`, but this run has 1; limit this run",
     );
     refused(&whole, "task:one", 3, "contains 2 items of `task:one`, but this run has 3");
-    refused(&whole.replace("item-1", "x"), "task:one", 2, "line 2: its id is Some(\"x\"), but the item's is");
+    refused(&whole.replace("item-1", "x"), "task:one", 2, "line 2: id is Some(\"x\") in the log, but Some(");
     refused("{\"text\": \"a\"}\n", "task:one", 1, "line 1: not an entry of an item log");
 }
 

@@ -539,7 +539,7 @@ fn foreign_token_files_are_validated() {
     }
     let empty = work.path("empty");
     fs::create_dir(&empty).unwrap();
-    assert!(work.refused(&empty).contains("neither tokens.json nor files such as train.bin are in it"));
+    assert!(work.refused(&empty).contains("contains neither tokens.json nor files such as train.bin"));
 }
 
 #[test]

@@ -302,7 +302,7 @@ fn invalid_pairs_are_rejected_with_their_line() {
     assert_rejected(
         &[with("answer", json!(true))],
         defaults(),
-        &["expected a text of one token, a token id, or a list of them"],
+        &["expected a string of one token, a token id, or a list of them"],
     );
     let by_position = || CircuitSearch { method: CircuitMethod::PositionAware, ..defaults() };
     assert_rejected(

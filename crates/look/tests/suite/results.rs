@@ -390,13 +390,13 @@ fn options_are_parsed_from_json() {
         (r#"{"heads": [1]}"#, "expected pairs of layer and head"),
         (
             r#"{"answer": [" a", " b"]}"#,
-            "expected a text of one token, or a token id; a list may have only one element",
+            "expected a string of one token, or a token id; a list may have only one element",
         ),
         (
             r#"{"with": "mean"}"#,
             "mean:FILE or sample:FILE, found \"mean\"; for your own texts, use (\"mean\", texts)",
         ),
-        (r#"{"with": ["median", ["a"]]}"#, "expected a text such as \"raw-zero\""),
+        (r#"{"with": ["median", ["a"]]}"#, "expected a string such as \"raw-zero\""),
     ] {
         let error = read(wrong).unwrap_err().to_string();
         assert!(error.contains(expected), "{wrong}: {error}");

@@ -52,7 +52,7 @@ struct Taken {
 #[derive(Debug)]
 struct Body {
     bytes: usize,
-    /// Bytes since the last progress.
+    /// Bytes received since the last recorded progress.
     recent: usize,
     activity: Arc<Activity>,
     state: ReceiveState,

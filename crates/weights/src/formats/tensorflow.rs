@@ -75,7 +75,7 @@ struct Dimension {
     size: i64,
 }
 
-/// Key and value of a table.
+/// Key-value pair of a table.
 type Entry = (Vec<u8>, Vec<u8>);
 
 /// Reader of TensorFlow's checkpoint index, which ends with a magic number.
