@@ -503,7 +503,7 @@ def prepare(
     if named == "txt" or output_format not in (None, "jsonl", "parquet"):
         raise ValueError("output: expected JSONL or Parquet")
     if named is not None and output_format not in (None, named):
-        raise ValueError(f"{output}: the extension means {named}, but output_format is {output_format}")
+        raise ValueError(f"{output}: the extension implies {named}, but output_format is {output_format}")
     is_one_file = named is not None
     chosen = named or output_format or ("parquet" if sources[0].format == "parquet" else "jsonl")
     folder = f"{output.rstrip('/')}.parts" if checkpoint is None else absolute(checkpoint)
@@ -530,7 +530,7 @@ def prepare(
         return job
     if checkpoint is not None and job_system.get_file_info(folder_location).type == fs.FileType.Directory:
         if job_system.get_file_info(fs.FileSelector(folder_location)):
-            raise JobError(f"{folder}: the folder is neither empty nor the checkpoint of a job")
+            raise JobError(f"{folder}: the folder is neither empty nor the checkpoint of a job; choose another one")
     info = system.get_file_info(location)
     exists = info.type == fs.FileType.File
     if info.type == fs.FileType.Directory:
@@ -538,7 +538,7 @@ def prepare(
             raise JobError(f"{output}: expected a file, found a folder")
         exists = bool(system.get_file_info(fs.FileSelector(location)))
     if exists and not overwrite:
-        raise FileExistsError(f"{output}: the output exists already; choose another name, or pass overwrite")
+        raise FileExistsError(f"{output}: the output already exists; choose another name, or pass overwrite")
     if exists and not is_one_file:
         raise JobError(f"{output}: a non-empty folder cannot be overwritten; empty it, or choose another one")
     job_system.create_dir(posixpath.join(folder_location, "parts"), recursive=True)

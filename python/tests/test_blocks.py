@@ -259,7 +259,7 @@ def test_unfinished_run_is_not_discarded_silently(tmp_path):
 def test_existing_output_is_kept_unless_overwrite_is_set(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", 3)
     (tmp_path / "out.jsonl").write_text("mine")
-    with pytest.raises(FileExistsError, match="the output exists already"):
+    with pytest.raises(FileExistsError, match="the output already exists"):
         run(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == "mine"
     assert not (tmp_path / "out.jsonl.parts").exists()
@@ -288,7 +288,7 @@ def test_invalid_inputs_are_rejected(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", 1)
     with pytest.raises(ValueError, match="rows_per_block: expected at least 1, found 0"):
         prepare(tmp_path / "in.jsonl", tmp_path / "out.jsonl", rows_per_block=0)
-    with pytest.raises(ValueError, match="the extension means jsonl, but output_format is parquet"):
+    with pytest.raises(ValueError, match="the extension implies jsonl, but output_format is parquet"):
         prepare(tmp_path / "in.jsonl", tmp_path / "out.jsonl", output_format="parquet")
 
 

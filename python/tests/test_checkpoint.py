@@ -170,7 +170,7 @@ def test_invalid_calls_are_rejected(tmp_path):
             failing(missing)
     for options, message in [
         ({"preset": "gpt3"}, "gpt3"),
-        ({"preset": "gpt2", "tensors": True}, "`diff` and `tensors` need `model`: a preset has no values"),
+        ({"preset": "gpt2", "tensors": True}, "`diff` and `tensors` need `model`: a preset has no weights"),
         ({"preset": "gpt2", "n_head": 2}, "`n_head` applies only to checkpoints"),
         ({"model": TINY, "preset": "gpt2"}, "are mutually exclusive"),
         ({"model": TINY, "diff": TINY, "tensors": True}, "are mutually exclusive"),

@@ -40,7 +40,7 @@ def test_open_model_compresses_in_its_own_precision():
 
 
 def test_invalid_options_and_data_are_rejected():
-    with pytest.raises(ValueError, match=re.escape("`context`: expected from 2 to the model's 512 positions, found 1")):
+    with pytest.raises(ValueError, match=re.escape("`context`: expected 2 to 512 tokens (the model's limit), found 1")):
         candle_gpt2.compress(TEXT, context=1)
     with pytest.raises(ValueError, match="dtype: expected one of"):
         candle_gpt2.compress(TEXT, dtype="q7")

@@ -123,7 +123,7 @@ def test_invalid_calls_are_rejected(model, folder, monkeypatch, tmp_path):
     assert_raises(ValueError, "specify at least one protocol", [])
     assert_raises(ValueError, "^`limit`: expected at least 1, found 0$", "kl", "text.txt", limit=0)
     assert_raises(ValueError, "^`base` applies only to kl, which compares two models", "lambada:lm-eval", passages, base=model)
-    assert_raises(ValueError, "^`data`: expected one for all", "lambada:lm-eval", [passages, passages])
+    assert_raises(ValueError, "^`data`: expected one path for all", "lambada:lm-eval", [passages, passages])
     assert_raises(ValueError, "^`num_fewshot`: expected at most", "hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)
     tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
     assert_raises(ValueError, "vocabulary of the base model: expected 4096", "kl", "text.txt", base=tiny)

@@ -298,7 +298,7 @@ def test_generation_config_sets_the_defaults(tiny, program):
         ({"batch_size": -1}, ValueError, "expected a number of at least 0, found -1"),
         ({"batchsize": 1}, TypeError, "did you mean `batch_size`"),
         ({"detail": 1}, TypeError, "did you mean `details`"),
-        ({"seed": object()}, TypeError, "expected a number, a text"),
+        ({"seed": object()}, TypeError, "expected a number, a string"),
     ],
 )
 def test_invalid_option_is_named_in_the_error(model, options, kind, message):
@@ -450,7 +450,7 @@ def test_logits_processor_cannot_use_its_own_stream(model):
         seen = []
 
         def processor(ids, logits, access=access, seen=seen):
-            with pytest.raises(candle_gpt2.Gpt2Error, match="the stream is in use by the call that called this function"):
+            with pytest.raises(candle_gpt2.Gpt2Error, match="the stream is in use by the call that is running this function"):
                 access(stream)
             seen.append(len(ids))
 

@@ -504,7 +504,7 @@ def test_hook_point_names_are_validated(plain):
             with pytest.raises(KeyError, match=r"unknown hook point '.*'(: the model has layers 0 to 1)?; did you mean 'blocks\.1\.attn\.hook_z'"):
                 run()
     for name in ("resid_pre", "hook_resid_pre"):
-        with pytest.raises(KeyError, match=r"short names need a layer, utils\.get_act_name\('resid_pre', layer\)"):
+        with pytest.raises(KeyError, match=r"short names need a layer; use utils\.get_act_name\('resid_pre', layer\)"):
             plain.run_with_cache([1], names_filter=name)
     assert len(plain.run_with_cache([1], names_filter=lambda name: False)[1]) == 0
     assert list(plain.run_with_cache([1], names_filter=lambda name: "pattern" in name)[1]) == [
@@ -733,7 +733,7 @@ def test_cache_accepts_every_key_form(plain):
     for key in ("pattern1", ("pattern", 1), ("pattern", -1), ("attn", 1), ("pattern", 1, "attn")):
         assert cache[key] is cache["blocks.1.attn.hook_pattern"]
     assert cache["scale", 0, "ln2"] is cache["blocks.0.ln2.hook_scale"] and cache["scale"] is cache["ln_final.hook_scale"]
-    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter excluded it, or it is off"):
+    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter excluded it, or the hook point is off"):
         cache["result", 0]
     with pytest.raises(KeyError, match="unknown hook point 'blocks.2.attn.hook_pattern': the model has layers 0 to 1; did you mean"):
         cache["pattern", 2]
@@ -827,10 +827,10 @@ def test_tokenizer_follows_the_transformers_api(model):
 def test_unsupported_models_and_options_are_rejected():
     config = candle_gpt2.HookedTransformerConfig(n_layers=2, d_model=8, n_ctx=16, d_head=4, d_vocab=10, attn_only=True, normalization_type=None)
     assert (config.n_heads, config.d_mlp, config.d_vocab_out) == (2, None, 10) and config.from_dict(config.to_dict()) == config
-    with pytest.raises(ValueError, match="attn_only=True: not a GPT-2"):
+    with pytest.raises(ValueError, match="attn_only=True: not supported by GPT-2"):
         HookedTransformer(config)
     for options, message in (
-        ({"device": "cuda"}, "runs on the CPU, found 'cuda'"),
+        ({"device": "cuda"}, "runs only on the CPU, found 'cuda'"),
         ({"dtype": "float16"}, "computes in float32, found 'float16'"),
         ({"tensors": "jax"}, "expected 'numpy', or 'torch' after `import torch`, found 'jax'"),
         ({"default_padding_side": "top"}, "padding_side: expected 'left' or 'right', found 'top'"),

@@ -385,7 +385,7 @@ def test_zero_steering_vector_warns(model):
         (lambda m: m.ablate(TEXT, with_=("sample", "a")), "`with_`: expected one text of 12 tokens, found 1"),
         (lambda m: m.heads(rows=0), "`rows`: expected from 1 to 1000, found 0"),
         (lambda m: m.heads(length=257), "`length` 257: expected from 1 to 256"),
-        (lambda m: m.heads(from_=20, below=20), "`from_` 20 `below` 20: expected a range"),
+        (lambda m: m.heads(from_=20, below=20), "`from_` 20, `below` 20: expected a range"),
         (lambda m: m.heads(exclude_bos=True), "`exclude_bos` and `exclude_current` require a text"),
         (lambda m: m.saliency(TEXT, steps=0), "`steps`: expected from 1 to 1000, found 0"),
         (lambda m: m.neurons(TEXT, "x"), "neuron: `x` is not a neuron; write LAYER.NEURON"),

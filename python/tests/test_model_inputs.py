@@ -46,13 +46,13 @@ def test_config_creates_an_untrained_model():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positional_embedding_type": "rotary"}, "positional_embedding_type='rotary': not a GPT-2"),
+        ({"positional_embedding_type": "rotary"}, "positional_embedding_type='rotary': not supported by GPT-2"),
         ({"attn_only": True}, "attn_only=True"),
         ({"gated_mlp": True}, "gated_mlp=True"),
         ({"n_key_value_heads": 1}, "n_key_value_heads=1"),
         ({"normalization_type": None}, "normalization_type=None"),
         ({"normalization_type": "RMS"}, "normalization_type='RMS'"),
-        ({"parallel_attn_mlp": True}, "parallel_attn_mlp=True: not a setting of a GPT-2"),
+        ({"parallel_attn_mlp": True}, "parallel_attn_mlp=True: not a GPT-2 setting"),
         ({"n_layerz": 3}, "n_layerz=3: .*did you mean 'n_layers'"),
         ({"device": "cuda"}, "device='cuda'"),
         ({"dtype": "float16"}, "dtype='float16'"),
@@ -176,7 +176,7 @@ def test_transformers_model_is_converted_in_memory():
     assert named.cfg.model_name == str(tokenizer)
     torch.testing.assert_close(named("One"), HookedTransformer.from_pretrained_no_processing(str(tokenizer))("One"))
     other = transformers.LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    with pytest.raises(ValueError, match="expected a GPT-2.*found LlamaForCausalLM of model_type 'llama'"):
+    with pytest.raises(ValueError, match="expected a GPT-2.*found LlamaForCausalLM .model_type 'llama'"):
         HookedTransformer.from_pretrained(transformers.LlamaForCausalLM(other))
 
 

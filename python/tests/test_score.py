@@ -80,7 +80,7 @@ def test_invalid_cache_operations_are_rejected(model, tiny):
         cache.truncate(3)
     with pytest.raises(ValueError, match="holds 2 tokens"):
         cache.truncate(-3)
-    with pytest.raises(ValueError, match="belongs to another model"):
+    with pytest.raises(ValueError, match="created by another model"):
         tiny.logits([1], cache=cache)
     with pytest.raises(ValueError, match="capacity: expected at most 512, the model's context"):
         model.cache(513)

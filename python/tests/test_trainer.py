@@ -114,7 +114,7 @@ def test_invalid_options_and_gradients_are_rejected(text, tmp_path):
     trainer.apply(gradients.astype(np.float64).reshape(-1, 1), loss)
     assert trainer.done
     for call in (trainer.loss_and_gradients, lambda: trainer.apply(gradients, loss)):
-        with pytest.raises((ValueError, candle_gpt2.Gpt2Error), match="no step is left"):
+        with pytest.raises((ValueError, candle_gpt2.Gpt2Error), match="no steps are left"):
             call()
 
 

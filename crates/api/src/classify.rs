@@ -34,7 +34,7 @@ fields! {
     ignored ["user", "priority", "add_special_tokens", "cache_salt", "mm_processor_kwargs"]
     refused [
         "messages": "pass the text as input",
-        "truncation_side": "only the last tokens of a long text can be kept; leave it out",
+        "truncation_side": "remove it, because only the last tokens of a long text can be kept",
     ]
 }
 

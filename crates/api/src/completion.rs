@@ -124,7 +124,7 @@ fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<u
         }
         best_of if best_of < n => Err(body.wrong("best_of", format_args!("at least n, which is {n}"))),
         best_of if options.fields.stream && best_of > n => {
-            Err(body.wrong("best_of", "the same value as n in a stream"))
+            Err(body.wrong("best_of", "the value of n when stream is true"))
         }
         best_of => Ok(best_of),
     }

@@ -65,7 +65,7 @@ impl ApiError {
     ///
     /// The client receives no details.
     pub fn internal() -> Self {
-        Self::new(500, "internal error; the server's log has the cause")
+        Self::new(500, "internal error; see the server's log for the cause")
     }
 
     /// Creates an internal error with a cause for the log; see [`ApiError::take_cause`].

@@ -63,13 +63,14 @@ pub(crate) fn read_grammar(body: &mut Body<'_>) -> Result<Option<(String, Gramma
     let first = grammars.next();
     match grammars.next() {
         None => Ok(first),
-        Some((name, _)) => Err(wrong_value(&name, "one structured output field", "a second one")),
+        Some((name, _)) => Err(wrong_value(&name, "one structured output field", "several")),
     }
 }
 
 fn of_format(format: FormatFields, body: &Body<'_>) -> Result<Option<Grammar>, ApiError> {
     let wrong = |expected: &str| body.wrong("response_format", expected);
-    let kind = format.r#type.ok_or_else(|| wrong("a type, `text`, `json_object` or `json_schema`"))?;
+    let kind =
+        format.r#type.ok_or_else(|| wrong("an object with type `text`, `json_object` or `json_schema`"))?;
     let schema = match kind {
         FormatKind::Text => return Ok(None),
         FormatKind::JsonObject => format.schema.unwrap_or(Schema(Grammar::JsonObject)),
@@ -107,7 +108,7 @@ fn of_choices(List(texts): Choices, field: &str, body: &Body<'_>) -> Result<Gram
             Err(body.wrong(field, format_args!("choices of at most {MAX_REGEX_BYTES} bytes in total")))
         }
         Some(grammar) => Ok(grammar),
-        None => Err(body.wrong(field, "a list of non-empty texts")),
+        None => Err(body.wrong(field, "a list of non-empty strings")),
     }
 }
 
@@ -135,7 +136,7 @@ impl<'de> Deserialize<'de> for Schema {
         };
         match schema {
             Value::Object(_) => Ok(Self(Grammar::JsonSchema(schema))),
-            _ => Err(D::Error::custom("expected a JSON schema, which is an object")),
+            _ => Err(D::Error::custom("expected a JSON schema object")),
         }
     }
 }

@@ -269,7 +269,7 @@ impl AttentionRequest {
         let weights = count.saturating_mul(tokens * tokens);
         if weights > MAX_WEIGHTS {
             let message = format!(
-                "layers: {count} heads of {tokens} tokens have {weights} weights, more than {MAX_WEIGHTS}; choose fewer layers or a \
+                "layers: {count} heads over {tokens} tokens have {weights} attention weights, more than {MAX_WEIGHTS}; choose fewer layers or a \
                  shorter text"
             );
             return Err(ApiError::invalid(message).with_param("layers"));

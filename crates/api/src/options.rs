@@ -44,7 +44,7 @@ const MAX_ALLOWED_TOKENS: usize = 1 << 18;
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 /// Maximum length of a request id in bytes; every chunk repeats it.
 pub(crate) const MAX_ID_BYTES: usize = 64;
-const NO_TOOLS: &str = "the model does not support tool calls; leave it out";
+const NO_TOOLS: &str = "remove it, because the model does not support tool calls";
 
 fields! {
     /// Shared fields outside the option table.
@@ -97,7 +97,7 @@ fields! {
         "spaces_between_special_tokens",
     ]
     refused [
-        "use_beam_search": "leave it out, or use `gpt2 generate --num-beams`",
+        "use_beam_search": "remove it, or use `gpt2 generate --num-beams`",
         "prompt_logprobs": "use echo and logprobs at /v1/completions",
         "grammar": "use guided_grammar with Lark's syntax",
         "tools": NO_TOOLS,
@@ -230,7 +230,7 @@ impl<'de> Visitor<'de> for BiasesVisitor {
                 return wrong(format!("at most {MAX_BIASES} biases, found more"));
             }
             if biases.insert(vec![id], bias).is_some() {
-                return wrong(format!("one bias for token {id}, found a second one"));
+                return wrong(format!("one bias for token {id}, found two"));
             }
         }
         Ok(Biases(biases.into_iter().collect()))
@@ -249,7 +249,7 @@ impl Options {
             return Err(body.wrong("min_tokens", "at most max_tokens"));
         }
         if fields.stream_options.is_some() && !fields.stream {
-            return Err(body.wrong("stream_options", "nothing unless stream is true"));
+            return Err(body.wrong("stream_options", "no value unless stream is true"));
         }
         check_request_id(fields.request_id.as_ref(), body)?;
         let stops = fields.stop.clone().map(|stop| match stop {

@@ -288,7 +288,7 @@ pub(crate) fn processors_of(
     if let Some((path, grammar)) = &options.grammar {
         let refused = |what: String| ApiError::invalid(format!("{path}: {what}")).with_param(path.clone());
         let without = || match served.vocabulary.tokenizer() {
-            Some(_) => refused("this server does not support structured output; leave it out".into()),
+            Some(_) => refused("this server does not support structured output; remove this field".into()),
             None => refused("structured output needs a tokenizer, and this model has none".into()),
         };
         let compiler = served.compiler.as_ref().ok_or_else(without)?;

@@ -111,8 +111,8 @@ pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, Api
     }
     let bytes: usize = ids.iter().map(|id| served.pieces.bytes(*id).len()).sum();
     if bytes > MAX_DETOKENIZED_BYTES {
-        let expected = format!("tokens with a text of at most {MAX_DETOKENIZED_BYTES} bytes");
-        return Err(wrong_value("tokens", expected, format_args!("a text of {bytes} bytes")));
+        let expected = format!("at most {MAX_DETOKENIZED_BYTES} bytes of decoded text");
+        return Err(wrong_value("tokens", expected, format_args!("{bytes} bytes")));
     }
     let text = served.pieces.text(&ids).map_err(|error| unreadable(&error, "tokens"))?;
     Ok(Reply::new(json!({ "content": text, "prompt": text }).to_string(), warnings))

@@ -351,7 +351,7 @@ mod tests {
         assert_eq!((slot.place().start, length, memory.tokens_taken()), (0, 20, 64));
         let other = KvMemory::new(3, 4, 64, DType::F32, &Device::Cpu).unwrap();
         let error = KvCache::in_memory(&other).insert_row(0, slot, 20).unwrap_err().to_string();
-        assert!(error.contains("the slot belongs to another memory"), "{error}");
+        assert!(error.contains("the slot was taken from another memory"), "{error}");
         assert_eq!(memory.tokens_taken(), 32, "the slot was released");
     }
 }

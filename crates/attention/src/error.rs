@@ -23,7 +23,7 @@ pub enum AttentionError {
     },
     /// The number of heads does not divide the width.
     #[error(
-        "attention: {num_heads} heads do not divide a width of {width}; choose a number of heads that divides it"
+        "attention: the width {width} is not divisible by {num_heads} heads; choose a number of heads that divides the width"
     )]
     HeadsDoNotDivideWidth {
         /// Number of heads.
@@ -32,7 +32,7 @@ pub enum AttentionError {
         width: usize,
     },
     /// The widths of two connected layers differ.
-    #[error("attention: {what} is {found} wide, expected {expected}")]
+    #[error("attention: {what} has width {found}, expected {expected}")]
     WidthMismatch {
         /// Name of the layer or input.
         what: &'static str,
@@ -71,7 +71,7 @@ pub enum AttentionError {
     },
     /// Cross-attention was called with a cache.
     #[error(
-        "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
+        "attention: a key-value cache is only for self-attention and cannot be used with a separate memory"
     )]
     CacheWithMemory,
     /// A training pass was called with a cache.
@@ -137,8 +137,8 @@ pub enum AttentionError {
     PackedWithCache,
     /// A pass with [`Pass::at`](crate::Pass::at) is not causal inference with a cache.
     #[error(
-        "attention: a step with positions in device memory needs a fused projection, a cache with adjacent rows \
-         and the causal mask, and allows neither dropout nor an observer"
+        "attention: a step with positions in device memory requires a fused projection, a cache with adjacent rows \
+         and the causal mask; dropout and observers are not supported"
     )]
     NotAStep,
     /// A row does not exist in the cache.
@@ -150,10 +150,10 @@ pub enum AttentionError {
         held: usize,
     },
     /// The slot was taken from a memory other than the cache's.
-    #[error("key-value cache: the slot belongs to another memory; take one from the cache's memory")]
+    #[error("key-value cache: the slot was taken from another memory; use a slot of the cache's memory")]
     OtherMemory,
     /// A row was truncated to more tokens than it has.
-    #[error("key-value cache: cannot keep {kept} tokens of row {row}, which has {held}")]
+    #[error("key-value cache: cannot keep {kept} tokens of row {row}; the row has {held} tokens")]
     Truncate {
         /// Index of the row.
         row: usize,

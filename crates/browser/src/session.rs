@@ -236,7 +236,10 @@ impl Session {
         if config.has_token(id) {
             return Ok(());
         }
-        Err(ApiError::invalid(format!("token {id} is outside the vocabulary of {}", config.vocab_size)))
+        Err(ApiError::invalid(format!(
+            "token {id} is outside the vocabulary of {} tokens",
+            config.vocab_size
+        )))
     }
 
     fn read(&self, path: &str, body: &[u8]) -> Result<Work, ApiError> {

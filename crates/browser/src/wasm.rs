@@ -153,7 +153,7 @@ impl Checkpoint {
 }
 
 fn used_up() -> JsValue {
-    js_error("this checkpoint was consumed when its model was loaded; open its files again")
+    js_error("this checkpoint was consumed when its model was loaded; open the files again")
 }
 
 fn options(dtype: Option<String>, kv_dtype: Option<String>) -> Result<ModelOptions> {

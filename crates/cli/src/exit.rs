@@ -213,7 +213,7 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
 /// Other programs use addresses and tags in Hub names.
 fn of_missing(name: &str) -> &'static str {
     if name.contains("hf.co/") || name.contains("huggingface.co/") {
-        return "a model on the Hub is named owner/name, without the address";
+        return "a model on the Hub is named owner/name, without the URL";
     }
     match name.rsplit_once(':') {
         // A single letter before the colon is a Windows drive.
@@ -279,7 +279,7 @@ mod tests {
         for (name, expected) in [
             ("gpt2:124m", "(names have no tags; use gpt2, or owner/name on the Hub)"),
             ("./12:30/none", "(gpt2 downloads GPT-2, built-in selects the bundled model)"),
-            ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the address)"),
+            ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the URL)"),
             ("C:\\gpt2", "(gpt2 downloads GPT-2, built-in selects the bundled model)"),
         ] {
             let text = message(&anyhow!(WeightsError::NotFound { path: name.into() }));

@@ -183,7 +183,7 @@ const OPTIONS: &[Row] = &[
     row_of(
         &["generate"],
         &["-sys", "--system-prompt", "-sysf", "--system-prompt-file"],
-        "begin the prompt with it: GPT-2 has no system prompt",
+        "put the instructions at the start of the prompt: GPT-2 has no system prompt",
     ),
     row(&["-md", "--model-draft", "--draft-model", "--speculative-model"], "use `--assistant-model`"),
     row(&["--draft", "--draft-max", "--num-speculative-tokens"], "use `--num-assistant-tokens`"),
@@ -236,7 +236,7 @@ const OPTIONS: &[Row] = &[
     row_of(&["convert"], &["--outfile", "--out", "-o", "--output"], CONVERTED),
     row_of(&["convert"], &["--outtype"], "use `--dtype`"),
     row(MODEL, "use `--model` with a folder, a file or a name on the Hub"),
-    row(&["--revision", "--branch"], "append it to the model's name: owner/name@revision"),
+    row(&["--revision", "--branch"], "append the revision to the model's name: owner/name@revision"),
     row(&["--tokenizer-path", "--tokenizer-name"], "use `--tokenizer`"),
     row(&["--cache-dir", "--download-dir"], "set HF_HUB_CACHE; `gpt2 doctor` shows the folder"),
     row(&["--token", "--hf-token", "--use-auth-token"], "set HF_TOKEN"),
@@ -334,9 +334,9 @@ const COMMANDS: &[Row] = &[
     row(&["run"], OF_A_MODEL),
     row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues text and was not trained to chat"),
     row(&["complete", "predict"], "use `gpt2 generate`"),
-    row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
+    row(&["pull", "download"], "`gpt2 generate --model` downloads a model on first use"),
     row(&["list", "ls", "env"], "`gpt2 doctor` shows the machine and the downloaded models"),
-    row(&["rm", "remove", "delete"], "delete its folder in the cache, which `gpt2 doctor` shows"),
+    row(&["rm", "remove", "delete"], "delete the model's folder in the cache, which `gpt2 doctor` shows"),
     row(&["ps", "stop"], "no model stays loaded: each command exits when done; Ctrl-C stops `gpt2 serve`"),
     row(&["show", "info"], "use `gpt2 inspect`"),
     row(
@@ -401,7 +401,7 @@ pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> O
         return Some(tip.to_owned());
     }
     if option == "--seed" && value.starts_with('-') {
-        return Some("`--seed $RANDOM` gives another result each time".to_owned());
+        return Some("`--seed $RANDOM` gives a different result each time".to_owned());
     }
     let names: Vec<&str> = match option {
         "--kv-dtype" => KvDType::all().map(KvDType::name).collect(),

@@ -291,7 +291,7 @@ mod tests {
             ("train -b 512", "use `--batch-size`"),
             ("generate x -no-cnv", "is continued, not answered"),
             ("generate x -st", "is continued, not answered"),
-            ("generate x -sys y", "begin the prompt"),
+            ("generate x -sys y", "at the start of the prompt"),
             ("generate x --keep 5", "use `--keep-head`"),
             ("generate x --repeat-last-n 64", "`--repetition-penalty` counts all tokens"),
             ("serve --metrics", "/metrics and /props are always available"),

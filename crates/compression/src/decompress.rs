@@ -92,7 +92,9 @@ impl<R: Read> Compressed<R> {
                 }
                 Part::End(end) => {
                     if end != (End { length, checksum: checksum.finalize() }) {
-                        return Err(damaged("the restored bytes do not match its length or checksum"));
+                        return Err(damaged(
+                            "the restored bytes do not match the recorded length or checksum",
+                        ));
                     }
                     if self.header.length.is_some_and(|stated| stated != length) {
                         return Err(damaged("its header states a different length"));

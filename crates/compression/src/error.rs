@@ -25,7 +25,7 @@ pub enum CompressionError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The context is outside the model's range.
-    #[error("`context`: expected from 2 to the model's {n_positions} positions, found {found}")]
+    #[error("`context`: expected 2 to {n_positions} tokens (the model's limit), found {found}")]
     Context {
         /// Number of positions of the model.
         n_positions: usize,
@@ -33,7 +33,9 @@ pub enum CompressionError {
         found: usize,
     },
     /// The model is not on the CPU.
-    #[error("compression requires the CPU, whose results are the same everywhere; found {device}")]
+    #[error(
+        "compression requires the CPU, because only CPU results are reproducible across machines; found {device}"
+    )]
     NotOnCpu {
         /// Name of the device.
         device: String,
@@ -57,7 +59,7 @@ pub enum CompressionError {
     NotCompressed,
     /// The version of the format is unsupported.
     #[error(
-        "the file has format version {found}, but this program reads version {known}; use a newer program"
+        "the file has format version {found}, but this program reads version {known}; use a newer version"
     )]
     Version {
         /// Version of the file.

@@ -25,7 +25,7 @@ pub enum WorkerError {
         what: String,
     },
     /// The worker exited or panicked before it sent an answer.
-    #[error("its process exited without an answer")]
+    #[error("the worker process exited without an answer")]
     Ended,
     /// The system could not start a process for the worker.
     #[error("cannot start a process: {what}")]
@@ -43,9 +43,9 @@ impl WorkerError {
 
 fn exceeded(limit: Limit, limits: &Limits) -> String {
     match limit {
-        Limit::CpuTime => format!("it takes more than {:?} of CPU time", limits.cpu),
-        Limit::WallTime => format!("it takes longer than {:?}", limits.wall),
-        Limit::Memory => format!("it takes more than {} MB of memory", limits.memory_bytes >> 20),
-        Limit::Stack => "it is nested too deeply".into(),
+        Limit::CpuTime => format!("exceeded the limit of {:?} of CPU time", limits.cpu),
+        Limit::WallTime => format!("exceeded the time limit of {:?}", limits.wall),
+        Limit::Memory => format!("exceeded the limit of {} MB of memory", limits.memory_bytes >> 20),
+        Limit::Stack => "nested too deeply".into(),
     }
 }

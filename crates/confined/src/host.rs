@@ -55,7 +55,7 @@ pub(crate) fn prepare(
     limits::bound_time(Some(Duration::from_micros(hello.cpu_micros)))?;
     let prepared = catch_unwind(AssertUnwindSafe(|| (service.prepare)(source)));
     limits::bound_time(None)?;
-    Ok(prepared.unwrap_or_else(|_| Err("it cannot be parsed".into())))
+    Ok(prepared.unwrap_or_else(|_| Err("cannot be parsed".into())))
 }
 
 /// Answers questions until the input closes.

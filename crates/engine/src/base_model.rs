@@ -17,14 +17,14 @@ impl ModelOptions {
         }
         let Some(first) = self.adapter.first() else {
             let what = format!(
-                "{ADAPTER_BASE}: no adapter to take the base model from; specify an adapter or another model"
+                "{ADAPTER_BASE}: requires an adapter, which names the base model; specify an adapter, or another model"
             );
             return Err(EngineError::Options { what });
         };
         let adapter = first.open(&self.hub, reporter)?;
         let Some(base) = adapter.base_model() else {
             let what = format!(
-                "{}: adapter_config.json names no base model (`base_model_name_or_path`); specify it with `model`",
+                "{}: adapter_config.json does not name a base model (`base_model_name_or_path`); specify it with `model`",
                 first.path.display()
             );
             return Err(EngineError::Options { what });
@@ -82,8 +82,8 @@ mod tests {
         assert_eq!(base("\"owner/base\"", "null").unwrap(), "owner/base");
         assert_eq!(base("\"owner/base\"", "\"v2\"").unwrap(), "owner/base@v2");
         for (name, expected) in [
-            ("null", "names no base model"),
-            ("\"\"", "names no base model"),
+            ("null", "does not name a base model"),
+            ("\"\"", "does not name a base model"),
             ("\"adapter-base\"", "names adapter-base as the base model"),
         ] {
             let error = base(name, "null").unwrap_err();

@@ -40,7 +40,9 @@ impl EncoderStates {
         let mut tensors = TensorFile::read(path)?.tensors;
         let Some(states) = tensors.remove(NAME) else {
             let found: Vec<&str> = tensors.keys().map(String::as_str).take(8).collect();
-            let what = format!("expected a tensor `{NAME}`, found {found:?} in F32, F16, BF16 or F64");
+            let what = format!(
+                "expected a tensor `{NAME}`, found {found:?} among the F32, F16, BF16 and F64 tensors"
+            );
             return Err(refuse(what).into());
         };
         Self::new(states, config).map_err(|error| match error {

@@ -61,7 +61,7 @@ pub enum EngineError {
         available: Vec<&'static str>,
     },
     /// TF32 was requested for a device other than an NVIDIA GPU.
-    #[error("TF32 requires an NVIDIA GPU, and the device is {device}; disable it")]
+    #[error("TF32 requires an NVIDIA GPU, but the device is {device}; disable TF32")]
     NoTf32 {
         /// Name of the device.
         device: String,

@@ -92,7 +92,7 @@ impl InspectOptions {
                 }
             },
             (None, Some(_)) if self.diff.is_some() || self.tensors => {
-                refuse("`diff` and `tensors` need `model`: a preset has no values".into())
+                refuse("`diff` and `tensors` need `model`: a preset has no weights".into())
             }
             (None, Some(_)) if self.n_head.is_some() => {
                 refuse("`n_head` applies only to checkpoints; the preset defines the number of heads".into())
@@ -391,7 +391,7 @@ fn vocabulary_rule(vocabulary: &VocabularySizes) -> Option<String> {
         Some(padding) => {
             Some(format!("{padding} vocabulary rows are padding: the tokenizer has no tokens for them"))
         }
-        None => Some(format!("the tokenizer has {} tokens more than the vocabulary", tokens - rows)),
+        None => Some(format!("the tokenizer has {} more tokens than the vocabulary", tokens - rows)),
     }
 }
 

@@ -93,7 +93,7 @@ fn conflicting_options_are_rejected() {
         error.to_string()
     };
     let of_preset = || InspectOptions { preset: preset.clone(), ..inspect_options() };
-    let without_values = "`diff` and `tensors` need `model`: a preset has no values";
+    let without_values = "`diff` and `tensors` need `model`: a preset has no weights";
     assert_eq!(error_message(InspectOptions { tensors: true, ..of_preset() }), without_values);
     assert_eq!(error_message(InspectOptions { diff: Some("x".into()), ..of_preset() }), without_values);
     assert_eq!(

@@ -113,7 +113,7 @@ impl Data {
 
     fn of(path: &Path, files: Vec<DataFile>) -> Result<Self, EvaluationError> {
         if let Some(file) = files.iter().find(|file| file.is_parquet() && cfg!(not(feature = "parquet"))) {
-            let what = "the file is in Parquet, and this program was built without it; build it with `--features parquet`, or \
+            let what = "the file is in Parquet, and this program was built without the feature `parquet`; build it with `--features parquet`, or \
                         convert the data to JSONL";
             return Err(EvaluationError::Unusable {
                 file: file.path.display().to_string(),

@@ -66,7 +66,7 @@ pub enum EvaluationError {
         what: String,
     },
     /// A comparison of two models without a second one.
-    #[error("`kl` compares two models, and the second one is missing")]
+    #[error("`kl` compares two models, and the second model is missing; set `base` or `base_dtype`")]
     NoBase,
     /// Interruption by the user; the log keeps the results up to that point.
     #[error("interrupted")]
@@ -89,7 +89,7 @@ pub enum EvaluationError {
     },
     /// Result of the model that differs from the result in the resumed run's log.
     #[error(
-        "item {index} of the log: the model now produces a different result, so the log belongs to other weights or other \
+        "item {index} of the log: the model now produces a different result, so the log was written with other weights or \
          data; choose another name"
     )]
     OtherResult {

@@ -96,7 +96,8 @@ impl Kl {
             return Err(unusable(data, what));
         }
         let is_short = ids.len() < length;
-        let short = || format!("the text has {} tokens: a single window, shorter than {length}", ids.len());
+        let short =
+            || format!("the text has {} tokens, so its only window is shorter than {length}", ids.len());
         let notes = note.into_iter().chain(is_short.then(short)).collect();
         let windows = ids.chunks_exact(length.min(ids.len())).take(limit(setting)?);
         Ok(Self { windows: windows.map(<[u32]>::to_vec).collect(), notes })
@@ -130,7 +131,7 @@ impl Kl {
     pub fn check_base(&self, base: &Vocabulary, model: &Vocabulary) -> Result<(), EvaluationError> {
         let (expected, found) = (model.config().vocab_size, base.config().vocab_size);
         if expected != found {
-            let expected = format!("{expected} tokens, like the model");
+            let expected = format!("{expected} tokens, as in the evaluated model");
             return Err(wrong_setting("vocabulary of the base model", expected, found.to_string()));
         }
         let longest = self.windows.iter().map(Vec::len).max().unwrap_or(0);
@@ -148,7 +149,7 @@ impl Kl {
         };
         let token =
             |vocabulary: &Vocabulary| format!("{:?}", String::from_utf8_lossy(&vocabulary.token_bytes(id)));
-        let expected = format!("{}, like the model", token(model));
+        let expected = format!("{}, as in the evaluated model", token(model));
         Err(wrong_setting(&format!("token {id} of the base model"), expected, token(base)))
     }
 
@@ -176,7 +177,7 @@ impl Kl {
             ));
         }
         if result.tokens != scored {
-            return Err("`tokens`: expected the tokens of the text, found others".to_owned());
+            return Err("`tokens`: expected the tokens of the text, found different tokens".to_owned());
         }
         match lengths.into_iter().find(|length| *length != scored.len()) {
             None => Ok(()),

@@ -162,7 +162,7 @@ impl ItemLog {
                 |what: String| self.error(format!("line {}: {what}; choose another name", line.number));
             if line.head.run != head.run {
                 return Err(wrong(format!(
-                    "belongs to the run `{}`, but this run is `{}`",
+                    "written by the run `{}`, but this run is `{}`",
                     line.head.run, head.run
                 )));
             }
@@ -182,7 +182,7 @@ impl ItemLog {
         match self.lines.first() {
             None => Ok(()),
             Some(Line { number, head, .. }) => Err(self.error(format!(
-                "line {number}: belongs to `{}`, which this run does not evaluate; add it, or choose another name",
+                "line {number}: written for `{}`, which this run does not evaluate; add this protocol, or choose another name",
                 head.protocol
             ))),
         }

@@ -69,7 +69,7 @@ impl EvaluationOptions {
             let files = files.len();
             if files > 1 && files != count {
                 return usage_error(format!(
-                    "`{option}`: expected one for all protocols, or one for each of the {count}, found {files}"
+                    "`{option}`: expected one path for all protocols, or one for each of the {count} protocols, found {files}"
                 ));
             }
         }

@@ -131,12 +131,16 @@ impl Task {
         let name = &self.head.protocol;
         let (cut, own) = self.workload.notes();
         if cut > 0 {
-            notes.push(format!("{name}: {cut} items are longer than the context and lose their beginning"));
+            notes.push(format!(
+                "{name}: {cut} items are longer than the context and are truncated at the beginning"
+            ));
         }
         notes.extend(own.iter().map(|note| format!("{name}: {note}")));
         match (self.workload.items(), self.workload.damaged()) {
             ((items, _), Some(error)) if items > 0 && has_log => {
-                notes.push(format!("{name}: {error}; the {items} items before it are evaluated for the log"));
+                notes.push(format!(
+                    "{name}: {error}; the {items} items before this entry are evaluated and logged"
+                ));
                 Ok(())
             }
             (_, Some(error)) => Err(error.clone().into()),

@@ -93,7 +93,7 @@ pub enum ConfigError {
 #[non_exhaustive]
 pub enum ModelError {
     /// The cache belongs to a different model.
-    #[error("the cache is for {found} blocks, the model has {expected}")]
+    #[error("the cache has {found} blocks, but the model has {expected}; create a cache for this model")]
     CacheLayers {
         /// Number of blocks in the model.
         expected: usize,
@@ -101,7 +101,7 @@ pub enum ModelError {
         found: usize,
     },
     /// The pass starts or stops at a block that does not exist.
-    #[error("there is no block {layer}; the model's {n_layer} blocks are counted from 0")]
+    #[error("block {layer} is out of range; the model has {n_layer} blocks, counted from 0")]
     NoSuchBlock {
         /// Index of the block.
         layer: usize,
@@ -147,7 +147,7 @@ pub enum ModelError {
         vocab_size: usize,
     },
     /// The configuration belongs to a model with a different head.
-    #[error("expected a configuration of {expected}, found one of {found}")]
+    #[error("expected a configuration for {expected}, found one for {found}")]
     OtherHead {
         /// Transformers class that was requested.
         expected: &'static str,
@@ -200,7 +200,7 @@ pub enum ModelError {
         found: (usize, usize),
     },
     /// The tokens do not fit into the context.
-    #[error("{past} earlier and {added} new tokens exceed the context length of {n_positions} tokens")]
+    #[error("{past} cached and {added} new tokens exceed the context length of {n_positions} tokens")]
     ContextExceeded {
         /// Number of cached tokens.
         past: usize,

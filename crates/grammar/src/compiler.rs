@@ -173,10 +173,10 @@ fn compile_on_thread(
         _ = read.send(result);
     };
     let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
-    spawned.map_err(|error| wrong(format!("cannot start a thread to compile it: {error}")))?;
+    spawned.map_err(|error| wrong(format!("cannot start a compiler thread: {error}")))?;
     let constraint = result.recv_timeout(COMPILE_TIMEOUT).map_err(|error| match error {
-        RecvTimeoutError::Timeout => wrong("it takes too long to compile; simplify it".into()),
-        RecvTimeoutError::Disconnected => wrong("the compiler crashed; simplify it".into()),
+        RecvTimeoutError::Timeout => wrong(format!("compilation timed out; simplify the {kind}")),
+        RecvTimeoutError::Disconnected => wrong(format!("the compiler crashed; simplify the {kind}")),
     })??;
     Ok(Arc::new(constraint))
 }

@@ -48,7 +48,7 @@ impl GrammarConstraint {
         let rules = Rules { kind, tokens, silent_ends, written_ends };
         let start = rules.state(matcher, true).map_err(wrong)?;
         if start.is_complete {
-            return Err(wrong("it matches only the empty text".into()));
+            return Err(wrong("matches only the empty string".into()));
         }
         Ok(Self { rules, start: Arc::new(start), states: States::default() })
     }
@@ -139,7 +139,7 @@ impl Rules {
             self.silent_ends.iter().for_each(|id| allowed.allow_token(*id));
         }
         if allowed.is_zero() && !may_end {
-            return Err("no token of the vocabulary can come next".into());
+            return Err("no token in the vocabulary can come next".into());
         }
         Ok(State { matcher, allowed, is_complete })
     }

@@ -64,7 +64,7 @@ const REWRITTEN: [(&str, &str); 6] = [
         "oneOf: two of the alternatives may match the same value; use anyOf",
     ),
     ("panic: missing special token prefix", SPECIAL_TOKENS),
-    ("NoExtensionBias", "no token of the vocabulary can come next"),
+    ("NoExtensionBias", "no token in the vocabulary can come next"),
 ];
 
 /// Error message for a grammar with special tokens.

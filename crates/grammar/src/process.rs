@@ -135,7 +135,7 @@ impl Processes {
             WorkerError::Refused { what } => GrammarError::Tokenizer { what },
             // Less than 1 s of CPU time within 5 s of wall time: the machine is busy.
             WorkerError::Unavailable { .. } | WorkerError::Exceeded { limit: Limit::WallTime, .. } => busy(),
-            _ => wrong("it takes too much time or memory to compile; simplify it".into()),
+            _ => wrong(format!("compilation exceeded the time or memory limit; simplify the {kind}")),
         })?;
         answer_of(&bytes).map_err(wrong)?;
         let usage_part = ProcessUsage::new(&self.usage, private_bytes);
@@ -199,8 +199,10 @@ impl RemoteConstraint {
     fn ask(&self, question: RequestKind, generated: &[u32]) -> Result<Vec<u8>, GenerationError> {
         let failed = |what: String| GenerationError::Constraint { what };
         let too_much = || {
-            let after = generated.len();
-            failed(format!("{}: time or memory exceeded after {after} tokens; simplify it", self.kind))
+            let (kind, after) = (self.kind, generated.len());
+            failed(format!(
+                "{kind}: exceeded the time or memory limit after {after} tokens; simplify the {kind}"
+            ))
         };
         let mut process = lock(&self.process);
         // Take the session out: any failure drops it, which ends the process and all sequences of the

@@ -65,7 +65,7 @@ fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
 /// creates a parser (`Lexer::from`), and never returns for some expressions with `&` and `~`.
 fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFactory) -> Result<(), String> {
     let complex =
-        || Err("it is too complex; simplify the parts that `&`, `~`, patterns and lengths combine".into());
+        || Err("too complex; simplify the parts combined with `&`, `~`, patterns or length limits".into());
     let mut limits = factory.limits().clone();
     // The parser reports all other errors of the lexer.
     let Ok(mut lexer) = grammar.lexer_spec().to_regex_vec(&mut limits) else { return Ok(()) };
@@ -118,8 +118,8 @@ fn check_lexemes(grammar: &CGrammar, reachable: &[CSymIdx], factory: &ParserFact
     };
     let mut rules = reachable.iter().flat_map(|symbol| grammar.rules_of(*symbol));
     if rules.any(|rule| leads_nowhere(grammar.rule_rhs(*rule).0)) {
-        return Err("a part of it allows no finite text, so generation could not end; \
-            remove unsatisfiable parts, and references that recurse without an end"
+        return Err("one part allows no finite text, so generation could never end; \
+            remove unsatisfiable parts and infinitely recursive references"
             .into());
     }
     Ok(())

@@ -159,7 +159,7 @@ impl<'a> TokenizerKind<'a> {
                 });
                 match letters.next() {
                     Some((before, text_before)) => Ok(Self::Characters { tokenizer, before, text_before }),
-                    None => unsupported("no letter is a token"),
+                    None => unsupported("no token is a single letter"),
                 }
             }
         }

@@ -364,7 +364,7 @@ impl Dictionary {
         match values.dims().last() {
             Some(last) if *last == expected => values.reshape(((), expected))?.to_dtype(DType::F32),
             _ => bail!(
-                "the dictionary of {} expects inputs of width {} and {} latents, found shape {:?}",
+                "the dictionary for {} expects inputs of width {} or {} latents, found shape {:?}",
                 self.config.site,
                 self.width(),
                 self.latents(),

@@ -382,7 +382,7 @@ impl ConfigKeys<'_> {
         let (key, hook) =
             self.text(&["hook_name_out"])?.ok_or_else(|| unexpected("hook_name_out", place, &Value::Null))?;
         if self.flag("apply_b_dec_to_input")? == Some(true) {
-            let expected = "false (a transcoder's decoder bias belongs to its output)";
+            let expected = "false (a transcoder adds its decoder bias to the output)";
             return Err(unexpected("apply_b_dec_to_input", expected, &true.into()));
         }
         Ok(Some(TranscoderOutput {

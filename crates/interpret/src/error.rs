@@ -7,7 +7,7 @@ use candle_gpt2::{Site, bounded_message};
 #[non_exhaustive]
 pub enum InterpretError {
     /// The sequence is empty or exceeds the model's context.
-    #[error("the text has {tokens} tokens; the model takes 1 to {n_positions}")]
+    #[error("the text has {tokens} tokens; the model accepts 1 to {n_positions}")]
     Length {
         /// Number of tokens in the sequence.
         tokens: usize,
@@ -15,7 +15,7 @@ pub enum InterpretError {
         n_positions: usize,
     },
     /// A token id is outside the vocabulary.
-    #[error("token {id} is outside the vocabulary of {vocab_size}")]
+    #[error("token {id} is outside the vocabulary of {vocab_size} tokens")]
     UnknownToken {
         /// The token id.
         id: u32,

@@ -206,7 +206,7 @@ pub fn lens_cells(
 
 fn check_tokens<'a>(ids: impl IntoIterator<Item = &'a u32>, vocab_size: usize) -> Result<()> {
     match ids.into_iter().find(|id| **id as usize >= vocab_size) {
-        Some(id) => bail!("token {id} is outside the vocabulary of {vocab_size}"),
+        Some(id) => bail!("token {id} is outside the vocabulary of {vocab_size} tokens"),
         None => Ok(()),
     }
 }

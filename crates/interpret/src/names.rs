@@ -151,7 +151,7 @@ pub enum SiteError {
         nearest: Option<String>,
     },
     /// Every block has a hook point with this name, but a single one is needed.
-    #[error("every block has `{name}`; name a single one, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
+    #[error("every block has `{name}`; specify one of them, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
     NoBlock {
         /// The name.
         name: String,
@@ -289,7 +289,7 @@ mod tests {
         let error = named_site("resid_pre").unwrap_err().to_string();
         assert_eq!(
             error,
-            "every block has `resid_pre`; name a single one, such as `blocks.0.hook_resid_pre`"
+            "every block has `resid_pre`; specify one of them, such as `blocks.0.hook_resid_pre`"
         );
         assert_eq!(named_sites(" , ", 3), Err(SiteError::NoName));
     }

@@ -122,7 +122,7 @@ pub fn record_rows(
     if let Some(site) = record.sites().find(of_one_text) {
         return Err(InterpretError::Site {
             site,
-            reason: "several texts can be recorded together only where each token has its own value",
+            reason: "several texts can be recorded together only at hook points with a separate value for each token",
         });
     }
     if texts.is_empty() {

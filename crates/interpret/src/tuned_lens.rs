@@ -65,10 +65,8 @@ impl TunedLens {
         if tensors.contains_key(&surplus) {
             return Err(FileError::Key {
                 key: surplus,
-                expected: format!(
-                    "at most {n_layer} layers, as in the model; use the lens that was trained on it"
-                ),
-                found: "another layer".into(),
+                expected: format!("at most {n_layer} layers (use a lens trained on this model)"),
+                found: "an additional layer".into(),
             });
         }
         Ok(Self { layers })

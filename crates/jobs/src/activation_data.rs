@@ -112,7 +112,8 @@ impl ActivationFolder {
         let is_there = |name: &String| self.manifest.sites.iter().any(|site| site.name == *name);
         if let Some(missing) = names.iter().flatten().find(|name| !is_there(name)) {
             let there: Vec<&str> = self.manifest.sites.iter().map(|site| &site.name[..]).collect();
-            let what = format!("it contains activations of {}, but not of {missing}", there.join(", "));
+            let what =
+                format!("the folder contains activations of {}, but not of {missing}", there.join(", "));
             return Err(TrainingError::Data { path: self.folder.clone(), what });
         }
         // The widths are the same for all blocks.
@@ -141,7 +142,7 @@ impl ActivationFolder {
                     if view.shape() != [ids.len(), width] || dtype != DType::F32 {
                         let (shape, tokens) = (view.shape().to_vec(), ids.len());
                         candle_core::bail!(
-                            "`{name}`: expected f32 of ({tokens}, {width}), found {dtype:?} of {shape:?}"
+                            "`{name}`: expected f32 of shape ({tokens}, {width}), found {dtype:?} of shape {shape:?}"
                         );
                     }
                     let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
@@ -156,7 +157,10 @@ impl ActivationFolder {
             };
             let (ids, starts, byte_ranges) = read().map_err(|error| damaged(error.to_string()))?;
             if ids.len() != written.tokens || ids.iter().any(|id| *id as usize >= config.vocab_size) {
-                return Err(damaged(format!("expected {} tokens, all in the vocabulary", written.tokens)));
+                return Err(damaged(format!(
+                    "expected {} tokens with ids in the vocabulary",
+                    written.tokens
+                )));
             }
             let ends = starts.iter().copied().skip(1).chain([ids.len() as i64]);
             for (start, end) in starts.iter().copied().zip(ends) {

@@ -93,7 +93,7 @@ impl ActivationManifest {
         let path = Self::path(folder);
         let damaged = |what: String| TrainingError::Data {
             path: path.clone(),
-            what: format!("not a manifest of activations: {what}; remove the folder and create it again"),
+            what: format!("not a valid activation manifest: {what}; remove the folder and create it again"),
         };
         let text = match read_bounded(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

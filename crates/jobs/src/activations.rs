@@ -235,7 +235,7 @@ impl ActivationsJob {
         let width = |site: &Site| {
             let width = site_width(*site, config).ok_or_else(|| {
                 call(&format!(
-                    "`sites`: {site} has no vector for each token; choose residual streams, normalized inputs, queries, keys, values, \
+                    "`sites`: {site} does not have one vector per token; choose residual streams, normalized inputs, queries, keys, values, \
                      z, MLP outputs or MLP neurons"
                 ))
             })?;

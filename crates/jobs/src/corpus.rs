@@ -236,7 +236,7 @@ impl TextFile {
             Ok(before) => TrainingError::Data {
                 path: self.path.clone(),
                 what: format!(
-                    "line {} or a later one: expected at most {MAX_LINE_BYTES} bytes of JSON, found more; split it",
+                    "line {} or a later line has more than {MAX_LINE_BYTES} bytes of JSON; split that line",
                     before + 1
                 ),
             },
@@ -320,7 +320,7 @@ impl PieceReader {
             if file.take(wanted.min(missing)).read_to_end(&mut bytes)? == 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "the file was truncated while it was read",
+                    "the file was truncated while it was being read",
                 ));
             }
         };
@@ -658,7 +658,7 @@ mod tests {
         std::fs::write(&path, long).unwrap();
         let corpus = Corpus::open(&[path], 0.0).unwrap();
         let error = corpus.documents(Split::Training).find_map(Result::err).unwrap().to_string();
-        assert!(error.ends_with("expected at most 67108864 bytes of JSON, found more; split it"), "{error}");
+        assert!(error.ends_with("more than 67108864 bytes of JSON; split that line"), "{error}");
     }
 
     #[test]

@@ -353,7 +353,7 @@ impl TrainOptions {
         }
         if self.site.is_none() {
             return call(
-                "`task` dictionary needs `site`, the hook point to explain, such as blocks.3.hook_resid_post"
+                "`task` dictionary needs `site`, the hook point to train on, such as blocks.3.hook_resid_post"
                     .into(),
             );
         }
@@ -394,7 +394,7 @@ impl TrainOptions {
         ];
         match of_windows.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(TrainingError::Call {
-                what: format!("`{option}` applies only to texts, not to shards of activations"),
+                what: format!("`{option}` applies only to texts, not to activation shards"),
             }),
             None => Ok(()),
         }

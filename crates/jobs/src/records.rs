@@ -174,7 +174,7 @@ fn each_line(
             return Err(of_line(&format!("longer than {} MiB; split it", MAX_LINE_BYTES >> 20)));
         }
         if bytes.contains(&0) {
-            return Err(of_line("a binary file (it contains zero bytes)"));
+            return Err(of_line("a binary file (it contains zero bytes); use JSONL or TSV files"));
         }
         let line =
             str::from_utf8(&bytes).map_err(|_| of_line("not valid UTF-8; convert the file to UTF-8"))?;

@@ -89,7 +89,7 @@ impl RowFiles {
             && !(2..=MAX_LABELS).contains(&names.len())
         {
             let what = format!(
-                "the rows up to this one have {} labels ({}); a classifier needs 2 to {MAX_LABELS}",
+                "expected 2 to {MAX_LABELS} labels, found {} in the rows up to this one ({})",
                 names.len(),
                 shortened(&names.into_iter().collect::<Vec<_>>().join(", "))
             );
@@ -131,8 +131,10 @@ impl RowFiles {
             let by_number = || name.parse().ok().filter(|id| numbers.len() as u64 > u64::from(*id));
             numbers.get(name).copied().or_else(by_number).ok_or_else(|| {
                 let known = shortened(&labels.join(", "));
-                let what =
-                    format!("unknown label `{}`; expected a label of the model: {known}", shortened(name));
+                let what = format!(
+                    "unknown label `{}`; expected one of the model's labels: {known}",
+                    shortened(name)
+                );
                 self.records.refuse(row, &what)
             })
         };
@@ -200,7 +202,7 @@ impl RowFiles {
         if cut > 0 {
             let (rows, context) = (self.records.rows().len(), hyperparameters.context);
             reporter.note(&format!(
-                "{cut} of {rows} rows are longer than the context of {context} tokens, and lose their first tokens"
+                "{cut} of {rows} rows are longer than the context of {context} tokens; their first tokens are dropped"
             ));
         }
         let weights = hyperparameters.class_weights.as_ref();
@@ -306,7 +308,7 @@ impl Encoder<'_> {
         let (answer, context) = (ids.len() - prompt, self.context);
         if answer > context {
             return Ok(Err(format!(
-                "`completion` has {answer} tokens with the end token, but the context has {context}; shorten it, or remove the row"
+                "`completion` has {answer} tokens including the end token, but the context holds {context}; shorten it, or remove the row"
             )));
         }
         // The last token is predicted, but not read.

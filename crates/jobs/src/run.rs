@@ -341,7 +341,7 @@ impl Run {
 
     fn expect_steps(&self) -> Result<(), TrainingError> {
         match self.is_done() {
-            true => Err(TrainingError::Call { what: "training is complete; no step is left".into() }),
+            true => Err(TrainingError::Call { what: "training is complete; no steps are left".into() }),
             false => Ok(()),
         }
     }

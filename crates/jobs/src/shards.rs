@@ -127,8 +127,8 @@ impl Shard {
             {
                 let place = first + place;
                 let what = format!(
-                    "token {place} (counted from 0) has id {id}, but the vocabulary has {vocab_size} tokens: the file belongs to \
-                     another vocabulary, or its tokens do not have {} bits",
+                    "token {place} (counted from 0) has id {id}, but the vocabulary has {vocab_size} tokens: the file was \
+                     written for another vocabulary, or its tokens are not {}-bit",
                     8 * self.width.bytes()
                 );
                 return Err(refuse(self.file.path(), what));
@@ -137,7 +137,7 @@ impl Shard {
             progress(block.len() as u64)?;
         }
         if is_wider {
-            let what = "every second 16-bit number is 0, as if the tokens had 32 bits; such tokens need llm.c's header or a tokens.json";
+            let what = "every second 16-bit number is 0, so the tokens are probably 32-bit, which needs an llm.c header or a tokens.json";
             return Err(refuse(self.file.path(), what));
         }
         let file = self.file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -282,7 +282,7 @@ fn check_size(
     let (expected, found) = (bytes(width), file.len());
     if expected != Some(found) {
         let what = match expected {
-            _ if bytes(other) == Some(found) => format!("the tokens have {} bits", 8 * other.bytes()),
+            _ if bytes(other) == Some(found) => format!("the tokens are {}-bit", 8 * other.bytes()),
             Some(expected) if found < expected => "truncated".to_owned(),
             _ => "too long".to_owned(),
         };
@@ -290,7 +290,7 @@ fn check_size(
         return Err(refuse(
             file.path(),
             format!(
-                "{what}: expected {expected} bytes for {tokens} tokens of {} bits, found {found}; create the file again",
+                "{what}: expected {expected} bytes for {tokens} {}-bit tokens, found {found}; create the file again",
                 8 * width.bytes()
             ),
         ));
@@ -330,14 +330,14 @@ fn foreign_layout(file: &MappedFile, vocab_size: usize) -> Result<(ShardFormat, 
     let counted = number(2).and_then(|tokens| usize::try_from(tokens).ok()).filter(|tokens| *tokens > 0);
     let Some(tokens) = counted else {
         let found = number(2).unwrap_or_default();
-        return refuse(format!("llm.c's header counts {found} tokens; expected at least one"));
+        return refuse(format!("llm.c's header declares {found} tokens; expected at least one"));
     };
     let layout = (ShardFormat::LlmC, width);
     let expected = 4 * HEADER_NUMBERS + tokens.saturating_mul(width.bytes());
     match file.len() == expected {
         true => Ok(layout),
         false => refuse(format!(
-            "llm.c's header counts {tokens} tokens of {} bits; expected {expected} bytes with the header, found {}: {}",
+            "llm.c's header declares {tokens} {}-bit tokens; expected {expected} bytes including the header, found {}: {}",
             8 * width.bytes(),
             file.len(),
             if file.len() < expected { "truncated" } else { "too long" }

@@ -55,7 +55,7 @@ impl Source {
                 trained_tokenizer(texts, (config, name), reporter)
             }
             Self::Activations(..) => Err(TrainingError::Call {
-                what: "no tokenizer can be trained from stored activations; use that of the checkpoint they came from".into(),
+                what: "a tokenizer cannot be trained on stored activations; use the tokenizer of the checkpoint that produced them".into(),
             }),
         }
     }
@@ -73,13 +73,13 @@ impl Source {
                 (
                     Task::Classify,
                     is_fitting,
-                    "language models, which get a head, and classifiers with one label per text",
+                    "language models (adding a classification head) and classifiers with one label per text",
                 )
             }
             Self::Rows(files) => (files.task(), config.head == HeadKind::LanguageModel, "language models"),
             Self::Texts(_) => (Task::Text, config.head == HeadKind::LanguageModel, "language models"),
             Self::Activations(..) => {
-                (Task::Dictionary, config.head == HeadKind::LanguageModel, "dictionaries of language models")
+                (Task::Dictionary, config.head == HeadKind::LanguageModel, "dictionaries for language models")
             }
         };
         if !is_fitting {

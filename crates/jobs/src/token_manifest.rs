@@ -87,7 +87,7 @@ impl Manifest {
         let failed = |error| TrainingError::File { path: path.clone(), error };
         let damaged = |what: String| TrainingError::Data {
             path: path.clone(),
-            what: format!("not a manifest of tokens: {what}; remove the folder and create it again"),
+            what: format!("not a valid token manifest: {what}; remove the folder and create it again"),
         };
         let text = match read_bounded(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -166,8 +166,8 @@ impl Manifest {
             false => Err(refuse(
                 folder,
                 format!(
-                    "its tokens are from a different vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); \
-                     tokenize the texts for this model",
+                    "the tokens come from a different vocabulary ({} tokens, checksum {:08x}) than this model's (checksum {found:08x}); \
+                     tokenize the texts with this model's tokenizer",
                     self.vocab_size, self.vocabulary_crc32
                 ),
             )),
@@ -186,7 +186,7 @@ impl Manifest {
             None => Ok(()),
             Some((written, _)) => Err(refuse(
                 &folder.join(&written.file),
-                "the checksum of its tokens does not match: the file is damaged; create it again".to_owned(),
+                "the checksum of the tokens does not match: the file is damaged; create it again".to_owned(),
             )),
         }
     }

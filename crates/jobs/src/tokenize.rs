@@ -450,7 +450,7 @@ pub(crate) fn write(
     let write = |((encoded, lost), task): ((Encoded, Option<LostCharacter>), Work)| {
         if let Some(lost) = lost.filter(|_| !is_noted) {
             let (path, start) = (task.file.path.display(), task.piece.start());
-            reporter.note(&format!("{path}: in a text from byte {start}: {lost}"));
+            reporter.note(&format!("{path}: in the text that starts at byte {start}: {lost}"));
             is_noted = true;
         }
         let read = task.piece.bytes().len() as u64;

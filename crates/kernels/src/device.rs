@@ -100,7 +100,7 @@ fn open_nvidia(index: usize) -> Result<Device, DeviceError> {
     let count = count.map_err(|error| DeviceError::NoDriver { found: format!("{:?}", error.0) })?;
     let count = usize::try_from(count).unwrap_or_default();
     if count == 0 {
-        return Err(DeviceError::NoDriver { found: "it reports no GPU".into() });
+        return Err(DeviceError::NoDriver { found: "the driver reports no GPU".into() });
     }
     if index >= count {
         return Err(DeviceError::NoSuchGpu { index, count });

@@ -61,7 +61,7 @@ pub enum KernelError {
     },
     /// The memory for keys and values could not be allocated.
     #[error(
-        "no memory for the keys and values of {tokens} tokens of width {width} in {dtype}; request fewer tokens"
+        "not enough memory for the keys and values of {tokens} tokens of width {width} in {dtype}; request fewer tokens"
     )]
     NoMemory {
         /// Requested number of tokens.
@@ -76,15 +76,15 @@ pub enum KernelError {
     /// `q8` is supported only on the CPU, and the CPU attention kernel reads only CPU memory in its own
     /// layout.
     #[error(
-        "keys and values in {dtype} are not supported on this device, or not in this memory; \
-         use q8 on the CPU only, f32 or f16 on any device"
+        "keys and values in {dtype} are not supported on this device or in this cache; \
+         use f32 or f16, or q8 on the CPU"
     )]
     OnlyOnCpu {
         /// The storage type.
         dtype: KvDType,
     },
     /// The slot is outside the memory, or the requested tokens are outside the slot.
-    #[error("attention: tokens {tokens:?} of {slot:?} are out of range in a memory for {held} tokens")]
+    #[error("attention: tokens {tokens:?} of {slot:?} are out of range for a cache of {held} tokens")]
     NoSuchSlot {
         /// The slot.
         slot: KvSlot,
@@ -103,8 +103,8 @@ pub enum KernelError {
     },
     /// New keys or values do not fit into the slots that they are written to.
     #[error(
-        "attention: tokens {tokens:?} at positions {positions:?} do not fit into their slots \
-         in a memory of shape {memory:?}"
+        "attention: tokens {tokens:?} at positions {positions:?} do not fit in their slots \
+         of a cache of shape {memory:?}"
     )]
     TokensDoNotFit {
         /// Shape of the memory.

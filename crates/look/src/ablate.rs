@@ -133,7 +133,7 @@ impl Replacement {
                 match texts.pop() {
                     Some(ids) if count == 1 && found == tokens => Ok(Ablation::Sample(ids)),
                     _ => Err(invalid_option(format!(
-                        "{}: expected one text of {tokens} tokens, found {count}, the first of {found} tokens",
+                        "{}: expected one text of {tokens} tokens, found {count} text(s), the first with {found} tokens",
                         others.origin()
                     ))),
                 }

@@ -135,7 +135,7 @@ impl Look for HeadKinds {
         let from = self.from.unwrap_or(if below > LOWEST_TOKEN { LOWEST_TOKEN } else { 0 });
         if from >= below || below > vocab_size {
             return Err(invalid_option(format!(
-                "`from` {from} `below` {below}: expected a range within the vocabulary of {vocab_size}"
+                "`from` {from}, `below` {below}: expected a range within the vocabulary of {vocab_size} tokens"
             )));
         }
         Ok(CheckedHeadKinds::Random { length, from, below })

@@ -66,7 +66,7 @@ impl Look for Attention {
         let count = chosen.len().saturating_mul(ids.len()).saturating_mul(ids.len());
         if count > MOST_VALUES {
             return Err(invalid_option(format!(
-                "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose `layers` or `heads`, or a shorter text",
+                "{} heads over {} tokens have {count} attention values, more than {MOST_VALUES}; choose `layers` or `heads`, or a shorter text",
                 chosen.len(),
                 ids.len()
             )));

@@ -73,8 +73,8 @@ impl Look for Attribute {
     fn check(&self, reader: &Reader) -> Result<CheckedMetric> {
         if self.metric.measure != Measure::Logit {
             return Err(invalid_option(
-                "`measure`: parts of the residual stream add up to logits, not to probabilities; omit it, or \
-                 use `measure` logit",
+                "`measure`: parts of the residual stream add up to logits, not to probabilities; use \
+                 `measure` logit",
             ));
         }
         CheckedMetric::read(reader, &self.text, &self.metric)

@@ -145,7 +145,7 @@ impl StoredDictionary {
         let file = TensorFile::read(path)?;
         let Some(site) = site.or_else(|| site_from_path(path)) else {
             return Err(invalid_option(format!(
-                "{}: the file does not state the hook point that it was trained on; pass `site`",
+                "{}: the file does not record the hook point of the dictionary; pass `site`",
                 path.display()
             )));
         };

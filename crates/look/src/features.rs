@@ -239,7 +239,7 @@ impl Look for Features {
         }
         if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
             report.notes.push(
-                "warning: it was trained with a BOS token before each text, but the texts here have none"
+                "warning: the dictionary was trained with a BOS token before each text, but these texts have none"
                     .into(),
             );
         }
@@ -362,8 +362,8 @@ pub(crate) fn check_examples(examples: usize, features: usize) -> Result<()> {
     let bytes = FeatureExamples::max_bytes(features, examples);
     if bytes > MOST_BYTES {
         return Err(invalid_option(format!(
-            "`examples` {examples}: {features} features may need {} MiB, more than {} MiB; lower it, or \
-             select fewer `features`",
+            "`examples` {examples}: {features} features may need {} MiB, more than {} MiB; \
+             lower `examples`, or select fewer `features`",
             bytes >> 20,
             MOST_BYTES >> 20
         )));

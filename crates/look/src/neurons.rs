@@ -113,7 +113,7 @@ impl Look for Neurons {
         report.values = order.iter().map(|place| Some(values[*place])).collect();
         let active = values.iter().filter(|value| **value > 0.0).count();
         report.notes.push(format!(
-            "{} tokens read, each window {}; above 0 at {active}",
+            "{} tokens read, each window {}; the activation is above 0 at {active} of them",
             values.len(),
             subject.in_front()
         ));

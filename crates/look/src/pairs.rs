@@ -199,7 +199,7 @@ pub(crate) fn read_pairs(
     if written.is_empty() {
         return Err(named(
             origin,
-            invalid_option("no pairs; pass at least one, such as those that the `data` analysis generates"),
+            invalid_option("no pairs; pass at least one, or generate some with the `data` analysis"),
         ));
     }
     let mut pairs = Vec::new();
@@ -216,7 +216,7 @@ pub(crate) fn read_pairs(
         let tokens = pairs.first().map_or(0, |pair| pair.clean.len());
         if let Some((place, pair)) = pairs.iter().enumerate().find(|(_, pair)| pair.clean.len() != tokens) {
             let error = invalid_option(format!(
-                "the prompts have {} tokens, but those of the first pair have {tokens}; edges by position \
+                "these prompts have {} tokens, but the first pair's have {tokens}; edges by position \
                  need prompts of equal length, or `spans` such as {{\"subject\": [3], \"end\": [13]}}",
                 pair.clean.len()
             ));

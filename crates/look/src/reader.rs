@@ -107,7 +107,7 @@ pub struct Heads(pub Vec<Head>);
 
 /// JSON form of heads: a string, or a list of strings and pairs.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "invalid type: expected pairs of layer and head, or texts such as \"9.6\"")]
+#[serde(untagged, expecting = "invalid type: expected pairs of layer and head, or strings such as \"9.6\"")]
 enum JsonHeads {
     Short(String),
     Each(Vec<JsonNumberPair>),
@@ -115,7 +115,7 @@ enum JsonHeads {
 
 /// A pair of numbers, or a string such as `9.6`.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "invalid type: expected a pair of numbers, or a text such as \"11.611\"")]
+#[serde(untagged, expecting = "invalid type: expected a pair of numbers, or a string such as \"11.611\"")]
 enum JsonNumberPair {
     Short(String),
     Numbers(usize, usize),
@@ -387,7 +387,9 @@ impl Reader {
             )));
         }
         if let Some(id) = ids.iter().find(|id| !self.config().has_token(**id)) {
-            return Err(invalid_option(format!("token {id} is outside the vocabulary of {vocab_size}")));
+            return Err(invalid_option(format!(
+                "token {id} is outside the vocabulary of {vocab_size} tokens"
+            )));
         }
         Ok(ids)
     }
@@ -413,7 +415,7 @@ impl Reader {
         if !self.config().has_token(id) {
             let vocab_size = self.config().vocab_size;
             return Err(invalid_option(format!(
-                "`{option}`: token {id} is outside the vocabulary of {vocab_size}"
+                "`{option}`: token {id} is outside the vocabulary of {vocab_size} tokens"
             )));
         }
         Ok(id)

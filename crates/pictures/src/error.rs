@@ -12,7 +12,9 @@
 #[non_exhaustive]
 pub enum PictureError {
     /// The number of values is not the product of the axis lengths.
-    #[error("a report with axes ({axes}) cannot have {found} values; expected the product of their lengths")]
+    #[error(
+        "a report with axes ({axes}) cannot have {found} values; expected the product of the axis lengths"
+    )]
     Values {
         /// Axes with their lengths.
         axes: String,

@@ -81,7 +81,9 @@ impl Cache {
                 Err(_) => usize::try_from(length.unsigned_abs()).ok().and_then(|cut| tokens.checked_sub(cut)),
             };
             let Some(kept) = kept.filter(|kept| *kept <= tokens) else {
-                return Err(value_error(format!("length {length}: the cache holds {tokens} tokens")));
+                return Err(value_error(format!(
+                    "length {length}: out of range; the cache holds {tokens} tokens"
+                )));
             };
             contents.cache.truncate(0, kept)?;
             contents.ids.truncate(kept);
@@ -92,8 +94,8 @@ impl Cache {
 
     fn __reduce__(&self) -> Result<()> {
         Err(type_error(
-            "a cache cannot be pickled; pickle the model and the cache's `ids`, and rebuild it in the other \
-             process",
+            "a cache cannot be pickled; pickle the model and the cache's `ids`, and rebuild the cache in the \
+             other process",
         ))
     }
 }
@@ -122,11 +124,11 @@ impl Model {
         let ids = py.detach(|| text.encoded_after(bos, self.loaded.vocabulary()))?;
         if let Some(id) = ids.iter().find(|id| !self.loaded.config().has_token(**id)) {
             let vocab_size = self.loaded.config().vocab_size;
-            return Err(value_error(format!("token {id} is outside the vocabulary of {vocab_size}")));
+            return Err(value_error(format!("token {id} is outside the vocabulary of {vocab_size} tokens")));
         }
         let cache = cache.map(Bound::get);
         if cache.is_some_and(|cache| !Arc::ptr_eq(&cache.loaded, &self.loaded)) {
-            return Err(value_error("the cache belongs to another model"));
+            return Err(value_error("the cache was created by another model; pass one from this model"));
         }
         let raised = Raised::default();
         let hooked = self.hooked(hooks, &raised)?;

@@ -166,7 +166,8 @@ impl Model {
             let of = |name: &str| checkpoint.parameter(name, &Device::Cpu, &progress);
             let mut read = Vec::new();
             for Parameter { name, .. } in expected_parameters(checkpoint.config()) {
-                let missing = || candle_core::Error::Msg(format!("`{name}` holds no weights"));
+                let missing =
+                    || candle_core::Error::Msg(format!("the dtype of `{name}` cannot hold weights"));
                 let values = Values::from_tensor(&of(&name)?.ok_or_else(missing)?)?;
                 read.push((name, values));
             }

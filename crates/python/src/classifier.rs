@@ -59,8 +59,8 @@ fn question(
         }
         (Text::Ids(_), Some(_)) => {
             return Err(type_error(
-                "choices need a text prompt (str); to pass token ids, pass a list with the ids of each choice \
-                 as `text`",
+                "choices: the prompt must be a string; to use token ids, omit choices and pass a list with the ids of \
+                 each choice as `text`",
             ));
         }
     })

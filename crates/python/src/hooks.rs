@@ -152,7 +152,7 @@ fn as_replacement(site: Site, array: &Tensor, value: &Tensor) -> candle_core::Re
     match array.broadcast_as(value.shape()) {
         Ok(array) => array.contiguous(),
         Err(_) => candle_core::bail!(
-            "hooks: the array at {site} has shape {:?}; expected {:?}, or one that broadcasts to it",
+            "hooks: the array at {site} has shape {:?}; expected {:?}, or a shape that broadcasts to it",
             array.dims(),
             value.dims()
         ),

@@ -329,7 +329,7 @@ fn function_processor(function: Py<PyAny>, raised: Raised) -> LogitsProcessor {
 fn biases(value: &Bound<'_, PyAny>, option: &str) -> Result<Vec<(Vec<u32>, f64)>> {
     let expected = || {
         type_error(format!(
-            "{option}: expected a dict from token ids, or tuples of them, to numbers, such as {{464: -2.5}}"
+            "{option}: expected a dict that maps token ids, or tuples of them, to numbers, such as {{464: -2.5}}"
         ))
     };
     let pairs = if is_mapping(value)? { value.call_method0("items")? } else { value.clone() };

@@ -141,7 +141,10 @@ impl<T> Exclusive<T> {
         }
         let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if call.is_some_and(|call| call.is_served_here()) {
-            return Err(gpt2_error(format!("{} is in use by the call that called this function", self.name)));
+            return Err(gpt2_error(format!(
+                "{} is in use by the call that is running this function",
+                self.name
+            )));
         }
         Ok(self.value.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -195,8 +195,8 @@ impl State {
     }
 }
 
-const NO_PICKLE: &str = "a stream cannot be pickled; pickle the model, the prompt and the options, and start it \
-                         again in the other process";
+const NO_PICKLE: &str = "a stream cannot be pickled; pickle the model, the prompt and the options, and start a \
+                         new stream in the other process";
 
 /// Iterator over the pieces of a completion.
 ///

@@ -268,7 +268,7 @@ fn json_at_depth(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
         }
         None => {
             let found = type_name(value);
-            Err(type_error(format!("expected a number, a text, or a list or dict of these, found {found}")))
+            Err(type_error(format!("expected a number, a string, or a list or dict of these, found {found}")))
         }
     }
 }

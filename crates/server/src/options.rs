@@ -234,7 +234,8 @@ impl ServerOptions {
         }
         let (most, found) = (most_connections(), self.max_connections.unwrap_or(0));
         if found > most {
-            let files = format!("at most {most}, because this process may open {} files", most + OTHER_FILES);
+            let files =
+                format!("at most {most}, because this process may open only {} files", most + OTHER_FILES);
             return Err(wrong("max_connections", files, found));
         }
         self.check_keys()?;
@@ -445,7 +446,7 @@ mod tests {
         let message = refused(|options| options.max_connections = Some(most + 1));
         let files = most + OTHER_FILES;
         let expected = format!(
-            "expected at most {most}, because this process may open {files} files, found {}",
+            "expected at most {most}, because this process may open only {files} files, found {}",
             most + 1
         );
         assert_eq!(message, format!("max_connections: {expected}"));

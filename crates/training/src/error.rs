@@ -140,7 +140,7 @@ pub enum TrainingError {
         what: String,
     },
     /// The saved state belongs to a different training run.
-    #[error("{path}: belongs to {difference}, or choose another folder")]
+    #[error("{path}: written by {difference}, or choose another folder")]
     OtherState {
         /// Path of the file.
         path: PathBuf,
@@ -194,7 +194,7 @@ impl TrainingError {
 /// use candle_gpt2_training::StateDifference;
 ///
 /// let message = StateDifference::Data.to_string();
-/// assert_eq!(message, "a run with different data or a different tokenizer; use the same ones");
+/// assert_eq!(message, "a run with different data or a different tokenizer; use the same data and tokenizer");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -210,7 +210,9 @@ pub enum StateDifference {
 impl fmt::Display for StateDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Model => f.write_str("a run with a different model or configuration; use the same one"),
+            Self::Model => f.write_str(
+                "a run with a different model or configuration; use the same model and configuration",
+            ),
             Self::Hyperparameters(differing) => {
                 let differing = differing
                     .iter()
@@ -223,7 +225,7 @@ impl fmt::Display for StateDifference {
             }
             Self::Data => f.write_str(
                 "a run with different data or a different tokenizer; \
-                use the same ones",
+                use the same data and tokenizer",
             ),
         }
     }

@@ -89,9 +89,9 @@ impl HeldOut {
             return of_dictionary(&self.texts(trainer.numbers().context), trainer);
         }
         match self {
-            Self::Texts(_) => {
-                Err(TrainingError::Call { what: "separate sequences can only evaluate a dictionary".into() })
-            }
+            Self::Texts(_) => Err(TrainingError::Call {
+                what: "separate sequences are supported only for evaluating a dictionary".into(),
+            }),
             Self::Text { tokens, characters } => of_text(&**tokens, *characters, trainer),
             Self::Rows { rows, labels: 0 } => of_answers(rows, trainer),
             Self::Rows { rows, labels } => of_labels(rows, *labels, trainer),

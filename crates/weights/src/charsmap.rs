@@ -42,7 +42,7 @@ impl Charsmap {
     /// If the map is corrupt or too large. The message starts with a verb.
     pub(crate) fn new(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_BYTES {
-            return Err(format!("has {} bytes, the limit is {MAX_BYTES}", bytes.len()));
+            return Err(format!("has {} bytes, more than the limit of {MAX_BYTES}", bytes.len()));
         }
         let (size, rest) = bytes.split_first_chunk().ok_or("ends before the size of its trie")?;
         let size = u32::from_le_bytes(*size) as usize;
@@ -127,7 +127,7 @@ impl Charsmap {
                         let value = self.unit(inner).and_then(|unit| self.replacement(unit));
                         let missing = || {
                             format!(
-                                "has a key without a replacement of at most {MAX_REPLACEMENT_BYTES} bytes"
+                                "has a key whose replacement is missing or exceeds {MAX_REPLACEMENT_BYTES} bytes"
                             )
                         };
                         growth.add(length, value.ok_or_else(missing)?);

@@ -33,7 +33,7 @@ impl Checkpoint {
                 inside.iter().find(|(_, template)| template.len() as u64 > MAX_BYTES)
             {
                 let what = format!(
-                    "its chat template `{name}` has {} bytes, more than {MAX_BYTES}; remove it from the file",
+                    "the chat template `{name}` has {} bytes, more than the limit of {MAX_BYTES}; remove it from the file",
                     template.len()
                 );
                 return Err(WeightsError::NotWeights { path: self.source.path.clone(), what });

@@ -157,7 +157,7 @@ impl Checkpoint {
             let left: Vec<&str> = TOKENIZER_FILES.into_iter().filter(is_left).collect();
             if !left.is_empty() {
                 found.dropped_settings.push(format!(
-                    "the checkpoint's {} belong to its own tokenizer and are not written with {}",
+                    "the checkpoint's {} are for its own tokenizer and are not written with {}",
                     left.join(", "),
                     tokenizer.display()
                 ));
@@ -301,7 +301,7 @@ impl Companions {
         if ends.len() > 1 {
             let others: Vec<String> = ends.iter().skip(1).map(u32::to_string).collect();
             notes.push(format!(
-                "GGUF stores only one end token: {} is written, {} dropped; generation does not stop at the rest",
+                "GGUF stores only one end token: {} is written, {} dropped; generation does not stop at the others",
                 ends[0],
                 others.join(", ")
             ));

@@ -317,7 +317,7 @@ impl fmt::Display for Mismatch {
             Self::TieContradiction { embedding, differing, elements, .. } => write!(
                 f,
                 "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, but config.json ties \
-                 them; set `tie_word_embeddings` to false to use it, or remove it"
+                 them; set `tie_word_embeddings` to false to use this tensor, or remove it"
             ),
             Self::Labels { rows, labels, .. } => write!(
                 f,
@@ -349,7 +349,7 @@ fn describe_head(head: HeadKind) -> &'static str {
             "a classifier: it labels tokens but cannot generate or score text; use it to classify"
         }
         HeadKind::DoubleHeads => {
-            "a language model that also chooses among several texts but has no labels; use it to choose"
+            "a language model that also chooses among several texts but has no labels; use it to choose among texts"
         }
     }
 }

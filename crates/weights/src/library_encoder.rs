@@ -267,8 +267,8 @@ impl Budget {
         match spent > self.limit {
             false => Ok(()),
             true => {
-                Err("its words are too long for this tokenizer, whose time grows with their square or with the length of its \
-                     tokens; split the text or its words"
+                Err("the words are too long for this tokenizer, whose encoding time grows with the square of their length or with the \
+                     length of its tokens; split the text or its words"
                     .into())
             }
         }

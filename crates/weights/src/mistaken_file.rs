@@ -20,7 +20,7 @@ pub(crate) fn misidentified(file: &[u8], wanted: &str) -> Option<String> {
     }
     if trimmed.starts_with('<') {
         return Some(format!(
-            "an HTML or XML page in place of the {wanted}; the download went wrong (a login or error page), download it again"
+            "an HTML or XML page in place of the {wanted}, probably a login or error page; download the file again"
         ));
     }
     None

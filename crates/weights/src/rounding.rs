@@ -44,7 +44,7 @@ pub(crate) fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
 pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
     match values.iter().find(|value| !value.is_finite()) {
         Some(value) => Err(format!(
-            "`{name}` contains {value}, which integer blocks cannot represent; repair it, or use f32"
+            "`{name}` contains {value}, which integer blocks cannot represent; repair the weights, or use f32"
         )),
         None => Ok(()),
     }

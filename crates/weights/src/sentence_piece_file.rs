@@ -161,7 +161,7 @@ fn check(model: &ModelProto) -> Result<usize, String> {
             _ => "unknown",
         };
         return Err(format!(
-            "trainer_spec.model_type: {} ({name}) is unsupported, expected 1 (UNIGRAM) or 2 (BPE); {REMEDY}",
+            "trainer_spec.model_type: {} ({name}) is unsupported; expected 1 (UNIGRAM) or 2 (BPE); {REMEDY}",
             trainer.model_type
         ));
     }
@@ -192,7 +192,7 @@ fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
         for (split, _) in piece.text.char_indices().skip(1) {
             compared += piece.text.len();
             if compared > MAX_MERGE_BYTES {
-                return Err(too_long("too long to derive merges"));
+                return Err(too_long("too long for deriving the merges"));
             }
             let (first, second) = piece.text.split_at(split);
             if let (Some(first_id), Some(second_id)) = (ids.get(first), ids.get(second)) {
@@ -202,7 +202,7 @@ fn merges<'a>(pieces: &[Piece<'a>]) -> Result<Vec<(&'a str, &'a str)>, String> {
         divisions.sort_unstable();
         merges.extend(divisions.into_iter().map(|(_, _, merge)| merge));
         if merges.len() > MAX_MERGES_PER_PIECE * pieces.len() {
-            return Err(too_long("too many can be split into two others"));
+            return Err(too_long("too many of them can be split into two other pieces"));
         }
     }
     Ok(merges)

@@ -72,7 +72,7 @@ impl TensorFile {
             let wanted = (stored.element_count() as u64).saturating_mul(size_of::<f32>() as u64);
             bytes_left = bytes_left.checked_sub(wanted).ok_or_else(|| {
                 refuse(format!(
-                    "tensor `{}`: together with the tensors before it, it needs more than {MAX_GROWTH} times the {file_bytes} \
+                    "tensor `{}`: this tensor and the tensors before it need more than {MAX_GROWTH} times the {file_bytes} \
                      bytes of the file; save copies of tensors that are views of the same data",
                     stored.name
                 ))

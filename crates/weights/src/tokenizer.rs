@@ -431,7 +431,7 @@ impl TokenizerSettings {
             let result = tokenizer.add_tokens([AddedToken::from(token.as_str(), false)]);
             result.map_err(|error| error.to_string())?;
             if tokenizer.token_to_id(token).map(u64::from) != id {
-                return Err(format!("added_tokens.json: the id of `{token}` does not follow the others"));
+                return Err(format!("added_tokens.json: the id of `{token}` does not follow the other ids"));
             }
         }
         Ok(())
@@ -488,7 +488,7 @@ impl TokenizerSettings {
             if tokenizer.token_to_id(&text) != Some(id) {
                 return Err(format!(
                     "tokenizer_config.json: added_tokens_decoder.{id}: `{text}` has a different id in the vocabulary, or its id \
-                     does not follow the others; use both files from the same source"
+                     does not follow the other ids; use both files from the same source"
                 ));
             }
         }

@@ -157,7 +157,7 @@ fn check_entry(field: &str, entry: &str) -> Result<(), String> {
         return Ok(());
     }
     let entry = quoted(entry);
-    Err(format!("{field}: {entry} has {chars} characters, the limit is {MAX_ENTRY_CHARS}; remove this token"))
+    Err(format!("{field}: {entry} has {chars} characters, more than {MAX_ENTRY_CHARS}; remove this token"))
 }
 
 /// Rejects a whitespace token that strips surrounding whitespace.
@@ -178,7 +178,7 @@ fn check_bytes(field: &str, value: &Value, limit: usize) -> Result<(), String> {
     if text.len() <= limit {
         return Ok(());
     }
-    Err(format!("{field}: {} has {} bytes, the limit is {limit}; shorten it", quoted(text), text.len()))
+    Err(format!("{field}: {} has {} bytes, more than {limit}; shorten it", quoted(text), text.len()))
 }
 
 /// Numbers of components and of regular expressions.
@@ -467,7 +467,7 @@ impl Growth {
             let _ = write!(message, "with {} ({} bytes) ", quoted(content), content.len());
         }
         Err(format!(
-            "{message}can turn one byte of a text into {total:.0}, the limit is {limit:.0}; shorten or remove it"
+            "{message}can turn one byte of text into {total:.0} bytes, more than {limit:.0}; shorten or remove it"
         ))
     }
 }
@@ -507,7 +507,9 @@ fn check_post_processor(part: &Value) -> Result<(), String> {
         }
         if let Some(other) = adding.replace(field) {
             let field = adding.unwrap_or_default();
-            return Err(format!("{field}: {other} also adds tokens, but only one may; remove one"));
+            return Err(format!(
+                "{field}: {other} also adds tokens, but only one component may add tokens; remove one"
+            ));
         }
     }
     Ok(())
@@ -525,7 +527,9 @@ fn check_template(field: &str, part: &Value, template: &str, sequences: &[&str])
                 return Err(format!("{path}: sequence {sequence} is repeated; the text may occur only once"));
             }
             if !sequences.contains(&sequence) {
-                return Err(format!("{path}: sequence {sequence} does not exist there; use sequence A"));
+                return Err(format!(
+                    "{path}: sequence {sequence} is not available in this template; use sequence A"
+                ));
             }
             seen.push(sequence);
             continue;
@@ -548,7 +552,7 @@ fn check_template(field: &str, part: &Value, template: &str, sequences: &[&str])
         added += ids as u64;
         if added > MAX_ADDED_IDS {
             return Err(format!(
-                "{path}: the template adds {added} ids or more to a text, the limit is {MAX_ADDED_IDS}; remove special tokens"
+                "{path}: the template adds {added} or more ids to a text, more than {MAX_ADDED_IDS}; remove special tokens"
             ));
         }
     }
@@ -565,7 +569,7 @@ impl Model {
         let chars = &self.max_input_chars_per_word;
         if chars.is_number() && chars.as_u64().is_none_or(|chars| chars > MAX_WORD_CHARS) {
             return Err(format!(
-                "model.max_input_chars_per_word: found {chars}, the limit is {MAX_WORD_CHARS}; lower it (BERT uses 100)"
+                "model.max_input_chars_per_word: expected at most {MAX_WORD_CHARS}, found {chars}; lower it (BERT uses 100)"
             ));
         }
         self.vocab.check_merges("model.merges", &self.merges.0, prefix.as_str().unwrap_or_default())
@@ -618,7 +622,7 @@ impl Vocabulary {
             if joined.is_none_or(|length| length > self.longest) {
                 let (first, second) = (quoted(first), quoted(second));
                 return Err(format!(
-                    "{field}[{index}]: {first} and {second} do not join to an entry of the vocabulary; remove this merge"
+                    "{field}[{index}]: {first} and {second} do not join into an entry of the vocabulary; remove this merge"
                 ));
             }
         }

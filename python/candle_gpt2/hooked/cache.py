@@ -55,7 +55,7 @@ class ActivationCache:
         name = name if name in self.cache_dict else version_2_name(name)
         if name not in self.cache_dict:
             known = name in self.model.hook_dict
-            excluded = f"{name!r} is not in this cache; names_filter excluded it, or it is off"
+            excluded = f"{name!r} is not in this cache; names_filter excluded it, or the hook point is off"
             raise KeyError(excluded if known else unknown_hook_point(name, self.model.hook_dict))
         return self.cache_dict[name]
 

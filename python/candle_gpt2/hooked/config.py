@@ -86,7 +86,7 @@ class HookedTransformerConfig:
         for name, values in expected.items():
             found = getattr(self, name)
             if (None if found is None else str(found) if name == "device" else found) not in values:
-                raise ValueError(f"{name}={found!r}: not a GPT-2 on the CPU; expected {' or '.join(map(repr, values))}")
+                raise ValueError(f"{name}={found!r}: not supported by GPT-2 on the CPU; expected {' or '.join(map(repr, values))}")
         if str(self.dtype).removeprefix("torch.") not in ("float32", "f32"):
             raise ValueError(f"dtype={self.dtype!r}: this model computes in float32")
         if self.act_fn is None:
@@ -111,7 +111,7 @@ class HookedTransformerConfig:
             if name not in own and not is_off:
                 nearest = difflib.get_close_matches(name, own, n=1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                raise ValueError(f"{name}={value!r}: not a setting of a GPT-2{hint}")
+                raise ValueError(f"{name}={value!r}: not a GPT-2 setting{hint}")
         return cls(**{name: value for name, value in values.items() if name in own})
 
     @classmethod

@@ -57,7 +57,7 @@ def unknown_hook_point(name: str, known: Iterable[str]) -> str:
     in_norms = short in ("scale", "normalized")  # ambiguous without the norm
     in_sae = short.startswith("sae_")  # unsupported by get_act_name
     if "." not in name and not in_norms and not in_sae and any(point.endswith(f".hook_{short}") for point in names):
-        return f"unknown hook point {name!r}: short names need a layer, utils.get_act_name({short!r}, layer)"
+        return f"unknown hook point {name!r}: short names need a layer; use utils.get_act_name({short!r}, layer)"
     layer = re.match(r"blocks\.(-?\d+)\.", name)
     layers = 1 + max((int(point.split(".")[1]) for point in names if point.startswith("blocks.")), default=-1)
     valid = f": the model has layers 0 to {layers - 1}" if layer and layers and int(layer[1]) not in range(layers) else ""

@@ -26,7 +26,7 @@ def model_of(hf_model: Any, name: str, tokenizer: Any, options: dict[str, Any]) 
     """
     kind = getattr(hf_model.config, "model_type", None)
     if kind != "gpt2":
-        raise ValueError(f"hf_model: expected a GPT-2, model_type 'gpt2', found {type(hf_model).__name__} of model_type {kind!r}")
+        raise ValueError(f"hf_model: expected a GPT-2 model (model_type 'gpt2'), found {type(hf_model).__name__} (model_type {kind!r})")
     if tokenizer is None and name and not Path(name).exists():
         tokenizer = sys.modules["transformers"].AutoTokenizer.from_pretrained(name)
     folder = tempfile.mkdtemp()

@@ -251,7 +251,7 @@ class SAE(Weighted):
         found, self._read = self._read, None
         if found is None:
             raise RuntimeError(
-                f"{self.hook_name}: the transcoder of {self.hook_name_out} has no input; the run starts after this hook point, or it is off"
+                f"{self.hook_name}: the transcoder of {self.hook_name_out} has no input; the run starts after this hook point, or the hook point is off"
             )
         return found
 

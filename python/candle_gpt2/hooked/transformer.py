@@ -141,7 +141,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         `Model.from_pretrained`.
         """
         if str(device or "cpu") not in ("cpu", "auto"):
-            raise ValueError(f"device: this model runs on the CPU, found {device!r}; Model runs on GPUs")
+            raise ValueError(f"device: this model runs only on the CPU, found {device!r}; use Model to run on a GPU")
         if str(dtype).removeprefix("torch.") not in ("float32", "f32"):
             raise ValueError(f"dtype: this model computes in float32, found {dtype!r}")
         Kind.chosen(tensors)
@@ -516,7 +516,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         (shape, back), self._backward_pass = self._backward_pass, None
         start = array(1.0 if gradient is None and not shape else gradient)
         if start.shape != shape or start.dtype.kind not in "iuf":
-            found = "None; only a loss (return_type=\"loss\") needs no gradient" if gradient is None else np.shape(gradient)
+            found = "None, which is only for a loss (return_type=\"loss\")" if gradient is None else np.shape(gradient)
             raise ValueError(f"gradient: expected the shape of the output, {shape}, found {found}")
         with self.kind.of(gradient):
             back(start)

@@ -61,7 +61,7 @@ impl ResponseOptions {
     pub(crate) fn overflowed(&self, what: impl Display) -> ApiError {
         match self.is_steered {
             true => {
-                let message = format!("steering: {what} with this steering; use a smaller scale");
+                let message = format!("steering: {what}; use a smaller scale");
                 ApiError::invalid(message).with_param("steering")
             }
             false => ApiError::failed(format!("{what}; verify the model's weights")),

@@ -255,7 +255,7 @@ impl<'a> Body<'a> {
         match field.use_ {
             Use::Ignored => {}
             _ if self.given.iter().any(|given| given.field.name == name) => {
-                return Err(wrong_value(name, "one value", "a second one"));
+                return Err(wrong_value(name, "one value", "two"));
             }
             Use::Refused(hint) if !is_empty(json.get()) => {
                 let message = format!("{name}: this server does not support this field; {hint}");

@@ -144,7 +144,7 @@ impl TryFrom<PartFields> for Part {
 
     fn try_from(fields: PartFields) -> Result<Self, Self::Error> {
         fields.r#type.ok_or("expected an object with a type")?;
-        fields.text.map(Self).ok_or("expected an object with a text")
+        fields.text.map(Self).ok_or("expected an object with a text field")
     }
 }
 

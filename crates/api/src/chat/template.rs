@@ -52,7 +52,7 @@ impl ChatTemplate {
                 ApiError::busy(503, error.to_string(), "templates_busy", RETRY_AFTER)
             }
             error => {
-                let message = format!("messages: the chat template rejects them: {error}");
+                let message = format!("messages: the chat template failed: {error}");
                 ApiError::invalid(message).with_param("messages")
             }
         })

@@ -114,7 +114,7 @@ fn untrusted_templates_are_bounded() {
         ("{{ 'x' * 10000000000 }}", "ran out of fuel"),
         (
             "{% for i in range(100000) %}{{ messages[0].content * 100 }}{% endfor %}",
-            "its output exceeds 1048576 bytes",
+            "the output exceeds 1048576 bytes",
         ),
         (
             "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",

@@ -234,7 +234,7 @@ fn generation_failures_hide_internal_causes() {
     };
     let error = fail(GenerationError::NotFinite);
     assert_eq!((error.status(), error.kind()), (500, "server_error"));
-    assert_eq!(error.to_string(), "internal error; the server's log has the cause");
+    assert_eq!(error.to_string(), "internal error; see the server's log for the cause");
     assert_eq!(
         fail(GenerationError::NoTokenLeft { options: vec!["min_new_tokens"] }).param(),
         Some("min_tokens")

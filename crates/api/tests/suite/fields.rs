@@ -232,7 +232,7 @@ fn best_of_is_at_least_n_and_equals_n_in_a_stream() {
     let message = error(&json!({ "n": 3, "best_of": 2 })).to_string();
     assert_eq!(message, "best_of: expected at least n, which is 3, found 2");
     let message = error(&json!({ "n": 2, "best_of": 3, "stream": true })).to_string();
-    assert_eq!(message, "best_of: expected the same value as n in a stream, found 3");
+    assert_eq!(message, "best_of: expected the value of n when stream is true, found 3");
     for body in [
         json!({ "n": 2, "best_of": 2, "stream": true }),
         json!({ "best_of": 1 }),

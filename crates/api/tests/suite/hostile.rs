@@ -112,8 +112,8 @@ fn out_of_range_numbers_are_rejected() {
 
 #[test]
 fn duplicate_fields_are_rejected() {
-    assert_eq!(message("{\"n\": 1, \"n\": 2}"), "n: expected one value, found a second one");
-    assert_eq!(message("{\"n\": null, \"n\": 2}"), "n: expected one value, found a second one");
+    assert_eq!(message("{\"n\": 1, \"n\": 2}"), "n: expected one value, found two");
+    assert_eq!(message("{\"n\": null, \"n\": 2}"), "n: expected one value, found two");
     assert_eq!(
         message(
             "{\"stream\": true, \"stream_options\": {\"include_usage\": true, \"include_usage\": false}}"
@@ -234,7 +234,7 @@ fn detokenized_text_size_is_limited() {
     let error = reply(Endpoint::Detokenize, body(700_000).as_bytes()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "tokens: expected tokens with a text of at most 8388608 bytes, found a text of 9100000 bytes"
+        "tokens: expected at most 8388608 bytes of decoded text, found 9100000 bytes"
     );
     assert!(reply(Endpoint::Detokenize, body(600_000).as_bytes()).is_ok());
 }

@@ -547,7 +547,7 @@ fn invalid_requests_report_the_field() {
         ),
         (
             steering("resid_pre", json!(vector)),
-            "steering[0].site: every block has `resid_pre`; name a single one, such as `blocks.0.hook_resid_pre`".into(),
+            "steering[0].site: every block has `resid_pre`; specify one of them, such as `blocks.0.hook_resid_pre`".into(),
         ),
         (
             steering("resid_pre9", json!(vector)),
@@ -595,18 +595,14 @@ fn overflowing_steering_scale_is_a_client_error() {
     });
     let error = tiny().run(call(&body).unwrap()).unwrap_err();
     assert_eq!((error.status(), error.param()), (400, Some("steering")));
-    assert_eq!(
-        error.to_string(),
-        "steering: the model's logits are not finite with this steering; use a smaller scale"
-    );
+    assert_eq!(error.to_string(), "steering: the model's logits are not finite; use a smaller scale");
 }
 
 /// The error names the hook point that overflows, and no answer contains a null instead.
 #[test]
 fn overflowing_activations_name_the_hook_point() {
     let steering = json!([{ "site": "blocks.0.hook_resid_post", "vector": direction(1), "scale": 1e30 }]);
-    let expected =
-        "steering: blocks.1.ln1.hook_scale is inf at token 0 with this steering; use a smaller scale";
+    let expected = "steering: blocks.1.ln1.hook_scale is inf at token 0; use a smaller scale";
     let sites = json!(["blocks.0.hook_resid_post", "blocks.1.ln1.hook_scale"]);
     for format in ["float", "base64"] {
         let mut body = json!({

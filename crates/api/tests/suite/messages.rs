@@ -103,7 +103,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
         (
             "stream_options",
             json!({ "include_usage": true }),
-            "stream_options: expected nothing unless stream is true, found {\"include_usage\":true}",
+            "stream_options: expected no value unless stream is true, found {\"include_usage\":true}",
             "stream_options",
         ),
         (
@@ -133,7 +133,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
         (
             "logit_bias",
             json!({ "5": 1, "05": 1 }),
-            "logit_bias: expected one bias for token 5, found a second one",
+            "logit_bias: expected one bias for token 5, found two",
             "logit_bias",
         ),
         (
@@ -219,7 +219,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
         (
             "use_beam_search",
             json!(true),
-            "use_beam_search: this server does not support this field; leave it out, or use `gpt2 generate --num-beams`",
+            "use_beam_search: this server does not support this field; remove it, or use `gpt2 generate --num-beams`",
             "use_beam_search",
         ),
         (
@@ -231,7 +231,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
         (
             "tools",
             json!([1]),
-            "tools: this server does not support this field; the model does not support tool calls; leave it out",
+            "tools: this server does not support this field; remove it, because the model does not support tool calls",
             "tools",
         ),
         (
@@ -249,7 +249,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
         (
             "guided_choice",
             json!([]),
-            "guided_choice: expected a list of non-empty texts, found []",
+            "guided_choice: expected a list of non-empty strings, found []",
             "guided_choice",
         ),
         (
@@ -267,7 +267,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
         (
             "guided_json",
             json!(false),
-            "guided_json: expected a JSON schema, which is an object, found false",
+            "guided_json: expected a JSON schema object, found false",
             "guided_json",
         ),
         (
@@ -276,16 +276,11 @@ fn invalid_values_report_the_field_and_the_expectation() {
             "guided_json: expected a string of 1 to 262144 bytes, found an empty string",
             "guided_json",
         ),
-        (
-            "json_schema",
-            json!([]),
-            "json_schema: expected a JSON schema, which is an object, found []",
-            "json_schema",
-        ),
+        ("json_schema", json!([]), "json_schema: expected a JSON schema object, found []", "json_schema"),
         (
             "response_format",
             json!({}),
-            "response_format: expected a type, `text`, `json_object` or `json_schema`, found {}",
+            "response_format: expected an object with type `text`, `json_object` or `json_schema`, found {}",
             "response_format",
         ),
         (
@@ -330,12 +325,7 @@ fn invalid_values_report_the_field_and_the_expectation() {
             "guided_json: expected a JSON schema, found \"nothing\"",
             "guided_json",
         ),
-        (
-            "guided_json",
-            json!([5]),
-            "guided_json: expected a JSON schema, which is an object, found [5]",
-            "guided_json",
-        ),
+        ("guided_json", json!([5]), "guided_json: expected a JSON schema object, found [5]", "guided_json"),
         (
             "structured_outputs",
             json!({ "regex": "a", "grammar": "b" }),

@@ -74,7 +74,7 @@ pub struct Strided<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
     /// The matrix extends beyond its memory.
-    #[error("a weight of {out_features} by {in_features} values does not fit into {found} bytes")]
+    #[error("a {out_features} by {in_features} weight matrix does not fit in {found} bytes")]
     TooFewBytes {
         /// Width of the output.
         out_features: usize,

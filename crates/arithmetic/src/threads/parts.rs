@@ -45,7 +45,7 @@ impl<'a, T> Part<'a, T> {
         let needed = if rows == 0 { 0 } else { (rows - 1) * row_len + columns };
         assert!(
             columns <= row_len && needed <= output.len(),
-            "{rows} rows of {columns} columns do not fit into the output"
+            "{rows} rows of {columns} columns do not fit in the output"
         );
         Self {
             first_row: 0,

@@ -109,7 +109,7 @@ impl<'a, T: Number> Attention<'a, T> {
         assert!(visible.len() == queries, "{} ranges of visible keys for {queries} queries", visible.len());
         assert!(
             visible.iter().all(|seen| !seen.is_empty() && seen.end <= keys),
-            "empty range of visible keys, or one beyond {keys}"
+            "a range of visible keys is empty, or ends beyond {keys} keys"
         );
         if let Some(AddedScores { values, strides }) = added {
             let last = |count: usize, stride: usize| count.saturating_sub(1) * stride;

@@ -379,7 +379,7 @@ fn what_cannot_be_answered_says_why() {
     }
     assert_eq!(
         session.decode(&[4096]).unwrap_err().to_string(),
-        "token 4096 is outside the vocabulary of 4096"
+        "token 4096 is outside the vocabulary of 4096 tokens"
     );
 }
 

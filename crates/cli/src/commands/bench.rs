@@ -167,7 +167,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let needed = WARM_UP.0 + WARM_UP.1;
     if n_positions < needed {
         let message = format!(
-            "a context of {n_positions} tokens is too short to measure; expected at least {needed}, so choose another model"
+            "a context of {n_positions} tokens is too short to measure; choose a model with a context of at least {needed} tokens"
         );
         return Err(UsageError(message).into());
     }

@@ -67,9 +67,9 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
     }
     let options = &arguments.model.options;
     if options.model == Path::new(BUILT_IN) && options.adapter.is_empty() {
-        let message = "classify needs a model with labels; for --model, pass a GPT2ForSequenceClassification, a GPT2ForTokenClassification or, for \
-                       --choice, a GPT2DoubleHeadsModel, as `gpt2 train --task classify` and transformers write them; with a language model, \
-                       `gpt2 score --choice` ranks texts";
+        let message = "classify needs a model with labels; for --model, pass one from `gpt2 train --task classify` or transformers: a \
+                       GPT2ForSequenceClassification, a GPT2ForTokenClassification or, for --choice, a GPT2DoubleHeadsModel; with a language \
+                       model, `gpt2 score --choice` ranks texts";
         return Err(UsageError(message.into()).into());
     }
     let opened = arguments.model.open_classifier(hub)?;

@@ -67,7 +67,7 @@ pub(super) fn continue_prompt(
     if let Some(text) = texts.iter().find(|text| conforming.is_some() && !is_whole(text.stop_reason)) {
         let reason = text.stop_reason.name();
         output::print_note(&format!(
-            "the completion was cut off ({reason}) and may not conform; raise `max_new_tokens`; a JSON schema allows \
+            "the completion was cut off ({reason}) and may not match the required structure; raise `max_new_tokens`; a JSON schema allows \
              further properties unless it has \"additionalProperties\": false"
         ));
     }

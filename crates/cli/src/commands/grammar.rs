@@ -112,7 +112,8 @@ fn text(path: &Path) -> Result<String> {
     let argument = path.to_string_lossy();
     if (argument.contains("::=") || argument.trim_start().starts_with('{')) && !path.exists() {
         return Err(crate::exit::UsageError(
-            "expected a file with the grammar or schema, found its text; write it to a file".into(),
+            "expected the path of a file, found a grammar or schema; write the grammar or schema to a file"
+                .into(),
         )
         .into());
     }

@@ -78,7 +78,7 @@ struct Report {
 pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
     arguments.file.check()?;
     if arguments.file.batch_size.is_some() {
-        return Err(UsageError("--batch-size: texts are scored one by one; leave it out".into()).into());
+        return Err(UsageError("--batch-size: texts are scored one by one; remove this option".into()).into());
     }
     let encoder_states = arguments.encoder.encoder_states.clone();
     let opened = arguments.model.open_as(&ModelOptions { encoder_states, ..arguments.model.options(hub) })?;

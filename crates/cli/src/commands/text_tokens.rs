@@ -76,14 +76,14 @@ fn text(data: &[PathBuf]) -> Result<Option<String>> {
             if Path::new(text).is_file() {
                 let name = text.display();
                 output::print_note(&format!(
-                    "{name} is treated as text, not as a file: `gpt2 tokenize < {name}` prints the file's tokens, --out DIR writes them"
+                    "{name} is treated as text, not as a file: `gpt2 tokenize < {name}` prints the file's tokens, and --out DIR writes them"
                 ));
             }
             let text = text.clone().into_os_string().into_string();
             Ok(Some(text.map_err(|_| UsageError("the text is not valid UTF-8".into()))?))
         }
         [_, ..] => {
-            let message = "expected one text; put it in quotes, or use --out DIR to encode files";
+            let message = "expected one argument; put the text in quotes, or use --out DIR to encode files";
             Err(UsageError(message.into()).into())
         }
     }

@@ -140,7 +140,7 @@ fn invalid_calls_are_rejected() {
     refused("sequence", &["a", "--batch-size", "2"], "--prompts-file");
     refused("sequence", &["a", "--ids", "1"], "cannot be used with");
     let unnamed = run(&["classify", "a"]);
-    assert_refused(&unnamed, USAGE, "for --model, pass a GPT2ForSequenceClassification");
+    assert_refused(&unnamed, USAGE, "for --model, pass one from `gpt2 train");
     assert!(unnamed.stderr.contains("`gpt2 score --choice` ranks texts"), "{}", unnamed.stderr);
     let tiny = fixture_path("tiny-checkpoint");
     let language_model = run(&["classify", "a", "--model", tiny.to_str().unwrap()]);

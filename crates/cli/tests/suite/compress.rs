@@ -226,7 +226,7 @@ fn unusable_paths_and_interrupts_are_reported() {
     assert_refused(
         &run(&["compress", path(&file), "--context", "1"]),
         USAGE,
-        "--context: expected from 2 to the model's 512 positions",
+        "--context: expected 2 to 512 tokens (the model's limit)",
     );
     assert_refused(&run(&["compress", path(&file), "-c", "-o", "x"]), USAGE, "cannot be used with");
     assert!(file.exists());

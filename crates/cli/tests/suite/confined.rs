@@ -41,8 +41,8 @@ fn hostile_chat_template_fails_only_its_request() {
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
         (NESTED, "nested too deeply"),
-        ("{{ [[1],[2]]|tojson(indent=10**9) }}", "takes more than 256 MB of memory"),
-        (FOREVER, "takes more than 2s of CPU time"),
+        ("{{ [[1],[2]]|tojson(indent=10**9) }}", "exceeded the limit of 256 MB of memory"),
+        (FOREVER, "exceeded the limit of 2s of CPU time"),
     ] {
         let (_folder, mut served) = serve_template(template);
         let answer = chat(&served);
@@ -84,7 +84,7 @@ fn deeply_nested_chat_template_is_rejected_at_startup() {
         fs::write(&file, template).expect("a file");
         let result = run(&["serve", "--port", "0", "--chat-template", path(&file)]);
         assert_eq!((result.code, result.stdout.as_str()), (2, ""));
-        assert_eq!(result.stderr, "error: the chat template: it is nested too deeply\n");
+        assert_eq!(result.stderr, "error: the chat template: nested too deeply\n");
     }
 }
 
@@ -100,8 +100,8 @@ fn task_stops_at_the_first_entry_over_a_limit() {
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
         (NESTED, "nested too deeply"),
-        ("{{ '{:1000000000}'.format(1) }}", "takes more than 256 MB of memory"),
-        (FOREVER, "takes more than 2s of CPU time"),
+        ("{{ '{:1000000000}'.format(1) }}", "exceeded the limit of 256 MB of memory"),
+        (FOREVER, "exceeded the limit of 2s of CPU time"),
         (&format!("{{% for i in range(30) %}}{slow}{{% endfor %}}"), "of CPU time"),
     ] {
         let lines = task.lines().map(|line| match line.starts_with("doc_to_text:") {

@@ -70,7 +70,11 @@ fn dictionary_is_trained_from_cached_activations() {
         USAGE,
         "write the layers in --sites, such as 3.resid_post for resid_post of layer 3",
     );
-    assert_refused(&run(&scores), USAGE, "--sites: blocks.0.attn.hook_pattern has no vector for each token");
+    assert_refused(
+        &run(&scores),
+        USAGE,
+        "--sites: blocks.0.attn.hook_pattern does not have one vector per token",
+    );
 
     let train = |more: &[&str]| {
         let arguments = [
@@ -91,7 +95,7 @@ fn dictionary_is_trained_from_cached_activations() {
         ]
         .concat())
     };
-    assert_refused(&train(&[]), USAGE, "needs --site, the hook point to explain");
+    assert_refused(&train(&[]), USAGE, "needs --site, the hook point to train on");
     assert_refused(&train(&["--site", "3.resid_post", "--kind", "top"]), USAGE, "--kind");
     let trained = train(&["--site", "3.resid_post", "--kind", "batch-top-k", "--json"]).json();
     let metrics = &trained["dictionary"];

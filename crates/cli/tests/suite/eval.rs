@@ -156,9 +156,9 @@ fn interrupted_run_resumes_from_its_log() {
     refused(&["whole.jsonl"], &format!("{another} (--items, --resume, --against)"));
     refused(
         &["whole.jsonl", "--resume", "--dtype", "f16"],
-        "whole.jsonl: line 1: belongs to the run `built-in, q8",
+        "whole.jsonl: line 1: written by the run `built-in, q8",
     );
-    refused(&["whole.jsonl", "--resume", "--kv-dtype", "f16"], "line 1: belongs to the run");
+    refused(&["whole.jsonl", "--resume", "--kv-dtype", "f16"], "line 1: written by the run");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn damaged_data_is_reported_and_finished_items_are_kept() {
     let run = folder.eval(&[&both.concat()[..], &["--json"]].concat());
     assert_eq!(run.code, FAILURE, "{}", run.stderr);
     assert_eq!(serde_json::from_str::<Value>(&run.stdout).unwrap()["protocol"], "lambada:last-token");
-    for message in [damage, "the 3 items before it are evaluated for the log"] {
+    for message in [damage, "the 3 items before this entry are evaluated and logged"] {
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     assert_eq!(folder.log("log.jsonl").len(), 3 + 4);
@@ -204,10 +204,14 @@ fn kl_compares_with_a_base_model() {
     let same = folder.report(&call(&["same.jsonl", "--base-dtype", "q4"]));
     assert_eq!((metric_value(&same, "kl"), &same["base"]["dtype"]), (0.0, &json!("q4")));
     let other = folder.eval(&call(&["q4.jsonl", "--resume", "--base-dtype", "q8"]));
-    assert_refused(&other, FAILURE, "line 1: belongs to the run");
+    assert_refused(&other, FAILURE, "line 1: written by the run");
     let tiny = CheckpointFolder::tiny();
     let other = folder.eval(&[&arguments[..7], &["--base", path(tiny.path())]].concat());
-    assert_refused(&other, USAGE, "vocabulary of the base model: expected 4096 tokens, like the model");
+    assert_refused(
+        &other,
+        USAGE,
+        "vocabulary of the base model: expected 4096 tokens, as in the evaluated model",
+    );
 }
 
 #[test]

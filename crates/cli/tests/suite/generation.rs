@@ -451,9 +451,9 @@ fn killed_run_resumes_without_losing_a_line() {
     }
     assert_refused(&run(&arguments), FAILURE, "use --resume to continue it, or remove the file");
     let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
-    assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
+    assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, but this run has 0.5");
     let other = run(&[&arguments[..], &["--resume", "--kv-dtype", "f16"]].concat());
-    assert_refused(&other, FAILURE, "the interrupted run had `kv_dtype` null, this one \"f16\"");
+    assert_refused(&other, FAILURE, "the interrupted run had `kv_dtype` null, but this run has \"f16\"");
     let resumed = run(&[&arguments[..], &["--resume"]].concat());
     assert_eq!(resumed.code, SUCCESS, "{}", resumed.stderr);
     assert_eq!(fs::read_to_string(&output).unwrap(), expected);

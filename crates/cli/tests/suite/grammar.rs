@@ -134,7 +134,7 @@ fn run_resumes_only_with_the_same_grammar() {
     let other = run(&[&arguments[..], &["--resume", "--regex", "a+"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `conforming` {\"json_schema\":");
     let other = run(&[&arguments[..], &["--resume"]].concat());
-    assert_refused(&other, FAILURE, "this one null");
+    assert_refused(&other, FAILURE, "but this run has null");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn invalid_grammars_are_rejected() {
         ),
         (["--grammar", &file("broken.lark")], "broken.lark: grammar: 1(13): Expected token ')'"),
         (["--regex", "a(b"], "--regex: regular expression: regex parse error"),
-        (["--regex", ""], "--regex: regular expression: it matches only the empty text"),
+        (["--regex", ""], "--regex: regular expression: matches only the empty string"),
     ];
     for (arguments, expected) in cases {
         assert_refused(&generate(&folder, &[&["a"][..], &arguments].concat()), USAGE, expected);

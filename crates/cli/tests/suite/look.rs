@@ -457,7 +457,7 @@ fn invalid_calls_exit_2_and_explain_what_to_do() {
     }
     let wordy = format!("\"{}\"", " a".repeat(600));
     let too_long = run(&["generate", "The", "--steer", &wordy, "--layer", "1"]);
-    assert_fails_with(&too_long, USAGE, "the model takes 1 to 512");
+    assert_fails_with(&too_long, USAGE, "the model accepts 1 to 512");
 
     // A head that another model lacks, with a prompt of ids.
     let config = fixture_path("inside/plain/config.json");

@@ -333,7 +333,7 @@ fn invalid_arguments_exit_2() {
     );
     refuse(
         &["x", "--device", "cpu", "--tf32"],
-        "TF32 requires an NVIDIA GPU, and the device is cpu; disable it (--tf32)",
+        "TF32 requires an NVIDIA GPU, but the device is cpu; disable TF32 (--tf32)",
     );
     refuse(&["x", "--colour"], "--colour");
     for command in ["inspect", "verify", "bench"] {

@@ -51,7 +51,7 @@ fn tokens_of_a_text_are_printed() {
         "the built-in model's tokenizer"
     );
 
-    assert_refused(&run(&["tokenize", "a", "b"]), USAGE, "put it in quotes, or use --out DIR");
+    assert_refused(&run(&["tokenize", "a", "b"]), USAGE, "put the text in quotes, or use --out DIR");
     assert_refused(&run(&["tokenize", "a", "--shard-tokens", "5"]), USAGE, "--out <DIR>");
     let file = run(&["tokenize", path(&tokenizer), "-m", model]);
     assert_eq!(file.code, SUCCESS);

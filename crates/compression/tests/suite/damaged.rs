@@ -59,7 +59,7 @@ fn newer_format_versions_are_reported() {
     };
     assert_eq!(
         message_with(4, 2),
-        "the file has format version 2, but this program reads version 1; use a newer program"
+        "the file has format version 2, but this program reads version 1; use a newer version"
     );
     // The header's checksum covers the profile, so a changed profile is reported as damage.
     assert_eq!(message_with(5, 7), "the file is damaged: the checksum of its header does not match");

@@ -72,7 +72,7 @@ fn out_of_range_context_is_rejected() {
     for context in [0, 1, 49] {
         let error = Compressor::new(&TINY, "", Some(context)).err().unwrap();
         assert!(error.is_usage());
-        let expected = format!("`context`: expected from 2 to the model's 48 positions, found {context}");
+        let expected = format!("`context`: expected 2 to 48 tokens (the model's limit), found {context}");
         assert_eq!(error.to_string(), expected);
     }
 }

@@ -97,7 +97,7 @@ impl Engine {
 /// Formats an error without quoting lines of the template.
 fn message(error: &Error, max_bytes: usize) -> String {
     let message = match error.detail() {
-        _ if error.kind() == ErrorKind::WriteFailure => format!("its output exceeds {max_bytes} bytes"),
+        _ if error.kind() == ErrorKind::WriteFailure => format!("the output exceeds {max_bytes} bytes"),
         Some(detail) => detail.to_owned(),
         None => error.kind().to_string(),
     };

@@ -288,7 +288,7 @@ impl Templates {
     /// Each conversation gets its own process; the entries of a task share one for many renders.
     fn ask<C: Serialize>(&self, question: &Question<'_, C>) -> Result<Reply, TemplateError> {
         let Executor::Worker { worker, permits, task } = &self.executor else {
-            return Err(TemplateError::Busy { what: "no worker".into() });
+            return Err(TemplateError::Busy { what: "no worker is running".into() });
         };
         let question = serde_json::to_vec(question).map_err(|error| invalid(error.to_string()))?;
         let answer = match self.style {
@@ -350,7 +350,7 @@ impl TaskProcess {
 }
 
 fn too_slow() -> String {
-    format!("the templates take more than {TASK_TIME:?} of CPU time in total")
+    format!("the templates exceeded the total limit of {TASK_TIME:?} of CPU time")
 }
 
 impl TemplateError {
@@ -388,9 +388,9 @@ fn within_deadline<T: Send + 'static>(
     spawned.map_err(|error| TemplateError::Busy { what: error.to_string() })?;
     result.recv_timeout(DEADLINE).map_err(|error| match error {
         RecvTimeoutError::Timeout => {
-            TemplateError::Exceeded { what: format!("it takes longer than {DEADLINE:?}") }
+            TemplateError::Exceeded { what: format!("exceeded the time limit of {DEADLINE:?}") }
         }
-        RecvTimeoutError::Disconnected => invalid("it cannot be rendered".into()),
+        RecvTimeoutError::Disconnected => invalid("cannot be rendered".into()),
     })
 }
 

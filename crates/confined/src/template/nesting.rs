@@ -86,7 +86,7 @@ fn scan(text: &str, end: Option<&str>) -> Result<usize, String> {
         depth += usize::from(applies);
         last += usize::from(applies);
         if depth > MAX_NESTING {
-            return Err(format!("it is nested too deeply: more than {MAX_NESTING} nested operators"));
+            return Err(format!("nested too deeply: more than {MAX_NESTING} nested operators"));
         }
         index += step;
     }

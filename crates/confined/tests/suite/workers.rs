@@ -109,9 +109,9 @@ fn session_answers_every_question() {
 
 fn exceeding_a_limit_ends_only_that_session() {
     let cases = [
-        ("spin", Limit::CpuTime, "it takes more than 300ms of CPU time"),
-        ("eat", Limit::Memory, "it takes more than 160 MB of memory"),
-        ("recurse", Limit::Stack, "it is nested too deeply"),
+        ("spin", Limit::CpuTime, "exceeded the limit of 300ms of CPU time"),
+        ("eat", Limit::Memory, "exceeded the limit of 160 MB of memory"),
+        ("recurse", Limit::Stack, "nested too deeply"),
     ];
     for program in programs() {
         let worker = worker(program, "");
@@ -131,7 +131,7 @@ fn exceeding_a_limit_ends_only_that_session() {
         }
         let limits = Limits { wall: Duration::from_millis(100), ..LIMITS };
         let error = worker.session().unwrap().ask(b"sleep", &limits, false).unwrap_err();
-        assert_eq!(error.to_string(), "it takes longer than 100ms");
+        assert_eq!(error.to_string(), "exceeded the time limit of 100ms");
     }
 }
 
@@ -139,10 +139,10 @@ fn preparation_is_limited_and_reports_errors() {
     for program in programs() {
         for (source, expected) in [
             ("wrong", "it is wrong"),
-            ("panic", "it cannot be parsed"),
-            ("spin", "it takes more than 300ms of CPU time"),
-            ("eat", "it takes more than 160 MB of memory"),
-            ("recurse", "it is nested too deeply"),
+            ("panic", "cannot be parsed"),
+            ("spin", "exceeded the limit of 300ms of CPU time"),
+            ("eat", "exceeded the limit of 160 MB of memory"),
+            ("recurse", "nested too deeply"),
         ] {
             let error = ask(&worker(program.clone(), source), "a").unwrap_err();
             assert_eq!(error.to_string(), expected, "{source}");

@@ -124,9 +124,10 @@ impl RowFile {
             let ids = row?.tokens(vocabulary)?;
             match ids.iter().find(|id| !config.has_token(**id)) {
                 None => Ok(ids.chunks(own).map(|piece| bos.iter().chain(piece).copied().collect()).collect()),
-                Some(id) => {
-                    Err(wrong(format!("token {id} is outside the vocabulary of {}", config.vocab_size)))
-                }
+                Some(id) => Err(wrong(format!(
+                    "token {id} is outside the vocabulary of {} tokens",
+                    config.vocab_size
+                ))),
             }
         };
         RowSequences { line, sequences: read() }

@@ -64,7 +64,7 @@ impl Partial {
                 check_settings(&value, settings)?;
             } else if !is_of(count - 1, &value) {
                 return Err(io::Error::other(format!(
-                    "line {} belongs to a different prompt; remove the file, or use the original prompts",
+                    "line {} is for a different prompt; remove the file, or use the original prompts",
                     count + 1
                 )));
             }
@@ -116,7 +116,7 @@ fn check_settings(before: &Value, now: &Value) -> io::Result<()> {
         let before = before.get(name).unwrap_or(&Value::Null);
         if before != now {
             return Err(io::Error::other(format!(
-                "the interrupted run had `{name}` {before}, this one {now}; use the same options, or remove the file"
+                "the interrupted run had `{name}` {before}, but this run has {now}; use the same options, or remove the file"
             )));
         }
     }

@@ -202,13 +202,10 @@ fn foreign_partial_files_are_rejected_and_unchanged() {
         ("my notes\n".to_owned(), "made.partial: line 1: unknown content"),
         ("notes without an end".into(), "line 1: unknown content"),
         (format!("{settings}\nnotes\n"), "line 2: unknown content"),
-        (format!("{settings}\n{}", output.replace("\"a\"", "\"c\"")), "line 2 belongs to a different prompt"),
-        (format!("{settings}\n{}", output.replace("[97]", "[98]")), "line 2 belongs to a different prompt"),
-        (
-            format!("{settings}\n{}", output.replace("not valid", "valid")),
-            "line 3 belongs to a different prompt",
-        ),
-        (format!("{settings}\n{output}{first}\n"), "line 6 belongs to a different prompt"),
+        (format!("{settings}\n{}", output.replace("\"a\"", "\"c\"")), "line 2 is for a different prompt"),
+        (format!("{settings}\n{}", output.replace("[97]", "[98]")), "line 2 is for a different prompt"),
+        (format!("{settings}\n{}", output.replace("not valid", "valid")), "line 3 is for a different prompt"),
+        (format!("{settings}\n{output}{first}\n"), "line 6 is for a different prompt"),
     ] {
         fs::write(job.partial(), &content).unwrap();
         job.assert_rejected(CONTENT, expected);
@@ -223,14 +220,14 @@ fn error_names_the_differing_setting() {
     job.settings["dtype"] = "q8".into();
     job.assert_rejected(
         CONTENT,
-        "the interrupted run had `dtype` null, this one \"q8\"; use the same options",
+        "the interrupted run had `dtype` null, but this run has \"q8\"; use the same options",
     );
     job.settings["dtype"] = Value::Null;
     job.settings["config"]["temperature"] = 0.5.into();
-    job.assert_rejected(CONTENT, "the interrupted run had `temperature` 1.0, this one 0.5");
+    job.assert_rejected(CONTENT, "the interrupted run had `temperature` 1.0, but this run has 0.5");
     job.settings["config"]["temperature"] = 1.0.into();
     job.settings["later"] = true.into();
-    job.assert_rejected(CONTENT, "the interrupted run had `later` null, this one true");
+    job.assert_rejected(CONTENT, "the interrupted run had `later` null, but this run has true");
 }
 
 #[test]

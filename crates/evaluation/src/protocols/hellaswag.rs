@@ -140,7 +140,7 @@ fn from_difference(
     let common = encoded.first().map_or(0, |ids| ids.iter().enumerate().take_while(in_all).count());
     let choice = |(field, (ids, choice)): (&String, (Vec<u32>, &String))| {
         if ids.len() == common {
-            let what = "expected a token in which the endings differ, found none to score";
+            let what = "expected a token that differs from the other endings, found none";
             return Err(record.field_error(field, what).into());
         }
         Ok(Choice::of(unsplit_sequence(setting.vocabulary, record, field, ids, common)?, choice))

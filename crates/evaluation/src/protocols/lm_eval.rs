@@ -164,7 +164,7 @@ pub(super) fn prefix_token(vocabulary: &Vocabulary) -> Result<u32, EvaluationErr
     let config = vocabulary.config();
     let token = config.start_token().or_else(|| config.end_tokens().first().copied());
     token.ok_or_else(|| {
-        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to precede texts";
+        let expected = "`bos_token_id` or `eos_token_id` in the vocabulary, as the first token of each text";
         wrong_setting("the model's configuration", expected, "neither")
     })
 }

@@ -116,7 +116,7 @@ pub(super) fn unsplit_sequence(
     let n_positions = vocabulary.config().n_positions;
     if ids.len() > n_positions {
         let what = format!(
-            "expected at most {n_positions} tokens with the preceding text, the model's context, found {}; this protocol \
+            "expected at most {n_positions} tokens including the preceding text (the model's context), found {}; this protocol \
              does not truncate items",
             ids.len()
         );

@@ -65,8 +65,8 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
     let mut notes = Vec::new();
     if tokens == ids.len() && counted != bytes {
         notes.push(format!(
-            "the tokenizer changes the text: its tokens have {counted} bytes, and the text has {bytes}; metrics use the \
-             bytes of the tokens"
+            "the tokenizer changes the length of the text from {bytes} to {counted} bytes; metrics use the length of the \
+             tokens"
         ));
     }
     let covered =

@@ -237,7 +237,7 @@ fn parquet_requires_its_feature() {
         assert_eq!(
             error,
             format!(
-                "{name}: the file is in Parquet, and this program was built without it; build it with `--features parquet`, \
+                "{name}: the file is in Parquet, and this program was built without the feature `parquet`; build it with `--features parquet`, \
                  or convert the data to JSONL"
             )
         );

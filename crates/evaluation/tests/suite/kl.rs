@@ -313,7 +313,10 @@ fn window_lengths_are_validated_and_noted() {
     let short = prepare(Some(64), "One day, Mia went").unwrap();
     let tokens = f32.vocabulary().encode("One day, Mia went").unwrap().len();
     assert_eq!((short.windows(), short.tokens_to_read(0)), (1, tokens as u64 - 1));
-    assert_eq!(short.notes(), [format!("the text has {tokens} tokens: a single window, shorter than 64")]);
+    assert_eq!(
+        short.notes(),
+        [format!("the text has {tokens} tokens, so its only window is shorter than 64")]
+    );
     let error = prepare(Some(64), "a\n").unwrap_err().to_string();
     assert!(error.ends_with("text.txt: expected text of at least 3 tokens, found 1"), "{error}");
 }
@@ -340,7 +343,9 @@ fn base_with_another_vocabulary_size_is_rejected() {
     let size = tiny.config().vocab_size;
     assert_eq!(
         error.to_string(),
-        format!("vocabulary of the base model: expected 4096 tokens, like the model, found {size}")
+        format!(
+            "vocabulary of the base model: expected 4096 tokens, as in the evaluated model, found {size}"
+        )
     );
     assert!(error.is_usage());
 }
@@ -362,6 +367,8 @@ fn base_with_reassigned_token_ids_is_rejected() {
     let error = kl.check_base(other.vocabulary(), f32.vocabulary()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("token {the} of the base model: expected \" the\", like the model, found \" and\"")
+        format!(
+            "token {the} of the base model: expected \" the\", as in the evaluated model, found \" and\""
+        )
     );
 }

@@ -127,13 +127,13 @@ fn log_of_another_run_is_rejected() {
     let mut log = ItemLog::open(&path, true).unwrap();
     assert_refused(
         log.results(&other, &prepared(1)),
-        "line 1: belongs to the run `a model, f32`, but this run is `a model, q8`",
+        "line 1: written by the run `a model, f32`, but this run is `a model, q8`",
     );
     drop(log);
     let mut log = ItemLog::open(&path, true).unwrap();
     let other = LogHead { protocol: "task:two".into(), ..head() };
     assert_eq!(log.results(&other, &prepared(1)).unwrap(), []);
-    assert_refused(log.check_all_taken(), "line 1: belongs to `task:one`, which this run does not evaluate");
+    assert_refused(log.check_all_taken(), "line 1: written for `task:one`, which this run does not evaluate");
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn invalid_options_are_rejected() {
     );
     refused(
         EvaluationOptions { data: vec!["a".into(), "b".into()], ..lambada() },
-        "`data`: expected one for all protocols, or one for each of the 1, found 2",
+        "`data`: expected one path for all protocols, or one for each of the 1 protocols, found 2",
     );
     refused(
         EvaluationOptions { against: Some("log".into()), ..options(&["kl"]) },
@@ -282,7 +282,7 @@ fn damaged_row_is_reported_after_the_other_reports() {
         ["lambada:last-token"]
     );
     assert!(error.unwrap().to_string().ends_with(expected));
-    assert!(notes[0].ends_with("; the 4 items before it are evaluated for the log"), "{notes:?}");
+    assert!(notes[0].ends_with("; the 4 items before this entry are evaluated and logged"), "{notes:?}");
 }
 
 #[test]

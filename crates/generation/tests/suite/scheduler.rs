@@ -461,7 +461,7 @@ fn impossible_options_and_requests_are_rejected() {
         assert!(error.is_usage() && error.to_string().starts_with(&format!("`{option}`")), "{error}");
     }
     let error = Scheduler::<&Tokenizer>::new(&model, None, options(1, 1 << 60, 10)).err().unwrap();
-    assert!(error.to_string().contains("no memory for the keys and values"), "{error}");
+    assert!(error.to_string().contains("not enough memory for the keys and values"), "{error}");
     let mut scheduler = scheduler(&model, options(4, 28, 8));
     let error = scheduler.submit(Request::new(prompt(14, 1), config.clone())).unwrap_err();
     assert!(matches!(error, GenerationError::KvTokens { needed: 48, kv_tokens: 32 }), "{error}");

@@ -222,8 +222,7 @@ fn forward_choices_equals_the_choices_of_forward() -> Result<()> {
 fn head_loads_only_from_its_own_kind_of_config() -> Result<()> {
     let case = Case::open("token", dtype(), &device())?;
     let error = Gpt2ForSequenceClassification::load(&case.config, case.source()).expect_err("another head");
-    let expected =
-        "expected a configuration of GPT2ForSequenceClassification, found one of GPT2ForTokenClassification";
+    let expected = "expected a configuration for GPT2ForSequenceClassification, found one for GPT2ForTokenClassification";
     assert!(error.to_string().contains(expected), "{error}");
     for name in HEADS {
         let case = Case::open(name, DType::F32, &Device::Cpu)?;

@@ -458,7 +458,7 @@ fn invalid_lengths_and_ids_are_rejected() -> Result<()> {
     let shallow = Gpt2Config { n_layer: 2, ..model.config().clone() };
     let mut shallow = Gpt2Cache::new(&shallow, 1, 12, dtype(), &device())?;
     let error = step(&model, &ids(&[&[0]]), &mut shallow).unwrap_err().to_string();
-    assert!(error.contains("the cache is for 2 blocks, the model has 3"), "{error}");
+    assert!(error.contains("the cache has 2 blocks, but the model has 3"), "{error}");
     let mut cache = cache(&model, 1)?;
     step(&model, &ids(&[&[0; 10]]), &mut cache)?;
     assert!(step(&model, &ids(&[&[0; 3]]), &mut cache).is_err(), "past the capacity of the cache");

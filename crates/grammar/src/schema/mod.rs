@@ -185,7 +185,7 @@ fn check_repeated_names(schema: &Map<String, Value>) -> Result<(), (&'static str
         return Ok(());
     }
     let what = format!(
-        "expected at most {}, one more than the {required} names in `required`, found {least}: a repeated name would count twice; list the names in `required`",
+        "expected at most {}, one more than the number of names in `required`, found {least}; list more names in `required`, because a repeated name would count twice",
         required + 1
     );
     Err(("minProperties", what))

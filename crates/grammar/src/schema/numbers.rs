@@ -158,7 +158,7 @@ fn check_bound(keyword: &'static str, number: &Number, is_integer: bool) -> Resu
             keyword,
             format!(
                 "expected at most {LARGEST_EXACT} in magnitude, found {number}; \
-                 remove bounds that all numbers of the type satisfy"
+                 remove the bound if every number of the type satisfies it"
             ),
         ));
     }
@@ -202,11 +202,8 @@ fn multiple_of(
     context: &NumberContext,
 ) -> Result<Decimal, KeywordError> {
     let wrong = |what: String| Err(("multipleOf", what));
-    let too_large = || {
-        format!(
-            "expected a multipleOf of at most {MAX_MULTIPLE} in units of its last decimal, found {number}"
-        )
-    };
+    let too_large =
+        || format!("expected at most {MAX_MULTIPLE} when written without the decimal point, found {number}");
     let Some(multiple) = Decimal::of(number.as_f64().unwrap_or(f64::INFINITY)) else {
         return wrong(too_large());
     };
@@ -235,7 +232,7 @@ fn multiple_of(
     }
     if context.merges && context.limiting > 1 && context.combined.is_none() {
         return wrong(format!(
-            "{number} and other multiples have no common multiple up to {MAX_COMBINED}; put them into schemas that are not combined"
+            "{number} and other multiples have no common multiple up to {MAX_COMBINED}; use them in separate schemas"
         ));
     }
     Ok(multiple)
@@ -249,7 +246,8 @@ fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) 
     let mut last = None;
     for keyword in BOUNDS {
         let Some(number) = schema.get(keyword).and_then(Value::as_f64) else { continue };
-        let too_long = || (keyword, format!("{number} has too many digits for a bound next to `multipleOf`"));
+        let too_long =
+            || (keyword, format!("{number} has too many digits for a bound combined with `multipleOf`"));
         let bound = Decimal::of(number).ok_or_else(too_long)?;
         let scaled = |digits: i128, decimals: u32| digits.checked_mul(power_of_ten(decimals)?);
         let dividend = scaled(bound.digits, multiple.decimals).ok_or_else(too_long)?;
@@ -267,7 +265,7 @@ fn bounds_between_multiples(schema: &mut Map<String, Value>, multiple: Decimal) 
     }
     let mut insert = |keyword: &'static str, bound: Decimal| {
         if bound.digits.abs() >= EXACT_DIGITS {
-            return Err((keyword, "it has too many digits for a bound next to `multipleOf`".to_owned()));
+            return Err((keyword, "too many digits for a bound combined with `multipleOf`".to_owned()));
         }
         schema.insert(keyword.into(), json!(bound.to_f64()));
         Ok(())

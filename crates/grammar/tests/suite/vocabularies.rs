@@ -55,11 +55,11 @@ fn bytes_without_a_token_are_dead_ends() {
     let vocabulary = vocabulary(byte_level(&["<s>", "a", "b", "é"], &[]), 4);
     let compiler = Compiler::new(&vocabulary).unwrap();
     let error = compiler.compile(&Grammar::Regex("c".into()), &[0]).unwrap_err().to_string();
-    assert_eq!(error, "regular expression: no token of the vocabulary can come next");
+    assert_eq!(error, "regular expression: no token in the vocabulary can come next");
     // A dead end inside the text.
     let constraint = compiled(&vocabulary, &Grammar::Regex("ab?c".into()), &[0]);
     let error = constraint.allow(&[1, 2], &mut [false; 4]).unwrap_err().to_string();
-    assert_eq!(error, "regular expression after 2 tokens: no token of the vocabulary can come next");
+    assert_eq!(error, "regular expression after 2 tokens: no token in the vocabulary can come next");
     // Only one alternative is a dead end, so the others remain allowed.
     let constraint = compiled(&vocabulary, &Grammar::Regex("a(c|b)".into()), &[0]);
     assert_eq!(allowed(&*constraint, &[1], 4), [2]);

@@ -195,7 +195,7 @@ impl EdgeGraph {
         };
         if span_count == 0 || crossings.iter().any(is_none) {
             return Err(InterpretError::Mismatch(format!(
-                "expected at least 1 span, and pairs of different spans below {span_count}"
+                "expected at least 1 span, and pairs of different span indices below {span_count}"
             )));
         }
         Ok(Self { span_count, crossings, ..self })

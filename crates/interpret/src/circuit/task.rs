@@ -157,14 +157,14 @@ impl<'a> CircuitTask<'a> {
             let expected = if has_spans { clean } else { 0 };
             if pair.spans.len() != expected {
                 return Err(InterpretError::Mismatch(format!(
-                    "expected {expected} token spans (one per token, or none in every pair), found {}",
+                    "expected {expected} token spans, found {}; give every pair one span per token, or no pair any spans",
                     pair.spans.len()
                 )));
             }
             let n_positions = model.config().n_positions;
             if let Some(span) = pair.spans.iter().find(|span| **span >= n_positions) {
                 return Err(InterpretError::Mismatch(format!(
-                    "span {span} is out of range; expected less than {n_positions}"
+                    "span {span} is out of range; expected a number below {n_positions}"
                 )));
             }
         }
@@ -190,8 +190,8 @@ impl<'a> CircuitTask<'a> {
         let edges = graph.edge_count();
         if edges.saturating_mul(BYTES_OF_EDGE) > MOST_BYTES {
             return Err(InterpretError::Mismatch(format!(
-                "{span_count} spans and {crossing_count} pairs of them create {edges} edges, more than {}; \
-                 name fewer spans, or use shorter prompts",
+                "{span_count} spans and {crossing_count} pairs of spans create {edges} edges, more than {}; \
+                 use fewer spans or shorter prompts",
                 MOST_BYTES / BYTES_OF_EDGE
             )));
         }
@@ -304,7 +304,9 @@ impl<'a> CircuitTask<'a> {
             )));
         }
         if graph.span_count() > 1 {
-            return Err(InterpretError::Mismatch("ACDC does not distinguish edges by position".into()));
+            return Err(InterpretError::Mismatch(
+                "ACDC does not distinguish edges by position; use pairs without spans".into(),
+            ));
         }
         let prepare = |places: &Vec<usize>| self.prepared(places, &mut Chain(Vec::new()));
         let prepared = self.batches.iter().map(prepare).collect::<Result<Vec<_>>>()?;

@@ -498,7 +498,7 @@ fn invalid_tasks_are_rejected() -> Result<()> {
     );
     assert_rejected(
         &[PromptPair { spans: vec![19; 8], ..pair.clone() }],
-        "span 19 is out of range; expected less than 19",
+        "span 19 is out of range; expected a number below 19",
     );
     // One layer with one head has 8 edges in each of 2,048 spans, and 2 for each pair of spans.
     let sizes = Gpt2Config {
@@ -522,7 +522,7 @@ fn invalid_tasks_are_rejected() -> Result<()> {
     for (spans, pair) in [(0, None), (1, Some((0, 1))), (2, Some((1, 1)))] {
         let crossings = pair.map(|(source, destination)| EdgeSpans { source, destination });
         let error = EdgeGraph::new(1, 1).in_spans(spans, crossings).unwrap_err();
-        assert!(error.to_string().contains("pairs of different spans below"), "{error}");
+        assert!(error.to_string().contains("pairs of different span indices below"), "{error}");
     }
     let same = [PromptPair { corrupted: pair.clean.clone(), ..pair.clone() }];
     let task = CircuitTask::new(&case.model, &same, CircuitMetric::LogitDifference)?;

@@ -140,7 +140,7 @@ fn run_can_start_at_any_block() -> Result<()> {
         let pass = &mut Pass::inference();
         let x = run.residuals()?.remove(0);
         let error = case.model.forward_from(case.layers() + 1, x, LogitsFor::LastToken, pass).unwrap_err();
-        assert!(error.to_string().contains("there is no block"), "{error}");
+        assert!(error.to_string().contains("is out of range; the model has"), "{error}");
     }
     Ok(())
 }
@@ -179,7 +179,7 @@ fn stopped_pass_computes_no_later_block() -> Result<()> {
         let mut pass = Pass::inference().stopping_at(case.layers() + 1);
         let error =
             case.model.forward_with(&run.input()?, LogitsFor::LastToken, None, &mut pass).unwrap_err();
-        assert!(error.to_string().contains("there is no block"), "{error}");
+        assert!(error.to_string().contains("is out of range; the model has"), "{error}");
     }
     Ok(())
 }
@@ -265,10 +265,7 @@ fn rows_recorded_in_a_batch_equal_rows_recorded_alone() -> Result<()> {
         }
         let pattern = Site::in_block(0, SiteKind::Pattern);
         let error = record_rows(&case.model, &texts, [pattern]).unwrap_err();
-        assert!(
-            error.is_usage() && error.to_string().contains("where each token has its own value"),
-            "{error}"
-        );
+        assert!(error.is_usage() && error.to_string().contains("a separate value for each token"), "{error}");
         assert!(record_rows(&case.model, &[], sites).is_err());
     }
     Ok(())
@@ -656,7 +653,7 @@ fn invalid_requests_are_rejected() -> Result<()> {
         error.to_string()
     };
     let long = vec![0; case.model.config().n_positions + 1];
-    assert!(usage_message(Run::new(&case.model, &long).err().unwrap()).contains("the model takes 1 to 19"));
+    assert!(usage_message(Run::new(&case.model, &long).err().unwrap()).contains("the model accepts 1 to 19"));
     assert!(usage_message(Run::new(&case.model, &[]).err().unwrap()).contains("0 tokens"));
     assert!(
         usage_message(Run::new(&case.model, &[61]).err().unwrap()).contains("outside the vocabulary of 61")

@@ -235,7 +235,7 @@ fn mismatched_folder_is_rejected_with_the_difference() {
     let error = damage("activations_000000.safetensors", "../activations.safetensors");
     assert!(error.contains("expected shards named activations_000000.safetensors"), "{error}");
     assert!(damage("activations/1", "activations/9").contains("found gpt2.activations/9"));
-    assert!(damage("\"complete\": true", "\"complete\": 5").contains("not a manifest of activations"));
+    assert!(damage("\"complete\": true", "\"complete\": 5").contains("not a valid activation manifest"));
     let shard = job.out.join("activations_000001.safetensors");
     let bytes = fs::read(&shard).unwrap();
     fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
@@ -286,14 +286,14 @@ fn invalid_jobs_are_rejected_before_the_model_runs() {
     let error = with_rows(&format!("{{\"ids\": [1, {vocabulary}]}}\n"));
     assert_eq!(
         error,
-        format!("prompts.jsonl: line 1: token {vocabulary} is outside the vocabulary of {vocabulary}")
+        format!("prompts.jsonl: line 1: token {vocabulary} is outside the vocabulary of {vocabulary} tokens")
     );
     assert_eq!(with_rows("{\"ids\": []}\n"), "prompts.jsonl: the file contains no tokens");
     assert_eq!(with_rows(""), "prompts.jsonl: the file contains no tokens");
     let with_sites = |sites: Vec<Site>| work.refused(&ActivationsJob { sites, ..work.job("refused", None) });
     assert!(
         with_sites(named_sites("pattern", 2).unwrap())
-            .starts_with("`sites`: blocks.0.attn.hook_pattern has no vector")
+            .starts_with("`sites`: blocks.0.attn.hook_pattern does not have one vector")
     );
     assert!(with_sites(Vec::new()).contains("at least one hook point"));
     let options = ActivationsOptions { shard_size: 0, resume: false };

@@ -144,6 +144,6 @@ fn invalid_shares_and_gradients_are_rejected() {
     }
     apply(&gradients, loss).unwrap();
     let error = apply(&gradients, loss).unwrap_err();
-    assert!(error.to_string().contains("no step is left"), "{error}");
+    assert!(error.to_string().contains("no steps are left"), "{error}");
     assert!(run.share_of_step(&mut |_, _| {}).is_err());
 }

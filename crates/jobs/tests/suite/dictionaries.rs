@@ -310,7 +310,7 @@ fn incompatible_options_and_data_are_rejected() {
     let shards = |options: TrainOptions| refused("activations", options);
     let error = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
     assert!(
-        error.contains("it contains activations of blocks.0.hook_resid_mid, ")
+        error.contains("the folder contains activations of blocks.0.hook_resid_mid, ")
             && error.ends_with("but not of blocks.0.hook_resid_post"),
         "{error}"
     );

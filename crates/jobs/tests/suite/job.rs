@@ -326,7 +326,7 @@ fn unusable_data_is_reported_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let tiny = tiny();
     let completion = format!("{{\"prompt\": \"a\", \"completion\": \"{}\"}}\n", "many words ".repeat(60));
-    let labels = "the rows up to this one have 1 labels (ham); a classifier needs 2 to 1000";
+    let labels = "expected 2 to 1000 labels, found 1 in the rows up to this one (ham)";
     for (task, name, content, expected) in [
         (Task::Text, "empty.txt", "", "the file is empty"),
         (Task::Text, "short.txt", "aba", "one window needs"),
@@ -389,7 +389,10 @@ fn labels_must_match_the_existing_head() {
     };
     let classify = || TrainOptions { task: Task::Classify, ..TrainOptions::default() };
     let error = run(&classifier(&heads, "nowhere", classify())).unwrap_err().to_string();
-    assert!(error.contains("line 25: unknown label `nowhere`; expected a label of the model: "), "{error}");
+    assert!(
+        error.contains("line 25: unknown label `nowhere`; expected one of the model's labels: "),
+        "{error}"
+    );
     let refused = |job: TrainJob, expected: &str| {
         let error = run(&job).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
@@ -439,7 +442,7 @@ fn long_rows_lose_their_first_tokens_with_a_note() {
     let report =
         fine_tuning(folder.path(), &tiny(), ("rows.tsv", &rows), options).run(&reporter, &mut |_| {});
     assert!(report.unwrap().training_tokens <= 36 * 4);
-    let expected = "20 of 40 rows are longer than the context of 4 tokens, and lose their first tokens";
+    let expected = "20 of 40 rows are longer than the context of 4 tokens; their first tokens are dropped";
     assert!(notes.0.lock().unwrap().iter().any(|note| note == expected), "{notes:?}", notes = notes.0);
 }
 

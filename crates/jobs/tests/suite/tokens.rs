@@ -294,16 +294,16 @@ fn mismatched_job_is_not_resumed() {
     assert!(
         !is_usage
             && message.starts_with(
-                "belongs to a run with different options: dtype was \"u16\" and is now \"u32\";"
+                "written by a run with different options: dtype was \"u16\" and is now \"u32\";"
             ),
         "{message}"
     );
     let (_, message) = refused(TokenizeOptions { held_out: 0.2, ..resumed.clone() });
-    assert!(message.starts_with("belongs to a run with different options: held_out_from was ["), "{message}");
+    assert!(message.starts_with("written by a run with different options: held_out_from was ["), "{message}");
     let other = TokenizeJob { data: vec![work.path("text.txt")], ..work.job("out", resumed.clone()) };
     let message = other.run(&Silent).unwrap_err().to_string();
     assert!(
-        message.contains("belongs to a run with different data or a different tokenizer; use the same ones"),
+        message.contains("written by a run with different data or a different tokenizer; use the same data"),
         "{message}"
     );
     // A text of the same size whose first part differs.
@@ -426,7 +426,7 @@ fn damaged_shards_are_reported_by_name() {
     let cases: [(Change, &str); 12] = [
         (
             &|folder| change_bytes(folder, &|bytes| bytes.truncate(2000)),
-            "train_000001.bin: truncated: expected 3024 bytes for 1000 tokens of 16 bits, found 2000",
+            "train_000001.bin: truncated: expected 3024 bytes for 1000 16-bit tokens, found 2000",
         ),
         (&|folder| change_bytes(folder, &Vec::clear), "train_000001.bin: the file is empty"),
         (
@@ -435,12 +435,12 @@ fn damaged_shards_are_reported_by_name() {
         ),
         (
             &|folder| change_bytes(folder, &|bytes| bytes.extend([0; 2000])),
-            "train_000001.bin: the tokens have 32 bits: expected 3024 bytes for 1000 tokens of 16 bits, found 5024",
+            "train_000001.bin: the tokens are 32-bit: expected 3024 bytes for 1000 16-bit tokens, found 5024",
         ),
         (&|folder| change_bytes(folder, &|bytes| bytes[0] ^= 1), "train_000001.bin: the header was modified"),
         (
             &|folder| change_bytes(folder, &|bytes| bytes[2000] ^= 1),
-            "train_000001.bin: the checksum of its tokens does not match: the file is damaged",
+            "train_000001.bin: the checksum of the tokens does not match: the file is damaged",
         ),
         (
             &|folder| change_bytes(folder, &|bytes| bytes[2001] = 0xff),
@@ -449,16 +449,16 @@ fn damaged_shards_are_reported_by_name() {
         (&|folder| fs::remove_file(folder.join(name)).unwrap(), &not_found),
         (
             &|folder| change_json(folder, &|json| json["vocabulary_crc32"] = json!(5)),
-            "its tokens are from a different vocabulary (",
+            "the tokens come from a different vocabulary (",
         ),
         (&|folder| change_json(folder, &|json| json["complete"] = json!(false)), "its job was interrupted"),
         (
             &|folder| change_json(folder, &|json| json["training"]["shards"][1]["file"] = json!("../x.bin")),
-            "tokens.json: not a manifest of tokens: `../x.bin` is not a plain file name",
+            "tokens.json: not a valid token manifest: `../x.bin` is not a plain file name",
         ),
         (
             &|folder| fs::write(folder.join("tokens.json"), "{\"complete\": tr").unwrap(),
-            "tokens.json: not a manifest of tokens: ",
+            "tokens.json: not a valid token manifest: ",
         ),
     ];
     for (index, (change, expected)) in cases.into_iter().enumerate() {
@@ -508,7 +508,7 @@ fn foreign_token_files_are_validated() {
             narrow(&[5, 6])[..3].to_vec(),
             "3 bytes are not a whole number of 16-bit tokens: the file is truncated",
         ),
-        (wide(&[5, 6, 7].repeat(6)), "every second 16-bit number is 0, as if the tokens had 32 bits"),
+        (wide(&[5, 6, 7].repeat(6)), "every second 16-bit number is 0, so the tokens are probably 32-bit"),
         (
             header(&[20_240_520, 2, 3], &narrow(&[5, 6, 7])),
             "llm.c's header has version 2; expected 1 for the magic number 20240520",
@@ -519,12 +519,12 @@ fn foreign_token_files_are_validated() {
         ),
         (
             header(&[20_240_520, 1, 4], &narrow(&[5, 6, 7])),
-            "counts 4 tokens of 16 bits; expected 1032 bytes with the header, found 1030: truncated",
+            "declares 4 16-bit tokens; expected 1032 bytes including the header, found 1030: truncated",
         ),
         (header(&[20_240_520, 1, 2], &narrow(&[5, 6, 7])), "found 1030: too long"),
         (
             header(&[20_240_520, 1, -5], &narrow(&[5, 6, 7])),
-            "llm.c's header counts -5 tokens; expected at least one",
+            "llm.c's header declares -5 tokens; expected at least one",
         ),
         (header(&[20_240_520, 1, i32::MAX], &narrow(&[5, 6, 7])), ": truncated"),
         (20_240_520_i32.to_le_bytes().to_vec(), "llm.c's header has version 0"),

@@ -378,7 +378,7 @@ pub(super) fn product<T: Product, R: Product>(
         && sizes.reach(right_shape, &right) <= right.values.len()
         && sizes.reach(result_shape, &result) <= result.values.len();
     if !is_inside {
-        candle_core::bail!("a matrix of a product extends beyond its tensor");
+        candle_core::bail!("an operand of a matrix product extends beyond its tensor");
     }
     // For a single row, the row distance has no meaning and could be too small for cuBLAS.
     let distance_of_rows =

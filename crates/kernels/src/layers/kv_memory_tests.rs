@@ -64,7 +64,7 @@ fn invalid_shapes_and_ranges_are_rejected() {
             (tokens((2, 3, 2, 20)), KvSlot::side_by_side(1, 40), vec![0]),
         ] {
             let error = memory.write(&slots, [&tokens; 2], &positions).unwrap_err().to_string();
-            assert!(error.contains("memory of shape [96, 60]"), "{error}");
+            assert!(error.contains("cache of shape [96, 60]"), "{error}");
         }
         assert!(memory.read(slots[0], 30..41).is_err());
         assert!(memory.read(KvSlot { start: 8, capacity: 4 }, 0..1).is_err());
@@ -189,7 +189,7 @@ fn overlapping_slots_are_rejected() {
         for (start, capacity) in [(96, 1), (80, 17), (8, 4), (0, 97), (16, usize::MAX), (usize::MAX - 15, 16)]
         {
             let error = memory.claim(slot(start, capacity)).unwrap_err().to_string();
-            assert!(error.contains("in a memory for 96"), "{start}, {capacity}: {error}");
+            assert!(error.contains("for a cache of 96"), "{start}, {capacity}: {error}");
         }
         let neighbors = [memory.claim(slot(0, 32)).unwrap(), memory.claim(slot(64, 32)).unwrap()];
         assert!(memory.take(1).is_none() && memory.take(usize::MAX).is_none());

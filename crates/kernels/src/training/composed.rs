@@ -69,7 +69,10 @@ pub(super) fn on_its_gpu<T>(found: Option<T>, operation: &impl Operation) -> Res
     match found {
         Some(found) => Ok(found),
         None => {
-            candle_core::bail!("{}: expected a gradient with the input's GPU and dtype", operation.name())
+            candle_core::bail!(
+                "{}: expected a gradient on the input's GPU and in its dtype",
+                operation.name()
+            )
         }
     }
 }

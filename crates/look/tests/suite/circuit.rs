@@ -314,7 +314,7 @@ fn invalid_pairs_are_rejected_with_their_line() {
     assert_rejected(
         &[line.clone(), String::new(), shorter],
         by_position(),
-        &["line 3", "2 tokens, but those of the first pair have 7"],
+        &["line 3", "2 tokens, but the first pair's have 7"],
     );
     let lines = [line];
     assert_rejected(&lines, CircuitSearch { steps: 0, ..defaults() }, &["`steps`: expected from 1 to 1000"]);

@@ -74,7 +74,7 @@ fn invalid_options_are_rejected_by_name() {
     let rows = HeadKinds { rows: 0, ..HeadKinds::default() };
     assert_rejected(&reader, &rows, "`rows`: expected from 1");
     let from = HeadKinds { from: Some(20), below: Some(20), ..HeadKinds::default() };
-    assert_rejected(&reader, &from, "`from` 20 `below` 20: expected a range");
+    assert_rejected(&reader, &from, "`from` 20, `below` 20: expected a range");
     let below = HeadKinds { below: Some(4097), ..HeadKinds::default() };
     assert_rejected(&reader, &below, "expected a range within the vocabulary of 4096");
     for length in [0, 257] {

@@ -104,7 +104,7 @@ fn sort(tensors: &BTreeMap<String, Tensor>) -> std::result::Result<Sorted<'_>, S
         let name = file_name.strip_prefix(PEFT_PREFIX).unwrap_or(file_name);
         if name.contains("lora_magnitude_vector") {
             return Err(format!(
-                "tensor `{shown}`: DoRA adapters are not supported; merge it with PEFT's `merge_and_unload()`"
+                "tensor `{shown}`: DoRA adapters are not supported; merge the adapter with PEFT's `merge_and_unload()`"
             ));
         }
         if !is_finite(tensor) {
@@ -246,7 +246,7 @@ fn changes(
         let scale = weight * adapter.config.scale(&full);
         #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
         if !(scale as f32).is_finite() {
-            faults.push(format!("`{full}`: the scale {scale} of its product is beyond the range of f32"));
+            faults.push(format!("`{full}`: the adapter scale {scale} is outside the range of f32"));
         }
         if let [a, b] = pair.as_slice() {
             let (a, b) = if is_table { (b.t()?, a.t()?) } else { (a.clone(), b.clone()) };
@@ -323,7 +323,7 @@ fn check_combination(
     #[expect(clippy::float_cmp, reason = "only the default is exact")]
     if let (Some(name), true) = (whole.first(), weight != 1.0) {
         return Err(format!(
-            "the adapter replaces `{name}` (modules_to_save or bias), which cannot be weighted; omit the weight"
+            "the adapter replaces `{name}` (modules_to_save or bias), so its changes cannot be scaled; omit the weight of the adapter"
         ));
     }
     let is_replaced = |name: &String| checkpoint.changes.get(name).is_some_and(Change::is_replacement);

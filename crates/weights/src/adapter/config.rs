@@ -203,7 +203,7 @@ fn check_type(settings: &Map<String, Value>) -> Result<(), String> {
     match settings.get("peft_type") {
         Some(Value::String(name)) if name == "LORA" => Ok(()),
         Some(other) => Err(format!(
-            "`peft_type` is {}; only LORA adapters are supported: merge it with PEFT's `merge_and_unload()`, and use the merged model",
+            "`peft_type` is {}; only LORA adapters are supported: merge the adapter with PEFT's `merge_and_unload()`, and use the merged model",
             shown(other)
         )),
         None => Err("`peft_type` is missing; expected the adapter_config.json of a PEFT adapter".into()),

@@ -122,8 +122,8 @@ fn read(siblings: &Files, index: CheckpointFile) -> Result<Source, WeightsError>
     let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
     if entries.iter().any(|(key, _)| key == OBJECT_GRAPH) {
         return Err(refuse(format!(
-            "an object-based TensorFlow checkpoint (it contains {}), which is unsupported, unlike those written by \
-             `tf.compat.v1.train.Saver`; load it in Python and save the model as safetensors",
+            "an object-based TensorFlow checkpoint (it contains {}), which is unsupported; load it in Python \
+             and save the model as safetensors or with `tf.compat.v1.train.Saver`",
             String::from_utf8_lossy(OBJECT_GRAPH)
         )));
     }

@@ -201,7 +201,7 @@ fn contradictory_or_unsupported_settings_are_rejected() {
         (json!({"target_modules": ["c_attn", "c_fc"]}), "mlp.c_fc.lora_A.weight` is missing"),
         (json!({"layers_to_transform": [0]}), "does not select it"),
         (json!({"modules_to_save": ["ln_f"]}), "transformer.ln_f.weight` is missing: expected (28)"),
-        (json!({"lora_alpha": 1e300}), "beyond the range of f32"),
+        (json!({"lora_alpha": 1e300}), "outside the range of f32"),
         (json!({"use_dora": true}), "DoRA"),
         (json!({"peft_type": "PROMPT_TUNING"}), "PROMPT_TUNING"),
         (json!({"ensure_weight_tying": true, "future_setting": "on"}), "`future_setting`"),
@@ -225,7 +225,7 @@ fn replaced_tensors_reject_weights_and_other_adapters() {
         base().with_adapters(&adapters).map_err(|error| error.to_string())
     };
     let weighted = apply(&[("saved", 0.5)]).unwrap_err();
-    assert!(weighted.contains("cannot be weighted") && weighted.contains("omit the weight"), "{weighted}");
+    assert!(weighted.contains("cannot be scaled") && weighted.contains("omit the weight"), "{weighted}");
     let twice = apply(&[("saved", 1.0), ("saved", 1.0)]).unwrap_err();
     assert!(twice.contains("another adapter also replaces"), "{twice}");
     assert!(apply(&[("saved", 1.0), ("plain", 0.5)]).is_ok());

@@ -446,19 +446,19 @@ impl Splits {
         let kind = keys.dataset_path.as_deref().unwrap_or_default();
         if !["json", "csv", "parquet", "text"].contains(&kind) {
             let what = format!(
-                "`dataset_path`: expected json, csv, parquet or text, whose files `data_files` names, found {kind:?}"
+                "`dataset_path`: expected json, csv, parquet or text (with files in `data_files`), found {kind:?}"
             );
             return Err(task_file_error(path, what));
         }
         let Some(evaluated) = evaluated else {
             return Err(task_file_error(
                 path,
-                "`test_split` or `validation_split` is missing: it selects the data to evaluate",
+                "`test_split` or `validation_split` is missing; set one of them to select the data to evaluate",
             ));
         };
         let of_split = |split: &str| -> Result<Vec<PathBuf>, EvaluationError> {
             let files = files.of_split(split).ok_or_else(|| {
-                let what = format!("`dataset_kwargs.data_files` names no files of the split `{split}`; files without a split belong to `train`");
+                let what = format!("`dataset_kwargs.data_files` lists no files of the split `{split}`; files without a split count as `train`");
                 task_file_error(path, what)
             })?;
             // Paths are relative to the working directory, as in the harness, or else to the task file's

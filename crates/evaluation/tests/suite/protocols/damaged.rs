@@ -48,7 +48,7 @@ hellaswag:llm.c | "ctx": "a b" | "ctx": "" | field `ctx`: expected a non-empty s
 {"query": "q", "choices": ["a", "b", "c", "d"], "gold": 3}
 hellaswag:lm-eval | "gold": 3 | "gold": 9 | field `gold`: expected a number from 0 to 3, found 9
 hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two, found 0
-hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token in which the endings differ, found none to score
+hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token that differs from the other endings, found none
 {"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
 hellaswag:lm-eval | "z"] | "z" | expected a JSON object, found invalid JSON: expected `,` or `]` at column"#;
 
