@@ -44,7 +44,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Continues a prefill after a chunk of `count` tokens with the hidden states `hidden`, `(1, count, C)`.
+    /// Continues a prefill after a chunk of tokens with hidden states `hidden`, `(1, count, C)`.
     ///
     /// Computes the logits after the last token if they are needed and `logits` is `None`.
     pub(super) fn continue_prefill(
