@@ -261,7 +261,10 @@ mod tests {
         let path = folder.path().join("zeros.tsv");
         fs::write(&path, b"ham\ta\0").unwrap();
         let error = Records::read(&[path], COLUMNS).unwrap_err().to_string();
-        assert!(error.ends_with("line 1: a binary file (it contains zero bytes)"), "{error}");
+        assert!(
+            error.ends_with("line 1: a binary file (it contains zero bytes); use JSONL or TSV files"),
+            "{error}"
+        );
         let error = Records::read(&[folder.path().join("rows.tsv").join("x.tsv")], COLUMNS).unwrap_err();
         assert!(matches!(error, TrainingError::File { .. }), "{error}");
     }
