@@ -1,6 +1,6 @@
 // Tests of the page that run with both transports.
 import { readFileSync } from "node:fs";
-import { ENDLESS, cells, expect, expectClose, printed, shown, test } from "./support.mjs";
+import { DEFAULTS, ENDLESS, cells, expect, expectClose, printed, shown, test } from "./support.mjs";
 
 // Characters of one to four bytes, and one of two code points.
 const WIDE = `Mia: 日本語 😀 e\u0301\n${ENDLESS}`;
@@ -74,7 +74,7 @@ test("invalid settings are reported", async ({ gpt2 }) => {
 
 test("each completion uses a new seed unless one is entered, and can be undone", async ({ gpt2, server }) => {
   const first = await gpt2.generate({ prompt: "Once there was", seed: 7, "max-new-tokens": 12 });
-  expect(first).toBe(await server.text("Once there was", 12, { seed: 7, temperature: 1, top_k: 50 }));
+  expect(first).toBe(await server.text("Once there was", 12, { seed: 7, ...DEFAULTS }));
   expect(await gpt2.generate()).toBe(first);
   const seeds = new Set();
   for (let n = 0; n < 3; n++) {
@@ -173,16 +173,16 @@ test("text that looks like HTML is shown as text", async ({ gpt2 }) => {
 });
 
 test("the alternatives of a token match the sampling distribution", async ({ gpt2, server }) => {
-  const text = await gpt2.generate({ prompt: "The door", "max-new-tokens": 12, seed: 3, temperature: 1, "top-k": 0 });
+  const text = await gpt2.generate({ prompt: "The door", "max-new-tokens": 12, seed: 3, temperature: 1, "top-k": 0, "min-p": 0 });
   const { tokens: prompt } = await server.ask("tokenize", { prompt: "The door" });
   const token = gpt2.find("#text span").nth(5), options = gpt2.at("alternatives").getByRole("option");
   await token.click();
-  const { token_ids } = (await server.ask("v1/completions", { prompt, max_tokens: 12, seed: 3, temperature: 1, return_token_ids: true })).choices[0];
+  const { token_ids } = (await server.ask("v1/completions", { prompt, max_tokens: 12, seed: 3, temperature: 1, top_k: 0, min_p: 0, return_token_ids: true })).choices[0];
   const ids = [...prompt, ...token_ids.slice(0, 5)];
   // The box follows the settings.
   for (const settings of [{ temperature: 1 }, { temperature: 0.25 }, { temperature: 0.25, top_k: 3 }]) {
     await gpt2.set({ temperature: settings.temperature, "top-k": settings.top_k ?? 0 });
-    const { tokens, kept } = await server.ask("look/next", { prompt: ids, top: 20, top_k: 0, ...settings });
+    const { tokens, kept } = await server.ask("look/next", { prompt: ids, top: 20, top_k: 0, min_p: 0, ...settings });
     await expect(gpt2.find("#choices > .quiet")).toContainText(`These settings leave ${kept} tokens to sample from.`);
     const share = (line, n) => Number(/^(?:< )?([\d.e-]+)%/.exec(line.slice(shown(tokens[n].token).length))[1]) / 100;
     await expect.poll(async () => Math.abs(share((await options.allTextContents())[0], 0) - tokens[0].probability)).toBeLessThan(0.005);
@@ -270,7 +270,7 @@ test("a prompt is scored token by token", async ({ gpt2, server }) => {
 
 test("several completions are shown side by side, and one can be selected", async ({ gpt2, server }) => {
   await gpt2.generate({ prompt: "Speak", n: 3, seed: 11, "max-new-tokens": 10 });
-  const body = { prompt: "Speak", max_tokens: 10, temperature: 1, top_k: 50, seed: 11, n: 3 };
+  const body = { prompt: "Speak", max_tokens: 10, ...DEFAULTS, seed: 11, n: 3 };
   const texts = (await server.ask("v1/completions", body)).choices.map((choice) => choice.text);
   expect(await gpt2.find("#texts p").allTextContents()).toEqual(texts);
   await gpt2.click("take-1");
@@ -283,7 +283,7 @@ test("the request is shown as a curl command and a Python program", async ({ gpt
   await gpt2.click("as-curl");
   const curl = await gpt2.text("request");
   const body = JSON.parse(curl.slice(curl.indexOf("-d '") + 4, -1).replaceAll("'\\''", "'"));
-  expect(body).toMatchObject({ prompt, max_tokens: 12, temperature: 1, top_k: 50, seed: 5, stream: true });
+  expect(body).toMatchObject({ prompt, max_tokens: 12, ...DEFAULTS, seed: 5, stream: true });
   expect(body).not.toHaveProperty("presence_penalty");
   const events = printed(curl.replace("http://127.0.0.1:8080", server.url)).split("\n").filter((line) => line.startsWith("data: {"));
   expect(events.map((line) => JSON.parse(line.slice(6)).choices[0].text).join("")).toBe(text);

@@ -34,7 +34,7 @@ test("the displayed command prints the same bytes in every precision", async ({ 
 });
 
 test("generation stops at the end of the context", async ({ gpt2 }) => {
-  await gpt2.greedily(`${ENDLESS} `.repeat(30).trim(), 300);
+  await gpt2.greedily("red blue ".repeat(240).trim(), 300);
   expect(await gpt2.text("command")).toContain("--max-new-tokens 300");
   await expectCommandPrintsText(gpt2);
   await expect(gpt2.at("go-on")).toBeDisabled();

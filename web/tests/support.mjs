@@ -1,7 +1,7 @@
 // Shared parts of the page's tests: the program as a server and as a command, and the opened page. Tests
 // compare the page with the server's answers.
 import { execFileSync, spawn } from "node:child_process";
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { delimiter, dirname, join, resolve } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
 import { test as base, expect } from "@playwright/test";
@@ -24,8 +24,12 @@ export function chromium() {
 // Returns Firefox if it is installed.
 export const firefox = () => process.env.FIREFOX ?? installed("firefox-esr", "firefox");
 
-// The built-in model continues this prompt to the end of its context: its induction heads repeat it.
-export const ENDLESS = "red blue ".repeat(8).trim();
+// From this prompt, greedy decoding of the built-in model reaches the end of its context.
+export const ENDLESS = "Hark";
+
+// Default sampling options of the built-in model.
+const { temperature, top_k, min_p } = JSON.parse(readFileSync(join(ROOT, "models/stories/generation_config.json"), "utf8"));
+export const DEFAULTS = { temperature, top_k, min_p };
 
 // Runs a command from the page and returns its output.
 export const printed = (command, cwd = ROOT) =>

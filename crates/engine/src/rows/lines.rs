@@ -113,7 +113,7 @@ impl RowFile {
     /// let file = RowFile::new("rows.jsonl".as_ref(), b"{\"ids\": [5, 6]}\n{\"ids\": [5, 4096]}".to_vec());
     /// assert_eq!(file.sequences(0, opened.vocabulary(), Some(0)).sequences?, [[0, 5, 6]]);
     /// let error = file.sequences(1, opened.vocabulary(), None).sequences.err().ok_or("expected an error")?;
-    /// assert_eq!(error.to_string(), "token 4096 is outside the vocabulary of 4096");
+    /// assert_eq!(error.to_string(), "token 4096 is outside the vocabulary of 4096 tokens");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sequences(&self, index: usize, vocabulary: &Vocabulary, bos: Option<u32>) -> RowSequences {

@@ -55,7 +55,7 @@ fn expanding_normalizers_are_rejected() {
     let field = "normalizer.normalizers[1]: Replace with \"aaa";
     let advice = "can turn one byte of text into 64 bytes, more than 32; shorten or remove it";
     assert_rejected(&with("normalizer", normalizers(&[dot(8), dot(8), dot(8)])), &[field, advice]);
-    assert_rejected(&with("normalizer", dot(33)), &["normalizer: Replace with", "into 33,"]);
+    assert_rejected(&with("normalizer", dot(33)), &["normalizer: Replace with", "into 33 bytes,"]);
     assert_loads(&with("normalizer", dot(32)));
     let nested = normalizers(&[normalizers(&[dot(8), normalizers(&[dot(8)])])]);
     assert_rejected(

@@ -241,7 +241,10 @@ fn invalid_models_are_reported_by_field() {
         (model(&[unknown], &field(2, &[0x18, 4])), "trainer_spec.model_type: 4 (CHAR)"),
         (model(&[unknown], &field(2, &[0xc0, 0x01, 1])), "treat_whitespace_as_suffix"),
         (model(&[unknown], &field(3, &field(2, b"abc"))), "precompiled_charsmap ends before the size"),
-        (model(&[unknown], &field(3, &field(2, &[9, 0, 0, 0]))), "precompiled_charsmap has 0 bytes after"),
+        (
+            model(&[unknown], &field(3, &field(2, &[9, 0, 0, 0]))),
+            "precompiled_charsmap declares a trie of 9 bytes",
+        ),
         (model(&[unknown], &field(3, &field(2, &[4, 0, 0, 0, 0, 4, 0, 0]))), "outside its 1 units"),
         (model(&[unknown], &[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]), "truncated or damaged"),
         (model(&[unknown], &[0xff; 12]), "truncated or damaged"),
