@@ -130,23 +130,16 @@ impl Lesson {
 
     /// Parts with their proportions of all tokens, in ten-thousandths.
     fn shares(self, stories: &Stories) -> Vec<(Part, u64)> {
-        let (rows, exercises) = match self {
+        let (rows, exercises, mix, of_stories) = match self {
             Self::Rows => return vec![(Part::ShortRows, 10_000)],
-            Self::RowsAndStories => (34, 20),
-            Self::Early => (0, 20),
-            Self::Middle => (0, 10),
-            Self::Practice => (0, 20),
-            Self::Late => (0, 15),
-            Self::People => (15, 55),
-            Self::Last => (0, 8),
+            Self::RowsAndStories => (34, 20, EXERCISES, STORIES),
+            Self::Early => (0, 20, EXERCISES, STORIES),
+            Self::Middle => (0, 10, EXERCISES, STORIES),
+            Self::Practice => (0, 20, PRACTICE, STORIES),
+            Self::People => (15, 55, PEOPLE, STORIES),
+            Self::Late => (0, 15, PRACTICE, STORIES),
+            Self::Last => (0, 8, LAST_PRACTICE, LAST_STORIES),
         };
-        let mix = match self {
-            Self::Practice | Self::Late => PRACTICE,
-            Self::People => PEOPLE,
-            Self::Last => LAST_PRACTICE,
-            _ => EXERCISES,
-        };
-        let of_stories = if self == Self::Last { LAST_STORIES } else { STORIES };
         let mut shares = vec![(Part::Rows, 100 * rows)];
         let scaled = |shares: Shares, all: u64| shares.iter().map(move |(part, share)| (*part, share * all));
         shares.extend(scaled(mix, exercises));
@@ -240,24 +233,21 @@ impl<'a> Corpus<'a> {
         let stream = self.seed ^ if self.split == Split::HeldOut { HELD_OUT } else { 0 };
         let seed = mixed(stream.wrapping_add(mixed(self.index)));
         self.index += 1;
+        let rows = |rows: fn(u64, u32) -> Vec<u32>| {
+            let ids = rows(seed, self.vocab_size);
+            let tokens = ids.len() as u64;
+            (Line { text: None, ids: Some(ids), labels: vec!["random tokens"] }, tokens)
+        };
+        let text = |text: String, label| {
+            let tokens = text.len() as u64 * TOKENS_OF_41_BYTES / 41;
+            (Line { text: Some(text), ids: None, labels: vec![label] }, tokens.max(1))
+        };
         let (line, tokens) = match self.shares[place].0 {
-            part @ (Part::Rows | Part::ShortRows) => {
-                let rows = if part == Part::Rows { random_rows } else { short_rows };
-                let ids = rows(seed, self.vocab_size);
-                let tokens = ids.len() as u64;
-                (Line { text: None, ids: Some(ids), labels: vec!["random tokens"] }, tokens)
-            }
-            part @ (Part::Of(exercise) | Part::Page(exercise)) => {
-                let is_page = matches!(part, Part::Page(_));
-                let text = if is_page { exercise.page(seed) } else { exercise.document(seed) };
-                let tokens = text.len() as u64 * TOKENS_OF_41_BYTES / 41;
-                (Line { text: Some(text), ids: None, labels: vec![exercise.name()] }, tokens)
-            }
-            Part::Story(shelf) => {
-                let text = self.stories.next(shelf).unwrap_or_default();
-                let tokens = text.len() as u64 * TOKENS_OF_41_BYTES / 41;
-                (Line { text: Some(text), ids: None, labels: vec![shelf.name()] }, tokens.max(1))
-            }
+            Part::Rows => rows(random_rows),
+            Part::ShortRows => rows(short_rows),
+            Part::Of(exercise) => text(exercise.document(seed), exercise.name()),
+            Part::Page(exercise) => text(exercise.page(seed), exercise.name()),
+            Part::Story(shelf) => text(self.stories.next(shelf).unwrap_or_default(), shelf.name()),
         };
         self.tokens[place] += tokens;
         line
