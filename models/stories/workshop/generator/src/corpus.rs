@@ -105,11 +105,11 @@ pub enum Lesson {
     Early,
     /// Stories with 10% exercises.
     Middle,
-    /// Stories with 20% exercises, in the proportions of [`PRACTICE`].
+    /// Stories with 20% exercises, in the proportions of `PRACTICE`.
     Practice,
-    /// Second copying phase: 15% rows of random tokens, 55% exercises of [`PEOPLE`], the rest stories.
+    /// Second copying phase: 15% rows of random tokens, 55% exercises of `PEOPLE`, the rest stories.
     People,
-    /// Stories with 15% exercises, in the proportions of [`PRACTICE`].
+    /// Stories with 15% exercises, in the proportions of `PRACTICE`.
     Late,
     /// Stories, more of them short, with 8% exercises on pages of their own.
     Last,
