@@ -1,4 +1,4 @@
-//! Hardware limits to compare the kernels with: multiply-adds from registers and reads from memory.
+//! Hardware limits for comparison with the kernels: multiply-adds in registers and memory reads.
 //!
 //! Both functions use the kernels' threads and instructions. The caller measures the time.
 //!
@@ -16,6 +16,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::large_pages::LargeBox;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::tiles;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::for_each_index;
 
@@ -31,7 +33,7 @@ pub fn instruction_set() -> &'static str {
     InstructionSet::detected().name()
 }
 
-/// Selects the kernels' instruction set, for example to measure the speed of other processors.
+/// Selects the kernels' instruction set, for example to estimate the speed on other processors.
 ///
 /// Returns whether the selection succeeded. The processor must support the set, and the
 /// first computation fixes the choice.
@@ -39,7 +41,17 @@ pub fn choose_instruction_set(name: &str) -> bool {
     InstructionSet::available().into_iter().find(|set| set.name() == name).is_some_and(InstructionSet::choose)
 }
 
-/// Number of chunks that the threads share.
+/// Whether the processor has AMX for bytes, but the system does not let this process use it.
+///
+/// Products are then computed with AVX-512.
+pub fn are_tiles_refused() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return tiles::Availability::detect() == tiles::Availability::Refused;
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Number of chunks to divide among the threads.
 const PIECES: usize = 64;
 
 /// Runs about `flops` floating-point operations as multiply-adds in registers.
@@ -86,11 +98,12 @@ pub fn read(values: &[f32]) -> f32 {
     sums.into_inner().unwrap_or_default()
 }
 
-/// Independent multiply-add chains that hide latency: they fill twelve registers of either width.
+/// Number of independent multiply-add chains that hide latency, with one register per vector.
 const WIDE_CHAINS: usize = 12;
+/// Number of chains where a vector takes several registers.
 const NARROW_CHAINS: usize = 6;
 
-/// Job that returns the number of chains that fit into the registers of an instruction set.
+/// Job that returns the number of chains that fit into an instruction set's registers.
 struct ChainCount;
 
 impl Job for ChainCount {

@@ -60,6 +60,8 @@ pub struct Processor {
     pub instruction_set: &'static str,
     /// Instruction sets that both the processor and the kernels support, slowest first.
     pub instruction_sets: Vec<&'static str>,
+    /// Whether the processor has AMX, but the system does not let this process use it.
+    pub is_amx_refused: bool,
     /// Size of the largest cache in bytes, if the system reports it (Linux).
     pub cache_bytes: Option<u64>,
     /// Number of cores that this process can use.
@@ -116,7 +118,7 @@ pub struct Gpu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NvidiaDriver {
-    /// The driver is installed in this version.
+    /// The driver is installed, with this version.
     Version(String),
     /// The driver is installed, but reports no version.
     Present,
@@ -179,6 +181,7 @@ impl Machine {
                 architecture: std::env::consts::ARCH,
                 instruction_set: process::instruction_set(),
                 instruction_sets: limits::instruction_sets(),
+                is_amx_refused: limits::are_tiles_refused(),
                 cache_bytes: largest_cache(),
                 cores: available_parallelism().map_or(1, usize::from),
                 threads: process::thread_count(),
@@ -268,7 +271,7 @@ fn nvidia_driver() -> NvidiaDriver {
     if is_present { NvidiaDriver::Present } else { NvidiaDriver::Absent }
 }
 
-/// Finds the version in the first line: the first word that consists of numbers separated by periods.
+/// Finds the version in the first line: the first word made up of numbers separated by periods.
 fn driver_version(report: &str) -> Option<String> {
     let is_version =
         |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
@@ -304,9 +307,9 @@ pub struct Speeds {
     ///
     /// If the processor's caches are of similar size, they supply part of the data.
     pub read_bytes: u64,
-    /// Number of read rounds.
+    /// Number of rounds in which the buffer was read.
     pub read_rounds: usize,
-    /// Number of `read_bytes` in large pages, if the system reports it.
+    /// Number of the `read_bytes` that are in large pages, if the system reports it.
     pub read_bytes_in_large_pages: Option<u64>,
     /// Multiply-adds per second in a matrix product with f32 weights.
     pub f32_multiply_adds_per_s: f64,
@@ -314,9 +317,9 @@ pub struct Speeds {
     pub q8_multiply_adds_per_s: f64,
     /// Multiply-adds per second in a matrix product with 4-bit weights.
     ///
-    /// They need fewer instructions than q8 on processors without instructions for products of bytes.
+    /// They need fewer instructions than q8 on processors that cannot multiply bytes directly.
     pub q4_multiply_adds_per_s: f64,
-    /// Whether the times of the rounds varied widely because of other work; an idle machine may be faster.
+    /// Whether round times varied widely because of other load; an idle machine may be faster.
     pub is_busy: bool,
 }
 
@@ -326,10 +329,10 @@ const MIN_TIME: Duration = Duration::from_millis(500);
 ///
 /// The four measurements together take about eight seconds at most.
 const MAX_TIME: Duration = Duration::from_secs(2);
-/// Number of rounds within a factor of `AGREEMENT` of the best time that confirm it.
+/// Number of rounds that must come within a factor of `AGREEMENT` of the best time to confirm it.
 const AGREEING_ROUNDS: usize = 3;
 const AGREEMENT: f64 = 1.03;
-/// Ratio of median to best time above which the machine counts as busy.
+/// Ratio of median to best time above which the machine is considered busy.
 const MAX_CALM_RATIO: f64 = 1.2;
 /// Default size of the buffer to read, in bytes.
 ///
@@ -338,7 +341,7 @@ const READ_BYTES: usize = 512 << 20;
 const READ_CACHES: usize = 8;
 /// Granularity of the buffer size.
 const READ_STEP: usize = 32 << 20;
-/// Shape of the weight in the measured product: a layer of GPT-2's width.
+/// Shape of the weight matrix in the measured product: a layer as wide as GPT-2.
 ///
 /// The input is a prompt of `PRODUCT_ROWS` tokens. A product this short leaves some rounds undisturbed even
 /// on a busy machine.
@@ -346,7 +349,7 @@ const PRODUCT: (usize, usize) = (768, 768);
 const PRODUCT_ROWS: usize = 128;
 
 impl Speeds {
-    /// Measures the speeds with the caller's clock.
+    /// Measures the speeds, using the caller's clock.
     ///
     /// # Errors
     /// Never in practice: the matrices have valid sizes.
@@ -387,7 +390,7 @@ impl Speeds {
     }
 }
 
-/// Measures rounds of the product with weights in this format.
+/// Times rounds of the matrix product with weights in the given format.
 fn multiplied(clock: &Clock, format: NumberType) -> Result<Rounds, PackError> {
     let (_, in_features) = PRODUCT;
     // All outputs share the same weights, because only the time matters.
@@ -433,7 +436,7 @@ impl Rounds {
     }
 }
 
-/// Upper bounds for the token rates of GPT-2 124M on a processor with these speeds.
+/// Upper bounds on the token rates of GPT-2 124M on a processor with the given speeds.
 ///
 /// Attention, norms and other operations reduce the actual rates.
 ///
@@ -462,11 +465,11 @@ pub struct Estimate {
     pub dtype: &'static str,
     /// Bytes of weights read for each new token.
     pub read_bytes: u64,
-    /// New tokens per second of a single sequence, which reads all weights for each token.
+    /// New tokens per second of a single sequence; each token reads all weights.
     pub new_tokens_per_s: f64,
     /// Prompt tokens per second.
     ///
-    /// The tokens share the reads, and each is multiplied with all weights except the head's.
+    /// All tokens share one read of the weights. Each is multiplied by all weights except the head's.
     pub prompt_tokens_per_s: f64,
 }
 
@@ -527,7 +530,7 @@ mod tests {
         assert_eq!(gpu_name("Model: \t\t NVIDIA H200\nIRQ:   \t\t 1\n").as_deref(), Some("NVIDIA H200"));
     }
 
-    /// The blocks' matrices have 84,934,656 weights and the head has 38,597,376.
+    /// GPT-2 124M has 84,934,656 weights in the blocks' matrices and 38,597,376 in the head.
     ///
     /// Panels are 16 outputs wide, so the 50,257 outputs of the head are padded to 50,272.
     #[test]
@@ -567,7 +570,7 @@ mod tests {
         );
     }
 
-    /// Measures rounds whose times in milliseconds depend on their index, and counts them.
+    /// Measures simulated rounds that take `time(index)` milliseconds, and counts them.
     fn rounds(time: impl Fn(u64) -> u64) -> (Rounds, u64) {
         let elapsed = Arc::new(Mutex::new(Duration::ZERO));
         let seen = elapsed.clone();
@@ -588,7 +591,7 @@ mod tests {
         assert_eq!(rounds(|round| if round < 5 { 40 } else { 10 }), (idle(35), 35));
     }
 
-    /// Twenty rounds alongside other work, then few undisturbed ones.
+    /// Simulates twenty rounds slowed by other work, followed by only a few undisturbed ones.
     ///
     /// The estimate must not exceed what a benchmark reaches in the undisturbed rounds.
     #[test]

@@ -1,12 +1,12 @@
-//! `y = x Wᵀ` for packed weights, with a fused epilogue: bias, GELU, a residual.
+//! Product `y = x Wᵀ` with packed weights and a fused epilogue: bias, GELU or residual.
 //!
 //! The rows of activations are laid out once, in tiles that fill the registers. A part of the output consists
-//! of some rows and a few panels. Its tiles pass over the panels one after another. The first tile reads them
-//! from memory, the others from the caches, and all panels read the rows from the caches. Weights that must
-//! be expanded are expanded once for many rows.
+//! of some rows and a few panels. Its tiles pass over the panels one after another. The first tile reads the
+//! panels from memory, the others from the caches, and the rows are always read from the caches. Weights that
+//! must be expanded are expanded once for many rows.
 //!
 //! Every sum is added in the same order in every tile: first the products within a slice of the depth, then
-//! slice by slice. Results are therefore batch-invariant: a row has the same bits alone and in any batch.
+//! slice by slice. Results are therefore batch-invariant: a row gives the same bits alone and in any batch.
 
 use std::marker::PhantomData;
 
@@ -22,22 +22,22 @@ use crate::tile::TileOutput;
 const PART_PANELS: usize = 4;
 /// Bytes of activations per part, unless a single tile is larger; they stay in the L2 cache.
 const PART_BYTES: usize = 512 << 10;
-/// Bytes of panels that all tiles process before the next group, for few tiles and for many.
+/// Bytes of panels that all tiles process before the next group: for few tiles, and for many.
 ///
 /// Few tiles read the panels from memory, and many tiles find them in the L1 cache.
 const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
-/// Maximum number of tiles that count as few.
+/// Maximum number of tiles considered few.
 const FEW_TILES: usize = 4;
-/// Rows of a low tile.
+/// Rows per low tile.
 const LOW_TILE: usize = 4;
-/// Maximum rows of a tile that always streams weights from memory.
+/// Maximum number of rows in a tile that always streams weights from memory.
 ///
-/// Without a condition, prefetches are placed between the products and cost nothing.
+/// Unconditional prefetches are placed between the products and cost nothing.
 const WALK_ROWS: usize = 2;
-/// Minimum rows for expanding weights before their products, rather than on the fly.
+/// Minimum number of rows for which weights are expanded in advance rather than on the fly.
 const EXPANDED_ROWS: usize = 20;
 
-/// Product of rows of activations with a matrix of any number type.
+/// Product of activation rows and a matrix of any number type.
 pub(super) struct Product<'a> {
     pub(super) out_features: usize,
     pub(super) in_features: usize,
@@ -48,7 +48,7 @@ pub(super) struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Computes the product with these blocks.
+    /// Computes the product with the given blocks.
     pub(super) fn with<B: Block>(&self, blocks: &[B]) -> Vec<f32> {
         let Self { out_features, in_features, rows, epilogue, instructions, .. } = *self;
         let Chosen { full, rest, is_expanded } = instructions.run(Choose::<B>(rows, PhantomData));
@@ -70,15 +70,15 @@ impl Product<'_> {
 
 /// Settings that depend on the instruction set.
 struct Chosen {
-    /// Rows of a full tile.
+    /// Rows per full tile.
     full: usize,
-    /// Rows of a tile after the full ones.
+    /// Height of the remaining tiles, in rows.
     rest: usize,
     /// Whether weights are expanded for many rows.
     is_expanded: bool,
 }
 
-/// Job that chooses the settings for a number of rows.
+/// Job that chooses the settings for a row count.
 struct Choose<B>(usize, PhantomData<B>);
 
 impl<B: Block> Job for Choose<B> {
@@ -91,7 +91,7 @@ impl<B: Block> Job for Choose<B> {
         let Self(rows, _) = self;
         let mut full = B::tile_height::<S>(rows);
         if full < rows {
-            // The minimum number of tiles, all of one height.
+            // The minimum number of tiles, all of the same height.
             full = B::tile_height::<S>(rows.div_ceil(rows.div_ceil(full)));
         }
         let rest = B::tile_height::<S>(rows % full).min(full);
@@ -102,11 +102,11 @@ impl<B: Block> Job for Choose<B> {
 /// Activations laid out for full tiles, followed by tiles of another height, padded with zero rows.
 struct Tiles<B: Block> {
     activations: Vec<B::Activation>,
-    /// Rows of a full tile.
+    /// Rows per full tile.
     full: usize,
-    /// Rows in full tiles.
+    /// Total number of rows in full tiles.
     full_rows: usize,
-    /// Rows of a tile after the full ones.
+    /// Height of the remaining tiles, in rows.
     rest_height: usize,
     /// Activations per row.
     row_len: usize,
@@ -120,13 +120,13 @@ impl<B: Block> Tiles<B> {
 
     /// Lays out activations in tiles of heights `full` and `rest_height`.
     ///
-    /// `is_one_part` is true if one part has all the rows.
+    /// `is_one_part` is true if a single part contains all rows.
     fn new(product: &Product<'_>, (full, mut rest_height): (usize, usize), is_one_part: bool) -> Self {
         let Product { in_features, rows, x, instructions, .. } = *product;
         let row_len = Self::row_len(in_features);
         let (mut full_rows, mut rest) = (rows - rows % full, rows % full);
         if is_one_part && full == LOW_TILE + 2 && (1..=2).contains(&rest) && full_rows >= FEW_TILES * full {
-            // Two lower tiles replace a full one and one that is almost empty.
+            // Two low tiles replace a full tile and an almost empty one.
             (full_rows, rest, rest_height) = (full_rows - full, rest + full, LOW_TILE);
         }
         let mut tiles = Self { activations: Vec::new(), full, full_rows, rest_height, row_len };
@@ -202,11 +202,13 @@ impl<B: Block> Job for Walk<'_, '_, B> {
         for index in 0..count {
             panels[index] = panel_of(blocks, part.first_column / LANES + index, inputs.in_features);
         }
+        simd.begin_tiles(inputs.tiles.full);
         pass(simd, &inputs, &panels[..count], true, &mut part);
+        simd.end_tiles(inputs.tiles.full);
     }
 }
 
-/// Job that computes a part of the output with weights that it expands first.
+/// Job that expands the weights first, then computes a part of the output.
 struct Expand<'a, 'b, B: Block> {
     blocks: &'a [B],
     inputs: ProductInputs<'a, B>,
@@ -232,7 +234,9 @@ impl<B: Block> Job for Expand<'_, '_, B> {
         for index in 0..count {
             panels[index] = &expanded[index * panel_blocks..(index + 1) * panel_blocks];
         }
+        simd.begin_tiles(inputs.tiles.full);
         pass(simd, &inputs, &panels[..count], false, &mut part);
+        simd.end_tiles(inputs.tiles.full);
     }
 }
 
@@ -276,7 +280,7 @@ fn pass<S: Simd, B: Block, P: Block<Activation = B::Activation>>(
     }
 }
 
-/// Job that computes some outputs of the rows of one tile.
+/// Job that computes a group of outputs for one tile's rows.
 struct Tile<'a, 'b, 'c, P: Block> {
     height: usize,
     activations: &'a [P::Activation],
@@ -292,7 +296,7 @@ struct Tile<'a, 'b, 'c, P: Block> {
     part: &'b mut Part<'c, f32>,
 }
 
-/// Separate function that formats share if they expand to the same blocks.
+/// Separate function, shared by formats that expand to the same blocks.
 impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
@@ -321,7 +325,7 @@ impl<S: Simd, P: Block> TileJob<S> for Tile<'_, '_, '_, P> {
 }
 
 impl<P: Block> Tile<'_, '_, '_, P> {
-    /// Computes all slices of some panels.
+    /// Computes all slices of `PANELS` panels, beginning with `panel`.
     #[inline(always)]
     fn panels<S: Simd, const ROWS: usize, const PANELS: usize>(&mut self, simd: S, panel: usize) {
         let panel_blocks = self.in_features.div_ceil(DEPTH);

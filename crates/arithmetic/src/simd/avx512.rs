@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::job::{F32Job, Job, Simd};
+use super::tiles::{ByteProducts, NO_SUMS, Pairs, TILE_ROWS as AMX_ROWS};
 use super::vectors::{
     BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work, tile_height,
 };
@@ -24,13 +25,13 @@ const MIDDLE_ROWS: usize = 8;
 /// Twelve registers hold the sums of a group, twelve those of all groups, and six operands and scales.
 const INTEGER_TILE_ROWS: usize = 6;
 
-/// Proof that the processor supports AVX-512 F, BW, DQ and VL, and also VNNI if `VNNI`.
+/// Proof that the processor supports AVX-512 F, BW, DQ and VL, and multiplies bytes in the way of `B`.
 ///
 /// Only [`Avx512::detect`] creates one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Avx512<const VNNI: bool>(());
+pub(crate) struct Avx512<B>(B);
 
-impl<const VNNI: bool> Avx512<VNNI> {
+impl<B: ByteProducts> Avx512<B> {
     pub(super) fn detect() -> Option<Self> {
         let has_all = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -38,9 +39,8 @@ impl<const VNNI: bool> Avx512<VNNI> {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-            && (!VNNI || is_x86_feature_detected!("avx512vnni"));
-        has_all.then_some(Self(()))
+            && is_x86_feature_detected!("f16c");
+        if has_all { B::detect().map(Self) } else { None }
     }
 }
 
@@ -69,7 +69,7 @@ unsafe fn magnitude_bits(x: __m512) -> __m512i {
     unsafe { _mm512_castps_si512(_mm512_abs_ps(x)) }
 }
 
-impl<const VNNI: bool> Vectors for Avx512<VNNI> {
+impl<B: ByteProducts> Vectors for Avx512<B> {
     type Real = f32;
     type Vector = __m512;
     const TILE_ROWS: usize = TILE_ROWS;
@@ -169,7 +169,7 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
     }
 }
 
-impl<const VNNI: bool> Simd for Avx512<VNNI> {
+impl<B: ByteProducts> Simd for Avx512<B> {
     type Integers = __m512i;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
@@ -185,6 +185,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn integer_height(rows: usize) -> usize {
         match rows {
             7..=MIDDLE_ROWS => MIDDLE_ROWS,
+            _ if B::HAS_TILES && rows > MIDDLE_ROWS => AMX_ROWS,
             _ => tile_height(rows, INTEGER_TILE_ROWS),
         }
     }
@@ -201,24 +202,43 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     fn run<J: Job>(self, job: J) -> J::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<J: Job>(job: J, simd: Avx512<false>) -> J::Output {
+        fn compiled<J: Job, B: ByteProducts>(job: J, simd: Avx512<B>) -> J::Output {
             job.run(simd)
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn compiled_with_vnni<J: Job>(job: J, simd: Avx512<true>) -> J::Output {
+        fn compiled_with_vnni<J: Job, B: ByteProducts>(job: J, simd: Avx512<B>) -> J::Output {
             job.run(simd)
         }
-        if VNNI && J::MULTIPLIES_BYTES {
-            // SAFETY: `self` proves that the processor supports the features of the compiled function.
-            return unsafe { compiled_with_vnni(job, Avx512(())) };
+        // SAFETY: `self` proves that the processor supports the features of the compiled functions.
+        unsafe {
+            match (J::MULTIPLIES_BYTES, B::HAS_VNNI) {
+                (false, _) => compiled(job, Avx512(Pairs)),
+                (true, false) => compiled(job, self),
+                (true, true) => compiled_with_vnni(job, self),
+            }
         }
-        // SAFETY: as above.
-        unsafe { compiled(job, Avx512(())) }
     }
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        if B::HAS_TILES && height == AMX_ROWS {
+            return job.run::<AMX_ROWS, 1>(self);
+        }
         tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 1, MIDDLE_ROWS => 1; else INTEGER_TILE_ROWS => TILE_PANELS)
+    }
+
+    #[inline(always)]
+    fn begin_tiles(self, height: usize) {
+        if B::HAS_TILES && height == AMX_ROWS {
+            self.0.configure();
+        }
+    }
+
+    #[inline(always)]
+    fn end_tiles(self, height: usize) {
+        if B::HAS_TILES && height == AMX_ROWS {
+            self.0.release();
+        }
     }
 
     #[inline(always)]
@@ -337,12 +357,26 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         // bytes, and loads need no alignment.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); PANELS]; ROWS];
-            if VNNI || offset == SMALL_OFFSET {
+            if B::HAS_TILES
+                && let Some(tile) = rows.first_chunk::<AMX_ROWS>()
+            {
+                for panel in 0..PANELS {
+                    let mut products = NO_SUMS;
+                    self.0.multiply(tile, panels[panel], &mut products);
+                    for row in 0..ROWS {
+                        let start = _mm512_set1_epi32(rows[row].start(offset));
+                        let products = _mm512_loadu_si512(products[row].0.as_ptr().cast());
+                        sums[row][panel] = _mm512_add_epi32(start, products);
+                    }
+                }
+                return sums;
+            }
+            if B::HAS_VNNI || offset == SMALL_OFFSET {
                 for row in 0..ROWS {
                     sums[row] = [_mm512_set1_epi32(rows[row].start(offset)); PANELS];
                 }
             }
-            if !VNNI && offset == SMALL_OFFSET {
+            if !B::HAS_VNNI && offset == SMALL_OFFSET {
                 for panel in 0..PANELS {
                     for line in 0..BYTE_LINES / 2 {
                         let first = _mm512_loadu_si512(panels[panel][2 * line].as_ptr().cast());
@@ -365,7 +399,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
                 for panel in 0..PANELS {
                     weights[panel] = _mm512_loadu_si512(panels[panel][line].as_ptr().cast());
                 }
-                if VNNI {
+                if B::HAS_VNNI {
                     for row in 0..ROWS {
                         let x = _mm512_set1_epi32(rows[row].quants[line]);
                         for panel in 0..PANELS {

@@ -52,6 +52,14 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     /// Runs `job` in a tile of a [`Simd::integer_height`], like [`Vectors::in_tile`].
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
+    /// Prepares the tile registers of products in tiles of `height` rows, if there are any.
+    #[inline(always)]
+    fn begin_tiles(self, _height: usize) {}
+
+    /// Frees the tile registers that [`Simd::begin_tiles`] prepared.
+    #[inline(always)]
+    fn end_tiles(self, _height: usize) {}
+
     fn load_f16(self, bits: &[u16; LANES]) -> Self::Vector;
     /// Rounds to the nearest f16, ties to even, and stores the bits.
     fn store_f16(self, values: Self::Vector, to: &mut [u16; LANES]);

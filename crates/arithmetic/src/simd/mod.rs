@@ -39,6 +39,8 @@ mod real;
 mod sums;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tiles;
 mod vectors;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod wasm128;
@@ -106,9 +108,13 @@ instruction_sets! {
     #[cfg(target_arch = "x86_64")]
     Avx2Vnni(avx2::Avx2<true>), "avx2-vnni", "AVX2 with FMA, F16C and AVX-VNNI.";
     #[cfg(target_arch = "x86_64")]
-    Avx512(avx512::Avx512<false>), "avx512", "AVX-512 F, BW, DQ and VL.";
+    Avx512(avx512::Avx512<tiles::Pairs>), "avx512", "AVX-512 F, BW, DQ and VL.";
+    #[cfg(all(target_arch = "x86_64", test))]
+    TileModel(avx512::Avx512<tiles::Model>), "amx-model", "AVX-512 with a scalar model of AMX.";
     #[cfg(target_arch = "x86_64")]
-    Avx512Vnni(avx512::Avx512<true>), "avx512-vnni", "AVX-512 F, BW, DQ, VL and VNNI.";
+    Avx512Vnni(avx512::Avx512<tiles::Vnni>), "avx512-vnni", "AVX-512 F, BW, DQ, VL and VNNI.";
+    #[cfg(target_arch = "x86_64")]
+    Amx(avx512::Avx512<tiles::Amx>), "amx", "AVX-512 with VNNI, and AMX for bytes.";
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon<false>), "neon", "NEON.";
     #[cfg(target_arch = "aarch64")]

@@ -80,8 +80,9 @@ fn print(report: &Report) -> Result<()> {
     let Report { version, features, machine, speeds, estimates } = report;
     let line = |name: &str, text: &str| write_line(&format!("{name:<14}{text}"));
     let Machine { system, processor, memory, large_pages, gpu, hub, has_built_in_model } = machine;
-    let Processor { name, architecture, instruction_set, instruction_sets, cache_bytes, cores, threads } =
-        processor;
+    let Processor {
+        name, architecture, instruction_set, instruction_sets, cache_bytes, cores, threads, ..
+    } = processor;
     line("program", &format!("gpt2 {version}, features: {}", comma_separated(features)))?;
     line("system", &format!("{system}, {architecture}"))?;
     line("processor", name.as_deref().unwrap_or("unknown"))?;
@@ -89,8 +90,9 @@ fn print(report: &Report) -> Result<()> {
     line(
         "instructions",
         &format!(
-            "{instruction_set}; also available: {} (select with GPT2_INSTRUCTION_SET)",
-            comma_separated(&others)
+            "{instruction_set}; also available: {} (select with GPT2_INSTRUCTION_SET){}",
+            comma_separated(&others),
+            if processor.is_amx_refused { "; the system refuses the processor's AMX" } else { "" }
         ),
     )?;
     let cache = cache_bytes.map_or(String::new(), |bytes| format!("; {} MiB of cache", bytes >> 20));
