@@ -228,12 +228,17 @@ builds_with_oldest() {
   fi
 }
 
-# Runs the CUDA kernels on the CPU, and compiles them if a toolkit is installed.
+# Runs the CUDA kernels on the CPU, and compiles them if a toolkit is installed. Tests gpu_run.py with stub programs.
 job-cuda-check() {
   if has g++; then
     step scripts/check_cuda_kernels.sh
   else
     leave_out "the check of the CUDA kernels" "g++" "apt-get install g++"
+  fi
+  if has python3; then
+    step python3 scripts/checks/test_gpu_run.py
+  else
+    leave_out "the check of the GPU script" "Python" "apt-get install python3"
   fi
   if has nvcc; then
     step cargo check --package candle-gpt2-cli --features cuda --locked

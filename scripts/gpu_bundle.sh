@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs everything for checking and measuring this project on a GPU into one archive of at most 60 MiB, and
 # prints its path. The archive contains the program with CUDA, the tests that run on any device, their
-# fixtures, and gpu_run.sh, which runs all of it in under nine minutes.
+# fixtures, and gpu_run.sh, which runs all of it in at most 450 seconds.
 # usage: scripts/gpu_bundle.sh [FILE]   (default: target/gpt2-gpu.tar.xz)
 #
 # The target machine needs only an NVIDIA driver from 580 on, PyTorch and transformers:
@@ -59,9 +59,11 @@ for line in sys.stdin:
 cp -r crates/testing/fixtures "$bundle/crates/testing/"
 rm -r "$bundle"/crates/testing/fixtures/formats # none of these tests reads them
 cp -r models/stories "$bundle/models/"
+# The folder has only model.gguf, and transformers expects safetensors.
+"$bundle/bin/gpt2" convert built-in "$bundle/models/stories-f16" --dtype f16
 cp scripts/gpu_run.sh scripts/gpu_run.py "$bundle/"
 mkdir "$bundle/bench"
-cp scripts/bench/{__init__,__main__,common,cuda,training}.py "$bundle/bench/"
+cp scripts/bench/{__init__,__main__,batches,cards,clients,common,cuda,serving,training}.py "$bundle/bench/"
 echo "$compiled_at" >"$bundle/compiled_at"
 {
   echo "gpt2 of commit $(git describe --always --dirty), $(rustc --version)"

@@ -5,6 +5,7 @@ usage: python -m bench TABLE [OPTIONS]      (in scripts/, or with PYTHONPATH=scr
   cpu         inference compared with llama.cpp, CTranslate2 and PyTorch; `page` writes it into docs/dev/speed.md and the book
   cuda        the same on a GPU, compared with PyTorch
   serving     load on `gpt2 serve` compared with llama-server
+  batches     `gpt2 serve` with many clients on a GPU compared with batched PyTorch
   training    a training step compared with PyTorch
   busy        training, prefill and decode next to busy loops, compared with PyTorch under the same load
   attention   attention layers compared with PyTorch
@@ -28,7 +29,7 @@ import sys
 
 from bench import common
 
-TABLES = ("cpu", "page", "cuda", "serving", "training", "busy", "attention", "inside", "hooked", "circuits", "evaluation", "compression", "tokenize", "python", "ray", "web")
+TABLES = ("cpu", "page", "cuda", "serving", "batches", "training", "busy", "attention", "inside", "hooked", "circuits", "evaluation", "compression", "tokenize", "python", "ray", "web")
 
 
 def main():

@@ -68,7 +68,7 @@ def train(program, threads, data, folder, tokenizer=None):
 
 
 def ours(program, threads, task, model, data):
-    """Returns the seconds and the tokens of a task."""
+    """Returns the seconds that a task takes, and its number of tokens."""
     if task == "training":
         with tempfile.TemporaryDirectory() as folder:
             return train(program, threads, data, pathlib.Path(folder, "model"), model / "tokenizer.json"), STEPS * BATCH * CONTEXT

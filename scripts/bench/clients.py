@@ -1,4 +1,4 @@
-"""Servers and clients for `serving`: `gpt2 serve`, `llama-server` and connections that measure.
+"""Servers and clients for `serving`: `gpt2 serve`, `llama-server` and measuring connections.
 
 Uses only the standard library.
 """

@@ -69,6 +69,23 @@ def json_of(command):
     return json.loads(output_of(command).splitlines()[-1])
 
 
+def write_tokenizer(folder, vocab_size):
+    """Saves a byte-level BPE tokenizer of this size: all bytes, then pairs of bytes, then the end token."""
+    import tokenizers
+    import transformers
+
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [(first, second) for first in alphabet for second in alphabet][: vocab_size - 1 - len(alphabet)]
+    tokens = alphabet + [first + second for first, second in merges] + [END_OF_TEXT]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    assert tokenizer.get_vocab_size() == vocab_size
+    special = {name: END_OF_TEXT for name in ("bos_token", "eos_token", "unk_token")}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
 def prompt(tokens):
     return [index * 37 % 50000 for index in range(tokens)]
 

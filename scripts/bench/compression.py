@@ -1,4 +1,4 @@
-"""Compressed sizes of `gpt2 compress` and xz, zstd, brotli, bzip3 and zpaq, and its speed.
+"""Compressed sizes from `gpt2 compress`, xz, zstd, brotli, bzip3 and zpaq, and our compression speed.
 
 usage: python -m bench compression FILE... [--speed] [--model MODEL] [--threads N] [--program PROGRAM] [--markdown] [--json]
 
@@ -31,7 +31,7 @@ OTHERS = {
 
 
 def size_of(command, file, folder):
-    """Returns the bytes another program compresses a file to, or None if it is not installed."""
+    """Returns a file's compressed size from another program, or None if it is not installed."""
     if not shutil.which(command[0]):
         return None
     out = folder / "out.zpaq"
@@ -51,7 +51,7 @@ def ours(arguments, file, folder):
     report = common.json_of([arguments.program, "compress", file, "-o", compressed, "--json", *model])
     common.output_of([arguments.program, "decompress", compressed, "-o", restored, *model])
     if restored.read_bytes() != pathlib.Path(file).read_bytes():
-        sys.exit(f"{file}: other bytes came back")
+        sys.exit(f"{file}: the restored file differs from the original")
     return report
 
 
@@ -62,7 +62,7 @@ def seconds(command):
 
 
 def speed(arguments, folder):
-    """Returns the kilobytes per second of compression and decompression by the number of streams."""
+    """Returns compression and decompression speed in kilobytes per second, by number of streams."""
     text = arguments.files[0].read_bytes()
     model = ["--model", str(arguments.model or "built-in"), "--threads", str(arguments.threads)]
     data, compressed = folder / "data", folder / "data.gpt2z"
@@ -74,7 +74,7 @@ def speed(arguments, folder):
             seconds([arguments.program, "decompress", "-f", "-o", folder / "restored", compressed, *model]),
         )
 
-    # Compressing one byte takes the time of loading the model.
+    # The time to compress one byte is the time to load the model.
     loading = round_trip(1)
     figures = {}
     for streams in [1, 32]:

@@ -18,7 +18,7 @@ import pathlib
 import statistics
 import time
 
-from bench.common import END_OF_TEXT, json_of, output_of, parser, prompt, restrict_to, worker
+from bench.common import json_of, output_of, parser, prompt, restrict_to, worker, write_tokenizer
 
 PREFILL_TOKENS = (128, 512, 1024)
 DECODE = {"decode": (8, 128), "decode_at_896": (896, 64)}
@@ -28,29 +28,18 @@ ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE) + [f"{t
 GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
 CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
 VOCAB_SIZE = 50257
-# KV cache bytes of a token: keys and values, 12 layers, hidden size 768.
+# KV cache bytes per token: keys and values, 12 layers, hidden size 768.
 KV_BYTES = {"f32": 2 * 12 * 768 * 4, "f16": 2 * 12 * 768 * 2, "q8": 2 * 12 * 768 * 2, "q4": 2 * 12 * 768 * 2}
 
 
 def write_checkpoint(folder):
     """Saves a randomly initialized GPT-2 124M with a fixed seed, and a tokenizer of the same size."""
-    import tokenizers
     import torch
     import transformers
 
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(transformers.GPT2Config()).save_pretrained(folder)
-    # A byte-level BPE: all bytes, then pairs of bytes.
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    merges = [(first, second) for first in alphabet for second in alphabet][: VOCAB_SIZE - 1 - len(alphabet)]
-    tokens = alphabet + [first + second for first, second in merges] + [END_OF_TEXT]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE
-    special = {name: END_OF_TEXT for name in ("bos_token", "eos_token", "unk_token")}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    write_tokenizer(folder, VOCAB_SIZE)
 
 
 def measure_torch(folder, threads):
@@ -183,7 +172,7 @@ def engines(peers, dtype, ours, threads, isa):
 
 
 def limits(program, dtype, threads):
-    """Returns the machine's tokens per second limit for each row; a batch reads the weights once a step."""
+    """Returns the machine's limit in tokens per second for each row; a batch reads the weights once per step."""
     estimates = json_of([program, "doctor", "--threads", threads, "--json"])["estimates"]
     estimate = next(estimate for estimate in estimates if estimate["dtype"] == dtype)
     read, step, prompt = (estimate[key] for key in ("read_bytes", "new_tokens_per_s", "prompt_tokens_per_s"))

@@ -9,9 +9,11 @@ last position only; greedy decoding of 128 tokens after 8, and of 64 after 896. 
 with a static cache and, on a GPU, CUDA graphs (mode "reduce-overhead"); compilation time is excluded. f32 is
 strict f32 on both sides.
 
-Every engine runs in a separate process. Rounds alternate between engines, and the table shows medians and
-ratios. `--lines` prints each figure as a JSON line as soon as it is measured. Figures cut off by the limits
-are missing from the table and named below it. Needs torch and transformers.
+Every engine runs in a separate process. Rounds alternate between engines. The table shows medians, ratios,
+and the minimum and maximum of several rounds. For cards in bench/cards.py it also shows our percentage of the
+memory bandwidth (decoding) or of the 16-bit arithmetic (prefill). `--lines` prints each figure as a JSON line
+as soon as it is measured. Figures cut off by the limits are missing from the table and named below it. Needs
+torch and transformers.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import subprocess
 import threading
 import time
 
-from bench import common
+from bench import cards, common
 
 DECODES = {"decode": (8, 128), "decode_at_896": (896, 64)}
 PREFILLS = (128, 512, 1024)
@@ -115,8 +117,9 @@ class Stopped(Exception):
 
 def lines_of(command, limit):
     """Yields a process's output lines; raises `Stopped` if it fails or exceeds `limit` seconds."""
-    # A separate session, so that its child processes end with it.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # A separate process group, so that its child processes end with it. The same session, so that gpu_run.py can
+    # end it too.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     errors, is_late = [], threading.Event()
 
     def stop():
@@ -151,14 +154,29 @@ def measured(engine, dtype, args, limit):
             yield from (rows_of_ours(line) if engine == "ours" else json.loads(line)).items()
 
 
-def print_table(samples):
+def limit_percent(card, shape, dtype, row, tokens_per_s):
+    """Returns the percentage of the limit that bounds a row and the limit's name, or `None` if it is unknown."""
+    if row in DECODES:
+        prompt, new = DECODES[row]
+        percent, limit = cards.decode_percent(card, shape, dtype, prompt + new / 2, tokens_per_s), cards.MEMORY
+    else:
+        operations = shape.forward_operations(int(row.split()[1]), 1)
+        percent, limit = cards.arithmetic_percent(card, dtype, operations, tokens_per_s), cards.ARITHMETIC
+    return None if percent is None else (percent, limit)
+
+
+def print_table(samples, card, shape):
     """Prints `samples`, which maps dtype to row to engine to speeds."""
     for dtype, rows in samples.items():
         print(f"{dtype:<14} {'ours':>10} {'eager':>10} {'compiled':>10} {'/ eager':>9} {'/ compiled':>11}")
         for row, engines in rows.items():
-            speeds = {engine: statistics.median(values) for engine, values in engines.items()}
-            ours, eager, compiled = (speeds.get(engine, float("nan")) for engine in ENGINES)
-            print(f"{row:<14} {ours:>10.1f} {eager:>10.1f} {compiled:>10.1f} {ours / eager:>9.2f} {ours / compiled:>11.2f}")
+            spreads = {engine: cards.spread(values) for engine, values in engines.items()}
+            ours, eager, compiled = (spreads.get(engine, {}).get("median", float("nan")) for engine in ENGINES)
+            notes = [f"{engine} {found['min']:.1f}-{found['max']:.1f}" for engine, found in spreads.items() if found["rounds"] > 1]
+            if "ours" in spreads and (percent := limit_percent(card, shape, dtype, row, ours)):
+                notes.insert(0, "%.0f%% %s" % percent)
+            line = f"{row:<14} {ours:>10.1f} {eager:>10.1f} {compiled:>10.1f} {ours / eager:>9.2f} {ours / compiled:>11.2f}"
+            print(f"{line}  {', '.join(notes)}".rstrip())
 
 
 def main():
@@ -169,7 +187,7 @@ def main():
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--device", default="cuda", help="PyTorch's device")
     parser.add_argument("--tokens-scale", type=float, default=1.0, help="for a trial: shorter texts, in PyTorch only")
-    parser.add_argument("--limit", type=float, help="seconds for everything")
+    parser.add_argument("--limit", type=float, default=450, help="seconds for everything [default: 450]; 0 for none")
     parser.add_argument("--engine-limit", type=float, help="seconds for one process")
     parser.add_argument("--lines", action="store_true", help="print every figure as a JSON line")
     parser.add_argument("--engine", choices=ENGINES[1:], help=argparse.SUPPRESS)
@@ -197,7 +215,9 @@ def main():
                             print(json.dumps(figure), flush=True)
                 except Stopped as reason:
                     missing.append((engine, dtype, reason))
-    print_table(samples)
+    is_known = args.device.startswith("cuda") and os.path.exists(os.path.join(args.model, "config.json"))
+    card = cards.card_name(cards.index_of(args.device)) if is_known else ""
+    print_table(samples, card, cards.Shape.of(args.model) if is_known else None)
     for engine, dtype, reason in missing:
         print(f"missing, {engine} in {dtype}: {reason}")
     return 1 if missing else 0

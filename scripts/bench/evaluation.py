@@ -118,7 +118,7 @@ def compare_protocol(arguments, model, protocol):
         "tokens_read_per_s": round(medians["ours"] / items * our["tokens_read"], 1),
         "ratio": round(medians["ours"] / medians["harness"], 2),
         "ratios": [round(ratio, 2) for ratio in rounds],
-        # Both programs' metrics, to show that they measured the same.
+        # Both programs' metrics, to show that they measured the same thing.
         "figures": {name: [figures.get(name), value] for name, value in their["metrics"].items()},
     }
     print(json.dumps(line), flush=True)

@@ -96,7 +96,7 @@ def lens_grid(case, threads):
 
 
 def look_attention(program, model, threads):
-    """Returns the seconds of the whole process and the bytes of the page."""
+    """Returns the duration of the whole process in seconds, and the size of the page in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder, "attention.html")
         ids = ",".join(map(str, common.prompt(ATTENTION_TOKENS)))

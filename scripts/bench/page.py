@@ -60,7 +60,7 @@ def summary(heading, rows):
 
 
 def parts(page):
-    """Returns the text of a page up to its first mark, and from its last."""
+    """Returns the text of a page through its first mark, and from its last mark onward."""
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

@@ -34,12 +34,15 @@ LONG_PROMPT = 1000
 HEALTH_SECONDS, MEMORY_GROWTH = 0.010, 0.05
 
 
-def measure(server, clients, tokens, requests):
-    """Measures one cell: `clients` clients send `requests` requests each, one after another."""
+def measure(server, clients, tokens, requests, **extra):
+    """Measures one cell: `clients` clients send `requests` requests each, one after another.
+
+    `extra` has further fields of a request. A response that is not streamed has no TTFT and no gaps.
+    """
 
     def loop(_):
         client = Client(server.address)
-        return [client.complete(**request(server, tokens)) for _ in range(requests)]
+        return [client.complete(**request(server, tokens, **extra)) for _ in range(requests)]
 
     answers = list(itertools.chain.from_iterable(run_concurrently(clients, loop)))
     served = [answer for answer in answers if answer.status == 200]
@@ -50,7 +53,7 @@ def measure(server, clients, tokens, requests):
     gaps = [gap for answer in served for gap in answer.gaps]
     return {
         "tokens_per_s": round(sum(answer.tokens for answer in served) / seconds, 2),
-        "ttft_ms": milliseconds([answer.events[0] - answer.sent for answer in served]),
+        "ttft_ms": milliseconds([answer.events[0] - answer.sent for answer in served if answer.events]),
         "gap_ms": milliseconds(gaps),
         "events_per_token": round(sum(len(answer.events) for answer in served) / max(1, sum(answer.tokens for answer in served)), 3),
         "refusals": len(answers) - len(served),
@@ -152,7 +155,7 @@ def gap(arguments, engines):
                 return statistics.median(answer.events[0] - answer.sent for answer in answers[1:])
 
             # The last chunk of a prompt costs the most, because it attends to all earlier tokens.
-            # On a busy machine the difference of the two times is unreliable.
+            # On a busy machine the difference between the two times is unreliable.
             last_chunk = max(first(tokens) - first(tokens - chunk), first(tokens) / math.ceil(tokens / chunk))
             alone = client.complete(**request(server, 8, new_tokens)).gaps
             has_begun = threading.Event()

@@ -92,7 +92,7 @@ def run(command, environment):
 
 
 def read_llm_c(path):
-    """Returns the tokens of a shard, checked and read like dataloader.h does."""
+    """Returns the tokens of a shard, checked and read as in dataloader.h."""
     header = np.fromfile(path, dtype=np.int32, count=HEADER_BYTES // 4)
     assert (header[0], header[1]) == HEADER_OF_GPT2, f"{path}: magic or version"
     assert not header[3:].any(), f"{path}: the rest of the header"

@@ -4,8 +4,8 @@ usage: python -m bench training [--case small|gpt2|gpt2-1024]... [--rounds N] [-
            [--device cpu|cuda:N] [--compute-dtype f32|bf16] [--ours PROGRAM] [--lines]
 
 Alternates between `cargo bench -p candle-gpt2-training --bench step` and transformers' GPT2LMHeadModel with
-torch's AdamW on the same threads, each round in a separate process. Prints the medians and the peak resident
-memory of each process (VmHWM). `--isa avx2` restricts both to AVX2 on processors with AVX-512. On a GPU, f32
+torch's AdamW on the same threads, each round in a separate process. Prints the median, minimum and maximum of
+the rounds and the peak resident memory of each process (VmHWM). `--isa avx2` restricts both to AVX2 on processors with AVX-512. On a GPU, f32
 is strict f32 on both sides, and bf16 is PyTorch's autocast with f32 weights. `--ours` names the compiled
 benchmark, and `--lines` prints each figure as a JSON line. Needs the packages in scripts/requirements.txt.
 """
@@ -96,8 +96,10 @@ def main():
                     print(json.dumps({"engine": name} | found[-1] | {"compute_dtype": arguments.compute_dtype}), flush=True)
         medians = {}
         for name, rounds in results.items():
-            medians[name] = statistics.median(result["seconds_per_step"] for result in rounds)
+            seconds = [result["seconds_per_step"] for result in rounds]
+            medians[name] = statistics.median(seconds)
             peak = max(result["peak_mib"] for result in rounds)
             tokens = statistics.median(result["tokens_per_s"] for result in rounds)
-            print(f"{case:6} {name:8} {medians[name]:8.3f} s a step {tokens:8.0f} tokens/s {peak:6} MiB")
+            extremes = f"{min(seconds):.3f}-{max(seconds):.3f} s"
+            print(f"{case:6} {name:8} {medians[name]:8.3f} s a step ({extremes}) {tokens:8.0f} tokens/s {peak:6} MiB")
         print(f"{case:6} PyTorch's seconds over ours: {medians['PyTorch'] / medians['ours']:.2f}")

@@ -252,7 +252,7 @@ def print_markdown(medians):
 
 
 def first_word(arguments):
-    """Returns the seconds from the start of the page to its first text, and from the driver's call."""
+    """Prints the size of the page, and the seconds from opening it to its first text."""
     page = pathlib.Path(arguments.dist, "gpt2.html").resolve()
     watch = """new MutationObserver(() => {
         const text = document.querySelector('[data-testid=text]')?.textContent;

@@ -59,7 +59,7 @@ class Program:
 
     @contextlib.contextmanager
     def serving(self, *options):
-        """Starts a server of the program and yields its address; `server` is its process."""
+        """Starts the program's server and yields its address; `server` is its process."""
         process = subprocess.Popen([self.path, "serve", "--port", "0", *options], stdout=subprocess.PIPE, text=True)
         self.server = process
         try:

@@ -1,4 +1,4 @@
-"""transformers and llama.cpp compute the same from the output of `gpt2 convert`.
+"""transformers and llama.cpp compute the same results from the output of `gpt2 convert`.
 
 Checks the greedy text, and the logits of a head over labels or choices. If the conversion rounds weights,
 transformers computes in f32 with the rounded weights. --checkpoint names your own checkpoint; by default the

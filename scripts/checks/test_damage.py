@@ -22,7 +22,7 @@ def safetensors(header, body):
 
 
 def damage_cases(folder):
-    """Yields the name of each damage and the files it replaces; `None` removes a file."""
+    """Yields the name of each kind of damage and the files it replaces; `None` removes a file."""
     data, config = (folder / WEIGHTS).read_bytes(), json.loads((folder / CONFIG).read_text())
     length = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]

@@ -1,4 +1,4 @@
-"""Dictionaries: SAELens encodes and decodes like this package, with dictionaries of either.
+"""Dictionaries: SAELens encodes and decodes like this package, with dictionaries from either one.
 
 Needs requirements-circuits.txt and this repository's Python package (scripts/build_wheel.sh). `gpt2 train`
 trains each kind for a few steps on the built-in model. Each SAELens class is filled with random numbers and
@@ -39,7 +39,7 @@ def assert_near(found, expected, label):
 
 
 def compare(model, folder):
-    """Compares latents and outputs of both for random inputs."""
+    """Compares the latents and outputs of SAELens and this package for random inputs."""
     theirs = sae_lens.SAE.load_from_disk(folder, device="cpu")
     ours = model.dictionary(folder)
     assert (ours.hook_name, ours.d_in, ours.d_sae) == (theirs.cfg.metadata.hook_name, theirs.cfg.d_in, theirs.cfg.d_sae)

@@ -1,4 +1,4 @@
-"""`gpt2 eval` reports the figures of lm-evaluation-harness's `hf` model and of the other protocols.
+"""`gpt2 eval` reports the same figures as lm-evaluation-harness's `hf` model and our oracle.
 
 Runs every protocol on samples with --model, or --protocol on your --data, such as LAMBADA's. `hf` scores one
 sequence at a time, in float32 with float64 log-softmax. The oracle computes the protocols that the harness
@@ -54,7 +54,7 @@ def evaluate(program, folder, protocol, data, log, **options):
 
 
 def differing_items(theirs, ours):
-    """Returns the items with different decisions."""
+    """Returns the items for which the programs decide differently."""
     different = []
     for index, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         if "words" in their:

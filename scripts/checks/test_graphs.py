@@ -1,4 +1,4 @@
-"""Attribution graphs: `gpt2 look graph` yields circuit-tracer's edges, and JSON that fits its models.
+"""Attribution graphs: `gpt2 look graph` yields circuit-tracer's edges, and JSON that its data models accept.
 
 Needs requirements-circuits.txt. Uses random transcoders in circuit-tracer's file format, for the model in
 --model and for one with random weights. circuit-tracer has no node for the position embedding and zeroes the
@@ -28,7 +28,7 @@ LATENTS = 60
 OUTPUT = "hook_mlp_out"
 # Relative to the largest edge; covers f32 sums of hundreds of products in a different order.
 TOLERANCE = 1e-5
-# Kind of files, input hook point, threshold, skip connection.
+# Kind of transcoder files, input hook point, and whether there is a threshold and a skip connection.
 KINDS = {
     "relu": ("transcoder_set", "hook_resid_mid", False, False),
     "jump-relu": ("transcoder_set", "ln2.hook_normalized", True, False),

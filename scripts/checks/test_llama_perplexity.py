@@ -26,7 +26,7 @@ RANGE = 16
 STEP = RANGE / 65535
 # Errors of many positions cancel out in means. The worst measured was 9e-7, for a model compared with itself.
 MEAN_ROUNDING = 5e-6
-# Error of the GELU table in the largest and smallest of all positions, as a fraction of the value.
+# Relative error that the GELU table causes in the largest and smallest values over all positions.
 EXTREMES = 1e-2
 # Two tokens of the base closer than a step may swap: 1 of 10,000 positions for a model compared with itself.
 TOP_ROUNDING = 1e-3
@@ -89,7 +89,7 @@ class Ours:
         tokens = option("tokens")
         text = program("generate", "", "--model", self.model, "--dtype", "f32", "--max-new-tokens", tokens, "--min-new-tokens", tokens,
                        "--slide", "--temperature", 1, "--top-k", 1_000_000, "--min-p", 0, "--seed", SEED)
-        # In the six-line format, a line break inside an item would start another line.
+        # The format has six lines per item, so a line break inside an item would corrupt it.
         self.text = folder / "sampled.txt"
         self.text.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 

@@ -61,7 +61,7 @@ TASKS["windows"] = TASKS["rolling"]
 
 
 class Writer:
-    """Generates texts with the checkpoint: in its own domain, and the same in every run."""
+    """Generates texts with the checkpoint, so that they fit its domain and are the same in every run."""
 
     def __init__(self, checkpoint):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)

@@ -1,1 +1,1 @@
-"""Reference values of PyTorch, transformers and other tools, and oracles where no library exists."""
+"""Reference values from PyTorch, transformers and other tools, and oracles where no library exists."""

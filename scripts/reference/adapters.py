@@ -68,7 +68,7 @@ def adapter(name, number, settings):
 
 
 def pickled(name, target):
-    """Copies an adapter to the file format of older PEFT versions."""
+    """Copies an adapter, converted to the file format of older PEFT versions."""
     folder, copy = common.place(f"adapters/{name}"), common.place(f"adapters/{target}")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)

@@ -72,7 +72,7 @@ CONFIGS = {
 }
 
 
-# Later architectures: gated ones and transcoders.
+# Later architectures: gated dictionaries and transcoders.
 LATER = {
     "gated": {
         "architecture": "gated",

@@ -354,7 +354,7 @@ def cases(context):
     return [(*case, None) for case in OF_HARNESS] + [(case[0].format(**numbers), *case[1:]) for case in others]
 
 
-# Settings of the other model in `kl`, which has the same weights.
+# Configuration of the other model in `kl`, which has the same weights.
 OTHER_CONFIG = {"layer_norm_epsilon": 0.01}
 
 

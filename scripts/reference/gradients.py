@@ -72,7 +72,7 @@ def config_of(sizes):
 def rows_of(name, lengths, sizes):
     rows = [torch.randint(4, sizes["vocab_size"], (length,)) for length in lengths]
     if name == "sequence_padded":
-        # A row that ends with the padding token, one that consists of it, and one with it in the middle.
+        # Rows with the padding token at the end, in every position, and in the middle.
         pad = sizes["pad_token_id"]
         rows[0][2:], rows[2][:], rows[3][4] = pad, pad, pad
     return rows

@@ -1,6 +1,6 @@
 """Runs lm-evaluation-harness's own tasks on local files, for fixtures, a check and a benchmark.
 
-Tasks are loaded unchanged from the harness, with their templates and functions; only the Hub's data sets
+Tasks are loaded unchanged from the harness, with their templates and functions; only the Hub's datasets
 are replaced with files. Needs lm_eval, torch and transformers (scripts/requirements.txt); downloads nothing.
 """
 
@@ -80,7 +80,7 @@ def pages_of(text):
 
 
 def rows_of(protocol, path):
-    """Returns the entries of a file in the format of the Hub's data set."""
+    """Returns the entries of a file in the format of the Hub's dataset."""
     if protocol == "wikitext:lm-eval" and path.suffix != ".jsonl":
         return [{"page": page} for page in pages_of(path.read_bytes().decode())]
     if path.suffix == ".csv":
@@ -98,7 +98,7 @@ def rows_of(protocol, path):
 
 
 def hub_question(row):
-    """Converts a question of ARC from either form to the Hub's format."""
+    """Converts an ARC question from either format to the Hub's format."""
     if isinstance(row["question"], str):
         return row
     choices = row["question"]["choices"]
@@ -108,7 +108,7 @@ def hub_question(row):
 
 @contextlib.contextmanager
 def hub_has(rows_by_name):
-    """Replaces the harness's loader of Hub data sets, by subset name; all splits are the same."""
+    """Replaces the harness's loader for Hub datasets, by subset name; all splits are the same."""
 
     def load(path, name=None, **_):
         rows = datasets.Dataset.from_list(rows_by_name.get(name, rows_by_name.get(None)))

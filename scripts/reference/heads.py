@@ -53,7 +53,7 @@ def export_sequence(name, tokenizer, seed, labels, **options):
     pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     row = {"ids": ids, "logits": [alone(model, row) for row in ids], "pipeline": [pipeline([text])[0] for text in TEXTS]}
     if config.pad_token_id is not None:
-        # Rows that end with padding, and one that consists of padding.
+        # Rows that end with padding, and one that is only padding.
         row["padded_ids"] = [[9, 30, 4, 0, 0], [0, 0], [0, 12, 0], [8, 0, 200]]
         row["padded_logits"] = [alone(model, row) for row in row["padded_ids"]]
     return row

@@ -1,4 +1,4 @@
-"""Reference values of TransformerLens for `HookedTransformer` beyond runs and hooks. In `hooked`:
+"""Reference values from TransformerLens for `HookedTransformer` beyond runs and hooks. In `hooked`:
 
   NAME.safetensors             weights, each processing step, composition scores, split inputs, ragged batches, stack methods, generation
   gradients/NAME.safetensors   edits with parameters, and the gradients of a weighted sum of the logits w.r.t. the parameters

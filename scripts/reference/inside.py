@@ -377,7 +377,7 @@ def export_ablation(case, tensors, values):
     for name, bridge in (("tl_zero", case.compat), ("raw_zero", case.raw)):
         tensors[f"ablate.{name}"] = replaced(bridge, lambda layer: zero, everywhere)
         tensors[f"ablate.{name}.last"] = replaced(bridge, lambda layer: zero, last)
-    # TransformerLens's zero ablation corresponds to the head's constant in the raw run.
+    # Zero ablation in TransformerLens corresponds to the head's constant in the raw run.
     constant = replaced(case.raw, lambda layer: value_constants(case, layer).expand_as(zero), everywhere)
     check("zero of compat by a constant in raw", difference(constant, tensors["ablate.tl_zero"]))
     means = []

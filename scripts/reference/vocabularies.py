@@ -1,4 +1,4 @@
-"""Writes SentencePiece and BertTokenizer vocabularies with references.
+"""Writes SentencePiece and BertTokenizer vocabularies with reference results.
 
 Writes to crates/testing/fixtures/tokenizers. The references are ids and texts. The models are trained on the sentences below, with a small charsmap instead
 of Unicode's.

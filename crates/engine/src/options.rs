@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2LMHeadModel, KvDType};
+use candle_gpt2_kernels::using;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
 #[cfg(feature = "clap")]
 use clap::builder::ArgPredicate;
@@ -54,7 +55,7 @@ pub struct ModelOptions {
     #[serde(deserialize_with = "deserialize_adapters")]
     #[cfg_attr(feature = "clap", arg(long, visible_alias = "lora", value_name = "DIR[=WEIGHT]"))]
     pub adapter: Vec<AdapterChoice>,
-    /// Smaller model with the same vocabulary that drafts tokens, specified like `model`.
+    /// Smaller model that drafts tokens for the same vocabulary, specified like `model`.
     ///
     /// The completions stay the same; see
     /// [`Scheduler::set_assistant`](candle_gpt2_generation::Scheduler::set_assistant).
@@ -195,7 +196,7 @@ impl ModelOptions {
         MemoryNeeded::of(checkpoint, self.dtype, self.kv_dtype)
     }
 
-    /// Note for users if a CPU will compute quantized weights in f32 because no type was requested.
+    /// User note for quantized weights that a CPU will compute in f32 because no type was requested.
     pub fn unpacked_note(&self, checkpoint: &Checkpoint, device: &Device) -> Option<String> {
         let note = "the quantized weights are expanded to f32; `dtype` q8 is faster and needs about a quarter of the memory";
         let is_unpacked = self.dtype.is_none() && device.is_cpu() && checkpoint.is_unpacked();
@@ -228,7 +229,7 @@ impl ModelOptions {
     ) -> Result<Gpt2LMHeadModel, EngineError> {
         let options = self.load_options(checkpoint, device)?;
         let progress = ReadJob::new(reporter, "loading", checkpoint.parameter_bytes());
-        let model = checkpoint.load(&options, &progress)?;
+        let model = using(device, || checkpoint.load(&options, &progress))?;
         Ok(crate::process::with_recorded_steps(model))
     }
 
@@ -243,7 +244,7 @@ impl ModelOptions {
     ) -> Result<Classifier, EngineError> {
         let options = self.load_options(checkpoint, device)?;
         let progress = ReadJob::new(reporter, "loading", checkpoint.parameter_bytes());
-        Classifier::load(checkpoint, vocabulary, weights, &options, &progress)
+        using(device, || Classifier::load(checkpoint, vocabulary, weights, &options, &progress))
     }
 
     /// Creates the load options, after checking that the device has enough memory.

@@ -23,7 +23,7 @@ pub use candle_gpt2_kernels::use_tf32;
 /// Environment variables for the sizes of candle's pools: elementwise operations, matrix products.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
-/// Environment variable and value that limit how long candle's threads spin after an operation.
+/// Environment variable, and its value, that limits how long candle's threads spin after an operation.
 ///
 /// The default is about half a millisecond, during which they would block the kernels' threads.
 const SPIN_LIMIT: (&str, &str) = ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "100");
@@ -63,7 +63,7 @@ pub fn start_candles_pools() {
 
 /// Environment variable for the instruction set of the kernels, such as `avx2`.
 ///
-/// It makes it possible to measure the speed of processors with fewer instructions. The program passes the
+/// It allows measuring the speed of processors with fewer instructions. The program passes the
 /// value to [`use_instruction_set`]. If the variable is not set, the kernels use the fastest instruction set.
 pub const INSTRUCTION_SET: &str = "GPT2_INSTRUCTION_SET";
 
@@ -100,7 +100,7 @@ pub fn instruction_set() -> &'static str {
 /// The program passes the value to [`use_large_pages`]. It applies to memory for weights and KV caches.
 pub const LARGE_PAGES: &str = "GPT2_LARGE_PAGES";
 
-/// Sets whether new memory for weights and KV caches requests large pages.
+/// Enables or disables large pages for new weights and KV caches.
 ///
 /// `gpt2 doctor` shows the system's setting.
 ///
@@ -152,7 +152,7 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
     is_set
 }
 
-/// Keeps freed memory for reuse if the allocator is glibc's; other allocators are not affected.
+/// Keeps freed memory for reuse if the allocator is glibc's; has no effect on other allocators.
 ///
 /// Every tensor operation allocates its result. By default, glibc returns freed blocks of several megabytes
 /// to the system, and the next allocation gets new pages, which must be cleared. With this call, the prefill
@@ -175,7 +175,7 @@ pub fn keep_freed_memory() {
         ///
         /// Larger blocks, such as the weights, still come from the system and return to it.
         const LARGEST_KEPT: libc::c_int = 32 << 20;
-        /// Amount of free memory kept at the end of the heap, more than one layer's results.
+        /// Amount of free memory kept at the end of the heap; exceeds one layer's results.
         const KEPT: libc::c_int = 256 << 20;
         // SAFETY: each call takes the lock of the allocator's main arena and writes one or two words that
         // other threads read without the lock. The allocator does the same whenever it frees a large block:
@@ -183,12 +183,12 @@ pub fn keep_freed_memory() {
         let tuned = unsafe {
             [libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST_KEPT), libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT)]
         };
-        // If a number is rejected, everything works as before, only slower.
+        // If a value is rejected, everything still works, only slower.
         let _ = tuned;
     }
 }
 
-/// Flag that [`allow_recorded_steps`] sets.
+/// Flag set by [`allow_recorded_steps`].
 static RECORDS_STEPS: AtomicBool = AtomicBool::new(false);
 
 /// Allows models loaded from now on to record decoding steps on NVIDIA GPUs and replay them.
@@ -197,7 +197,7 @@ static RECORDS_STEPS: AtomicBool = AtomicBool::new(false);
 /// step as usual.
 ///
 /// # Safety
-/// All work that this process submits to a GPU outside this workspace's crates must run inside
+/// While a thread records a step, other threads must submit GPU work only inside
 /// [`candle_gpt2_kernels::using`]. [`Gpt2LMHeadModel::with_recorded_steps`] states the contract.
 ///
 /// ```
@@ -236,7 +236,7 @@ pub(crate) fn with_recorded_steps(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
 )]
 pub fn use_one_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: same as in `keep_freed_memory`. If the number is rejected, threads keep their own heaps.
+    // SAFETY: same as in `keep_freed_memory`. If the value is rejected, threads keep their own heaps.
     let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 

@@ -119,7 +119,7 @@ impl KvPool {
 pub struct Gpt2Cache {
     layers: Vec<KvCache>,
     pool: KvPool,
-    /// Recorded steps on NVIDIA GPUs, which read and write these layers.
+    /// Recorded steps on NVIDIA GPUs; they read and write these layers.
     pub(crate) steps: Steps,
     /// Whether all layers are consistent: no change has failed partway.
     is_consistent: bool,
@@ -258,7 +258,7 @@ impl Gpt2Cache {
         self.take(last).map(drop)
     }
 
-    /// Replaces the rows with the rows `sources`, in this order, with repetitions and omissions allowed.
+    /// Replaces the rows with those at the indices `sources`, which may repeat or omit rows.
     ///
     /// The first occurrence of a source stays in its slot. Further occurrences are copied to slots of omitted
     /// rows, or to new slots of the pool.
@@ -281,7 +281,7 @@ impl Gpt2Cache {
         Ok(())
     }
 
-    /// Rearranges rows that exist; after an error, the content is undefined.
+    /// Rearranges existing rows; after an error, the contents are undefined.
     fn rearrange(&mut self, sources: &[usize], shared: impl Fn(usize, usize) -> usize) -> Result<()> {
         let rows = self.lengths().len();
         let mut free_rows: Vec<usize> = (0..rows).filter(|row| !sources.contains(row)).collect();
@@ -304,8 +304,12 @@ impl Gpt2Cache {
             self.layers.iter_mut().try_for_each(|layer| layer.copy_within(*source, target, known))?;
             slot_rows.push(target);
         }
-        if !slot_rows.iter().copied().eq(0..self.lengths().len()) {
+        let keeps_slots = slot_rows.iter().copied().eq(0..self.lengths().len());
+        // A recorded step computes a fixed number of rows in fixed slots.
+        if !keeps_slots || slot_rows.len() != rows {
             self.steps = Steps::default();
+        }
+        if !keeps_slots {
             self.layers.iter_mut().for_each(|layer| layer.select_rows(&slot_rows));
         }
         Ok(())
@@ -377,7 +381,7 @@ impl Gpt2Cache {
         computed
     }
 
-    /// Checks that a pass that ends before block `end` of `n_layer` can continue this cache.
+    /// Checks that a pass ending before block `end` of `n_layer` can continue this cache.
     ///
     /// The layers it fills must have the same tokens, and the other layers must be empty.
     pub(crate) fn expect_filled_to(&self, end: usize, n_layer: usize) -> Result<()> {
@@ -399,6 +403,7 @@ impl Gpt2Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::steps::Step;
 
     fn pool(tokens: usize) -> KvPool {
         let json = r#"{"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 6, "n_layer": 2, "n_head": 3}"#;
@@ -458,6 +463,57 @@ mod tests {
         assert_eq!(starts, [0, 16], "the last row took the slot of the first");
         rows.swap_remove(1).unwrap();
         assert!(rows.swap_remove(1).is_err());
+    }
+
+    /// Recorded steps compute a fixed number of rows in fixed slots.
+    #[test]
+    fn changed_rows_reset_the_recording() {
+        const COUNTED: usize = 1;
+        type Change = fn(&mut Gpt2Cache) -> Result<()>;
+
+        /// Number of counted steps after `change` to a cache of `rows` rows.
+        fn counted_after(rows: usize, change: Change) -> usize {
+            let mut cache = pool(160).cache(rows, 16).unwrap();
+            cache.advance(2).unwrap();
+            *cache.steps.of_mut(1).unwrap() = Step::Counted(COUNTED);
+            change(&mut cache).unwrap();
+            match cache.steps.of(1) {
+                Some(Step::Counted(steps)) => *steps,
+                other => panic!("expected counted steps, found {other:?}"),
+            }
+        }
+
+        let resetting: [(&str, usize, Change); 8] = [
+            ("insert", 1, |cache| {
+                let other = cache.pool.cache(1, 16).unwrap();
+                cache.insert(1, other)
+            }),
+            ("take the last row", 2, |cache| cache.take(1).map(drop)),
+            ("swap_remove the first row", 2, |cache| cache.swap_remove(0)),
+            ("swap_remove the last row", 2, |cache| cache.swap_remove(1)),
+            ("swap rows", 2, |cache| cache.reorder(&[1, 0], |_, _| 0)),
+            ("drop a row", 2, |cache| cache.reorder(&[0], |_, _| 0)),
+            ("repeat the only row", 1, |cache| cache.reorder(&[0, 0], |_, _| 0)),
+            ("repeat a row of two", 2, |cache| cache.reorder(&[0, 1, 1], |_, _| 0)),
+        ];
+        for (what, rows, change) in resetting {
+            assert_eq!(counted_after(rows, change), 0, "{what}");
+        }
+        let keeping: [(&str, usize, Change); 6] = [
+            ("truncate", 2, |cache| cache.truncate(0, 1)),
+            ("advance", 2, |cache| cache.advance(1)),
+            ("copy a row", 2, |cache| {
+                let mut source = cache.pool.cache(1, 16).unwrap();
+                source.advance(1)?;
+                cache.copy_row(0, &source, 0, 1)
+            }),
+            ("fork", 2, |cache| cache.fork(&[1]).map(drop)),
+            ("keep the order", 2, |cache| cache.reorder(&[0, 1], |_, _| 0)),
+            ("overwrite a row", 2, |cache| cache.reorder(&[0, 0], |_, _| 0)),
+        ];
+        for (what, rows, change) in keeping {
+            assert_eq!(counted_after(rows, change), COUNTED, "{what}");
+        }
     }
 
     #[test]

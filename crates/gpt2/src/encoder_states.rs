@@ -1,7 +1,7 @@
 //! Models with cross-attention that attend to the same states in every pass.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_kernels::check_interrupted;
+use candle_gpt2_kernels::{check_interrupted, using};
 
 use crate::{Block, CrossAttention, Gpt2LMHeadModel, check_encoder_states};
 
@@ -19,11 +19,14 @@ impl Gpt2LMHeadModel {
     /// If the model has no cross-attention, or the shape is wrong.
     pub fn with_encoder_states(mut self, states: &Tensor) -> Result<Self> {
         check_encoder_states(self.config(), states, 1)?;
-        let states = states.detach().to_device(self.device())?.to_dtype(self.dtype())?;
-        let blocks = self.transformer.blocks.iter_mut();
-        blocks.filter_map(|block| block.cross_attention.as_mut()).try_for_each(|cross_attention| {
-            check_interrupted()?;
-            cross_attention.attend_to(&states)
+        let device = self.device().clone();
+        using(&device, || {
+            let states = states.detach().to_device(&device)?.to_dtype(self.dtype())?;
+            let blocks = self.transformer.blocks.iter_mut();
+            blocks.filter_map(|block| block.cross_attention.as_mut()).try_for_each(|cross_attention| {
+                check_interrupted()?;
+                cross_attention.attend_to(&states)
+            })
         })?;
         Ok(self)
     }

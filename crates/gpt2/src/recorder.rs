@@ -21,7 +21,7 @@ use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 use crate::steps::{Step, StepMemory, StepRecorder};
 use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 
-/// Number of steps of a cache that run without recording.
+/// Number of steps per cache that run before recording begins.
 ///
 /// Most caches of a beam search do not live longer than this, so recording them would be wasted.
 const UNRECORDED_STEPS: usize = 2;
@@ -203,14 +203,17 @@ impl Gpt2LMHeadModel {
     /// effect.
     ///
     /// Nothing is recorded while other threads use the device inside [`candle_gpt2_kernels::using`]. During a
-    /// recording, those threads wait for a few milliseconds. Models and caches call `using` themselves.
+    /// recording, those threads wait for a few milliseconds. Forward passes call `using` themselves, as do
+    /// allocations, writes and copies of KV caches. Loading with [`Gpt2LMHeadModel::load`], reads of results
+    /// and drops do not.
     ///
     /// # Safety
     /// While a step is recorded, the recording captures all work that any thread submits to the device. As
     /// long as a cache of this model exists, all other work of this process on the same GPU must run inside
     /// [`candle_gpt2_kernels::using`]. This includes every operation on a tensor of the device, and every
-    /// allocation and drop of one. Work outside it becomes part of the recording and does not run when
-    /// submitted. Each replay then repeats it on memory that may have been freed.
+    /// allocation and drop of one, so also loading and dropping models and caches. Work outside it becomes
+    /// part of the recording and does not run when submitted. Each replay then repeats it on memory that may
+    /// have been freed.
     pub unsafe fn with_recorded_steps(mut self) -> Self {
         self.step_recorder = Some(StepRecorder { model: Arc::new(()) });
         self

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use candle_gpt2::{Gpt2Config, ParameterCounts};
+use candle_gpt2::{Gpt2Config, ParameterCounts, using};
 use candle_gpt2_engine::{BUILT_IN, HubOptions, LoadedModel, ModelOptions, ReadJob, Reporter, free_memory};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_weights::{
@@ -34,8 +34,8 @@ const SAMPLE_TOKENS: usize = 60;
 
 /// Training job: its data, its folder and its options.
 ///
-/// The folder becomes a Hugging Face checkpoint with the weights of the lowest held-out loss, or with the
-/// last weights if nothing is held out. It also contains `log.jsonl`, `loss.svg` and the state for
+/// The folder becomes a Hugging Face checkpoint with the weights that have the lowest held-out loss, or with
+/// the last weights if nothing is held out. It also contains `log.jsonl`, `loss.svg` and the state for
 /// resuming. The same job produces the same weights, interrupted or not.
 ///
 /// ```
@@ -75,7 +75,7 @@ pub struct TrainJob {
     pub data: Vec<PathBuf>,
     /// Initial model.
     pub start: Start,
-    /// Tokenizer: a `tokenizer.json`, or a folder with one or with a vocabulary and merges.
+    /// Tokenizer: a `tokenizer.json`, or a folder that contains one or a vocabulary with merges.
     ///
     /// Defaults to the tokenizer of the checkpoint. For a new model, the default is a tokenizer trained
     /// on the data.
@@ -96,7 +96,7 @@ pub enum TrainEvent<'a> {
     Start {
         /// Total number of training steps.
         steps: u64,
-        /// Number of steps that are already done.
+        /// Number of steps already taken.
         steps_done: u64,
     },
     /// New log entry: a step was taken, or the held-out loss was measured.
@@ -151,7 +151,7 @@ pub struct TrainReport {
     pub elapsed_s: f64,
 }
 
-/// State that is prepared before the first step.
+/// State prepared before the first step.
 struct Prepared {
     config: Gpt2Config,
     tokenizer: Arc<Tokenizer>,
@@ -189,14 +189,25 @@ impl TrainJob {
         reporter: &Arc<dyn Reporter>,
         on_event: &mut dyn FnMut(TrainEvent),
     ) -> Result<TrainReport, JobError> {
-        let mut run = self.open(reporter)?;
+        let run = self.open(reporter)?;
+        let device = run.trainer().device().clone();
+        using(&device, || self.train_opened(run, reporter, on_event))
+    }
+
+    /// Takes the remaining steps of an opened run and frees its memory.
+    fn train_opened(
+        &self,
+        mut run: Run,
+        reporter: &Arc<dyn Reporter>,
+        on_event: &mut dyn FnMut(TrainEvent),
+    ) -> Result<TrainReport, JobError> {
         let (steps, steps_done) = (run.trainer().numbers().steps, run.trainer().steps_done());
         on_event(TrainEvent::Start { steps, steps_done });
         let tokenizer = Arc::clone(run.tokenizer());
         let mut report = |entry: &Entry, trainer: &Trainer| {
             on_event(TrainEvent::Entry(entry));
             if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &self.options.sample) {
-                // A failed sample is reported instead of its text. Training continues.
+                // If sampling fails, the error is reported instead of a text, and training continues.
                 let text = sample(trainer, &tokenizer, prompt);
                 let text = text.unwrap_or_else(|error| error.to_string());
                 on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
@@ -233,7 +244,7 @@ impl TrainJob {
         })
     }
 
-    /// Draws the confusion matrix into the folder.
+    /// Draws the confusion matrix to a file in the folder.
     fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), JobError> {
         let path = self.out.join("confusion.svg");
         match candle_gpt2_pictures::svg(&confusion_picture(report), candle_gpt2_pictures::Width::OneColumn) {
@@ -256,9 +267,9 @@ impl TrainJob {
 
     /// Opens the run for one of several processes that each compute a share of every batch.
     ///
-    /// See [`Run::share_of_step`]. The first process writes the folder, and the others keep nothing. All
-    /// processes load the state in the folder if they resume and can read it. Otherwise they need it from
-    /// [`Run::set_state`].
+    /// See [`Run::share_of_step`]. The first process writes the folder, and the others keep no files. When
+    /// resuming, each process loads the state in the folder if it can read it. Otherwise it must receive the
+    /// state through [`Run::set_state`].
     ///
     /// # Errors
     /// Fails for the same reasons as [`TrainJob::open`], and if the share is invalid.
@@ -303,7 +314,7 @@ impl TrainJob {
         if let Some(dictionary) = &hyperparameters.dictionary
             && dictionary.kind == DictionaryKind::CrossLayerTranscoder
         {
-            // Its decoders grow with the square of the number of layers.
+            // The size of its decoders grows with the square of the number of layers.
             reporter.note(&format!(
                 "a cross-layer transcoder with {} parameters; training it needs about {} MiB",
                 grouped(dictionary.parameter_count(&prepared.config)?),
@@ -321,10 +332,6 @@ impl TrainJob {
         }
         let encoder = (&*prepared.tokenizer, &prepared.config);
         let data = source.encode(assignment, encoder, &hyperparameters, workplace, &**reporter)?;
-        let trainer = match explained {
-            Some((model, has_bos)) => self.dictionary_trainer(&model, has_bos, hyperparameters, reporter)?,
-            None => self.trainer(&prepared, hyperparameters, &device, reporter)?,
-        };
         let run_options = RunOptions {
             base_model: self.base_model(),
             folder: self.out.clone(),
@@ -336,8 +343,16 @@ impl TrainJob {
             share,
             temp_folder,
         };
-        let run =
-            Run::open(job_folder, trainer, data, (prepared.tokenizer, prepared.companions), run_options)?;
+        let run = using(&device, || {
+            let trainer = match explained {
+                Some((model, has_bos)) => {
+                    self.dictionary_trainer(&model, has_bos, hyperparameters, reporter)?
+                }
+                None => self.trainer(&prepared, hyperparameters, &device, reporter)?,
+            };
+            let files = (prepared.tokenizer, prepared.companions);
+            Ok::<_, JobError>(Run::open(job_folder, trainer, data, files, run_options)?)
+        })?;
         if let Some(note) = run.log_note() {
             reporter.note(&note);
         }

@@ -19,7 +19,7 @@ use candle_gpt2_kernels::{Activation, KvDType, KvMemory, LayerNorm, Linear, Matr
 
 /// Number of runs for each measurement.
 const RUNS: usize = 40;
-/// Products of GPT-2 124M, `(out, in)`.
+/// Matrix products in GPT-2 124M, `(out, in)`.
 const SHAPES: [(&str, usize, usize); 5] = [
     ("c_attn", 2304, 768),
     ("c_proj", 768, 768),
@@ -27,12 +27,12 @@ const SHAPES: [(&str, usize, usize); 5] = [
     ("mlp c_proj", 768, 3072),
     ("head", 50257, 768),
 ];
-/// Total bytes of the weight copies that products of few rows read in rotation, to keep them out of the
+/// Total bytes of the weight copies that few-row products read in rotation, to keep them out of the
 /// cache.
 const READ_BYTES: usize = 128 << 20;
-/// Number of rows in the products with many rows.
+/// Number of rows in the many-row products.
 const ROWS: usize = 512;
-/// Numbers of rows in the products with few rows, such as for drafts and small batches.
+/// Row counts of the few-row products, as for drafts and small batches.
 const FEW_ROWS: [usize; 3] = [2, 4, 8];
 const HEADS: usize = 12;
 const HEAD_DIM: usize = 64;

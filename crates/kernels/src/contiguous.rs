@@ -5,8 +5,8 @@ use half::{bf16, f16};
 
 /// Faster [`Tensor::contiguous`] for transposed matrices on the CPU, without gradients.
 ///
-/// It is many times faster than candle for a transposed matrix. candle computes the index of each
-/// value separately, and reads each cache line again for every value in it.
+/// It is many times faster than candle, which computes each value's index separately and reads each
+/// cache line again for every value in it.
 /// ```
 /// use candle_core::{Device, Tensor};
 ///
@@ -63,7 +63,7 @@ fn transposed<T: WithDType>(matrix: &Tensor, distance: usize) -> Result<Tensor> 
 mod tests {
     use super::*;
 
-    /// Complete and partial blocks, of entire matrices and of views, in every dtype.
+    /// Covers complete and partial blocks, entire matrices and views, in every dtype.
     #[test]
     fn contiguous_transpose_equals_candle() {
         for (rows, columns) in [(1, 5), (5, 1), (16, 16), (17, 40), (40, 17), (33, 64)] {

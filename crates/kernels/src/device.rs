@@ -1,4 +1,4 @@
-//! Opening of GPUs, with errors that name the missing driver, feature or device.
+//! Opens GPUs; errors name the missing driver, feature or device.
 
 #[cfg(any(feature = "cuda", test))]
 use std::{
@@ -47,7 +47,7 @@ pub enum DeviceError {
     },
 }
 
-/// Cache of values that are opened once for each index.
+/// Cache of values that are opened once per index.
 #[cfg(any(feature = "cuda", test))]
 struct OpenedOnce<T>(Mutex<BTreeMap<usize, T>>);
 
@@ -57,7 +57,7 @@ impl<T: Clone> OpenedOnce<T> {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// Returns the open value of `index`, or opens it; an error is not cached.
+    /// Returns the cached value for `index`, or opens it; errors are not cached.
     fn get<E>(&self, index: usize, open: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(opened) = opened.get(&index) {
@@ -72,6 +72,12 @@ impl<T: Clone> OpenedOnce<T> {
 /// Opens NVIDIA GPU `index` once; later calls return the same device.
 ///
 /// The device's stream and its 32 MiB workspace for products remain allocated until the program exits.
+///
+/// All work on the device runs in order on this one stream, and the kernels rely on that order. Devices from
+/// `Device::new_cuda` have one stream per thread, so the kernels do not run on them. The kernels recognize a
+/// device with one stream by its disabled event tracking. A program that calls `disable_event_tracking` on
+/// another device must use it with a single stream.
+///
 /// ```
 /// match candle_gpt2_kernels::open_cuda(0) {
 ///     Ok(device) => assert!(device.is_cuda()),

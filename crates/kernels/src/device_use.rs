@@ -1,7 +1,7 @@
 //! GPU access control: any number of threads may use a GPU, or one thread records a step.
 //!
 //! A recording captures all work that any thread submits to the device, without running it. Therefore all GPU
-//! work is wrapped in [`using`], and a recording starts only if no other thread is inside `using`. The
+//! work must be wrapped in [`using`], and a recording starts only if no other thread is inside `using`. The
 //! recorder never waits for the other threads, because their work may call a user's function that waits for
 //! another thread. The other threads wait for the recorder. A recording takes milliseconds and never calls a
 //! user's function.
@@ -20,8 +20,10 @@ static GPUS: Mutex<BTreeMap<usize, Arc<Users>>> = Mutex::new(BTreeMap::new());
 /// Only NVIDIA GPUs support recordings; on other devices this only calls `work`. Calls nest, on this thread
 /// and across threads. `candle_gpt2::Gpt2LMHeadModel::with_recorded_steps` makes recordings.
 ///
-/// Models and caches call `using` themselves. Code that runs operations on tensors of the same device in
-/// other threads must wrap them in `using`.
+/// Forward passes of models call `using` themselves. So do allocations, writes and copies of KV caches.
+/// Callers must wrap all other work of other threads on the same device: operations on tensors, reads of
+/// results, and drops of tensors, models and caches.
+///
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use candle_gpt2_kernels::using;
@@ -64,7 +66,7 @@ struct Users {
 
 #[derive(Default)]
 struct State {
-    /// Thread of each use; a thread appears once for each nested use.
+    /// Threads with a use in progress; a thread appears once for each nested use.
     users: Vec<ThreadId>,
     recorder: Option<ThreadId>,
 }
@@ -107,7 +109,7 @@ impl Users {
     }
 }
 
-/// RAII guard of a use.
+/// RAII guard that marks the GPU as used by this thread.
 struct Use<'a> {
     users: &'a Users,
     thread: ThreadId,
@@ -131,9 +133,9 @@ mod tests {
 
     use super::*;
 
-    /// Timeout after which a thread without progress has failed, even on a busy machine.
+    /// Timeout after which a thread without progress counts as stuck, even on a busy machine.
     const SOON: Duration = Duration::from_secs(20);
-    /// Time after which a thread without progress counts as waiting.
+    /// Time after which a thread without progress counts as blocked.
     const A_WHILE: Duration = Duration::from_millis(100);
 
     /// Begins a use on another thread and sends a message once it has begun.

@@ -66,7 +66,7 @@ pub enum KernelError {
     NoMemory {
         /// Requested number of tokens.
         tokens: usize,
-        /// Number of values in one token, all heads together.
+        /// Number of values per token, summed over all heads.
         width: usize,
         /// Storage type of the values.
         dtype: KvDType,
@@ -101,7 +101,7 @@ pub enum KernelError {
         /// Token range of the slot in use.
         taken: Range<usize>,
     },
-    /// New keys or values do not fit into the slots that they are written to.
+    /// New keys or values do not fit into their slots.
     #[error(
         "attention: tokens {tokens:?} at positions {positions:?} do not fit in their slots \
          of a cache of shape {memory:?}"
@@ -109,9 +109,9 @@ pub enum KernelError {
     TokensDoNotFit {
         /// Shape of the memory.
         memory: Vec<usize>,
-        /// Shapes of the keys and of the values.
+        /// Shapes of the keys and the values.
         tokens: [Vec<usize>; 2],
-        /// Position of the first token of each row.
+        /// Position of each row's first token.
         positions: Vec<usize>,
     },
     /// No kernel supports this step, which reads its positions from device memory.
@@ -153,7 +153,9 @@ pub enum KernelError {
         found: f64,
     },
     /// The shapes or dtypes of an adapter do not match the weight of its layer.
-    #[error("adapter: the shapes or dtypes of a {a:?} and b {b:?} do not match a weight of shape {weight:?}")]
+    #[error(
+        "adapter: the shapes or dtypes of `a` {a:?} and `b` {b:?} do not match a weight of shape {weight:?}"
+    )]
     AdapterShapes {
         /// Shape of the weight, `(out, in)`.
         weight: (usize, usize),
@@ -223,7 +225,7 @@ impl From<KernelError> for candle_core::Error {
     }
 }
 
-/// Error of another crate inside candle's error type.
+/// Another crate's error inside candle's error type.
 ///
 /// It has the error's message and returns the error as its source.
 #[derive(Debug, Error)]
@@ -232,7 +234,7 @@ struct Carried(#[source] Box<dyn Error + Send + Sync>);
 
 /// Wraps an error in candle's error type with the same message and the error as its `source()`.
 ///
-/// [`carried`] extracts it, also from below a context that candle has added.
+/// [`carried`] extracts it, even through a context that candle has added.
 pub fn carry(error: impl Error + Send + Sync + 'static) -> candle_core::Error {
     // candle's own `wrap` keeps only the message. Of the variants for any error, `Cuda` is the only one that
     // returns a source, and it exists on every device.

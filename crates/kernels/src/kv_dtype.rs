@@ -1,9 +1,9 @@
-//! Storage types of KV caches, and number types as candle's dtypes.
+//! Storage types of KV caches, and the mapping from number types to candle's dtypes.
 
 use candle_core::DType;
 use candle_gpt2_arithmetic::{KvSizes, NumberType, number_type_for, uses};
 
-/// Tensor dtypes of number types.
+/// Number types with their tensor dtypes.
 const TENSOR_DTYPES: [(NumberType, DType); 4] = [
     (NumberType::F32, DType::F32),
     (NumberType::F16, DType::F16),
@@ -11,7 +11,7 @@ const TENSOR_DTYPES: [(NumberType, DType); 4] = [
     (NumberType::F64, DType::F64),
 ];
 
-/// Returns the dtype of tensors of these numbers, if candle has one.
+/// Returns candle's dtype for this number type, if there is one.
 ///
 /// ```
 /// use candle_core::DType;

@@ -44,7 +44,7 @@ pub const LOSS_ROWS: usize = 1024;
 /// A single sequence with more scores exceeds the limit. The limit is 256 MiB in f32.
 pub const MAX_SCORES_ON_GPU: usize = 1 << 26;
 
-/// Mean loss of some rows and, if requested, its gradients, computed by NVIDIA GPU kernels.
+/// Mean loss over a batch of rows and, if requested, its gradients, computed by NVIDIA GPU kernels.
 pub(crate) struct LossOnGpu {
     /// Scalar in f32.
     pub(crate) mean: Tensor,

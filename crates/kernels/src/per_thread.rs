@@ -54,7 +54,7 @@ fn with_value<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: imp
 pub(crate) enum Tape {
     /// Only candle's graph is built.
     Off,
-    /// Every step is recorded from the moment the recording began.
+    /// Every step is recorded.
     Recording(Recording),
     /// No step is recorded; results are constants.
     Paused,
@@ -91,7 +91,7 @@ pub(crate) struct Sums(pub(crate) HashMap<TensorId, Sum>);
 pub(crate) enum Sum {
     /// Uninitialized memory that the first gradient is written to.
     Memory(Tensor),
-    /// A tensor that the sum alone owns.
+    /// A tensor owned only by the sum.
     Owned(Tensor),
     /// A tensor that may also be the gradient of other tensors.
     Shared(Tensor),
@@ -120,7 +120,7 @@ pub(crate) fn with_recording<R>(change: impl FnOnce(&mut Recording) -> R) -> Opt
     })
 }
 
-/// Runs `compute` with another tape and returns its recording.
+/// Runs `compute` with `tape` and returns the steps recorded on it.
 pub(crate) fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
     with_value(&TAPE, tape, || {
         let result = compute()?;
@@ -176,7 +176,7 @@ pub fn composed<R>(compute: impl FnOnce() -> R) -> R {
 
 /// Whether the CPU kernels with a backward pass support `x`.
 ///
-/// They support f32 and f64 on the CPU, outside [`composed`], which has an example.
+/// They support f32 and f64 on the CPU, outside [`composed`]; see there for an example.
 pub fn has_cpu_kernels(x: &Tensor) -> bool {
     x.device().is_cpu()
         && matches!(x.dtype(), DType::F32 | DType::F64)

@@ -25,9 +25,14 @@ impl Recording {
     /// upload shapes and strides that [`prepared`] has seen. candle's kernels read them from device memory,
     /// and candle never frees them.
     ///
+    /// candle does not detect every other upload. Inside [`prepared`] and a recording, it caches each upload
+    /// of at most 4 KiB by its bytes, separately for each thread. A recorded upload of bytes in this thread's
+    /// cache succeeds, and each replay copies the cached bytes. candle frees them when the thread exits.
+    ///
     /// # Errors
     /// If `work` fails, the feature `cuda` is off, or [`crate::open_cuda`] has not opened the device. Also if
-    /// `work` waits for the device, uploads anything else, or runs out of memory.
+    /// `work` waits for the device, runs out of memory, uploads more than 4 KiB, or uploads bytes that this
+    /// thread has not uploaded inside [`prepared`].
     ///
     /// # Safety
     /// All device memory that the work uses but does not allocate must be valid whenever the recording is

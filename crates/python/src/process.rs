@@ -15,7 +15,7 @@ use crate::values::number;
 /// Maximum number of threads, the same as the program's.
 const MAX_THREADS: usize = 1024;
 
-/// ID of the process that computed first, or 0 before that.
+/// ID of the first process that computed, or 0 if none has yet.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Requested number of threads, or 0 if it was not set.
 static REQUESTED_THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -31,7 +31,9 @@ pub(crate) fn start() -> Result<()> {
             // Without this, prefill takes a sixth longer.
             process::keep_freed_memory();
             #[expect(unsafe_code, reason = "recorded steps depend on the rest of the program")]
-            // SAFETY: this module does all its GPU work inside `using`, and returns only arrays on the host.
+            // SAFETY: this module loads, computes, trains and fills caches inside `using`, and returns only
+            // arrays on the host. Known gap: Python drops models, caches, streams and trainers outside it. A
+            // free by another thread fails during a recording; docs/dev/gpu.md describes the consequences.
             unsafe {
                 process::allow_recorded_steps();
             }
@@ -48,7 +50,7 @@ pub(crate) fn start() -> Result<()> {
     }
 }
 
-/// Starts candle's thread pools with their settings, which they read only from the environment.
+/// Starts candle's thread pools, which read their settings only from the environment.
 ///
 /// The variables are set only during this call, while the GIL keeps the interpreter's other threads from
 /// running. `os.environ` never contains them.
@@ -70,7 +72,7 @@ fn start_candles_pools(py: Python<'_>, threads: Option<usize>) -> PyResult<()> {
 
 /// Runs a computation with the GIL released.
 ///
-/// Ctrl-C ends it soon, even in the middle of a pass. The exception then replaces the result.
+/// Ctrl-C soon ends it, even in the middle of a pass. The exception then replaces the result.
 pub(crate) fn computing<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     model: &LoadedModel,
@@ -111,7 +113,7 @@ pub(crate) fn interruptible<T: Send, E: Into<Failure> + Send>(
     raised.map_or(done.map_err(Into::into), |raised| Err(raised.into()))
 }
 
-/// Number of compute threads, which start when the first model is opened.
+/// Number of compute threads; they start when the first model is opened.
 #[pyfunction]
 pub(crate) fn thread_count() -> usize {
     match (OWNER.load(Ordering::Acquire), REQUESTED_THREADS.load(Ordering::Acquire)) {

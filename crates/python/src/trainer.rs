@@ -1,4 +1,4 @@
-//! Step-by-step training, for steps that several processes share.
+//! Step-by-step training, with each step shared among several processes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) struct Trainer {
 impl Trainer {
     /// Runs `work` on the training run.
     ///
-    /// Ctrl-C ends it soon.
+    /// Ctrl-C soon ends it.
     fn computing<T: Send, E: Into<Failure>>(
         &self,
         py: Python<'_>,
@@ -168,7 +168,7 @@ impl Trainer {
         let parameters = self.run.with(py, |run| {
             let parameters = run.trainer().parameters().iter();
             let values = parameters.map(|(name, value)| Ok((name.to_owned(), Values::from_tensor(value)?)));
-            values.collect::<candle_core::Result<Vec<_>>>()
+            using(run.trainer().device(), || values.collect::<candle_core::Result<Vec<_>>>())
         })??;
         let dict = PyDict::new(py);
         for (name, values) in parameters {
@@ -177,7 +177,7 @@ impl Trainer {
         Ok(dict)
     }
 
-    /// Saves the state into `out`, as happens every save_every steps.
+    /// Saves the state into `out`, as is done every save_every steps.
     ///
     /// Not needed after the last step. Only rank 0 saves; other ranks do nothing.
     fn save(&self, py: Python<'_>) -> Result<()> {
@@ -186,13 +186,13 @@ impl Trainer {
 
     /// Returns the training state as bytes, for set_state in the other processes.
     ///
-    /// The format is that of the state file in `out`.
+    /// The format is the same as that of the state file in `out`.
     fn state<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
         let state = self.computing(py, |run| run.state())?;
         Ok(PyBytes::new(py, &state))
     }
 
-    /// Restores the state of another process of the same training.
+    /// Restores the state of another process in the same training run.
     fn set_state(&self, py: Python<'_>, state: &[u8]) -> Result<()> {
         self.computing(py, |run| run.set_state(state))
     }

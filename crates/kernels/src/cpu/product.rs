@@ -8,7 +8,7 @@ use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 use crate::per_thread::{check_interrupted, is_interruptible};
 use crate::training::elements;
 
-/// Maximum multiply-adds between two interrupt checks: a few hundredths of a second.
+/// Maximum multiply-adds between two interrupt checks; they take a few hundredths of a second.
 const UNINTERRUPTED: u64 = 1 << 33;
 
 /// Name of the operation in error messages.
@@ -20,7 +20,7 @@ pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
     Tensor::from_vec(weight.rows(&outputs), (weight.out_features(), weight.in_features()), &Device::Cpu)
 }
 
-/// Product with packed weights, plus the bias and, if `gelu` is set, the tanh form of GELU.
+/// Product with packed weights, plus the bias, followed by tanh GELU if `gelu` is set.
 ///
 /// With a second input, it adds that input as a residual. Inputs are contiguous.
 pub(crate) struct PackedProduct {
@@ -75,7 +75,7 @@ impl CustomOp1 for PackedProduct {
         self.compute(x, layout, if self.gelu { Finish::Gelu } else { Finish::Nothing })
     }
 
-    /// Supports only products without GELU, which layers with gradients apply as a separate operation.
+    /// Supports only products without GELU; layers with gradients apply GELU as a separate operation.
     ///
     /// The packed weights themselves are not trained.
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

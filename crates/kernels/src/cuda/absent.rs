@@ -12,7 +12,7 @@ use crate::on_gpu::{Draws, LossOnGpu};
 #[cfg(test)]
 mod signatures;
 
-/// Defines kernels that never apply, by parameter and return types.
+/// Defines kernels that never apply, from their parameter and return types.
 macro_rules! absent {
     ($($kernel:ident($($parameter:ty),*) $(-> $result:ty)?;)*) => {
         $(pub(crate) fn $kernel($(_: $parameter),*) -> Result<absent!(@ $($result)?)> {

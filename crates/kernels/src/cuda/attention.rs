@@ -64,7 +64,7 @@ pub(crate) fn prefix_attention(
     .map(Some)
 }
 
-/// Self-attention like [`crate::step_attention`], from the tensors of the projection.
+/// Self-attention like [`crate::step_attention`], but takes the projection's tensors.
 ///
 /// `x` is `(B, T, C)`, `weight` `(3 · H · D, C)` and `bias` `(3 · H · D)`.
 pub(crate) fn step_attention(
@@ -130,10 +130,10 @@ fn query_grid(queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u3
     Ok((counted(heads)?, counted(queries)?, counted(blocks)?))
 }
 
-/// Key counts or positions, one for each query or row, in the form that the kernels take.
+/// Key counts (one per query) or positions (one per row), in the form that the kernels take.
 ///
-/// A single number is stored if all rows share it and each query of a row has one more than the
-/// query before. Otherwise the list is uploaded.
+/// A single number suffices if all rows share it and it grows by one from each query of a row to the
+/// next. Otherwise the list is uploaded.
 struct Counts {
     list: Option<CudaSlice<u32>>,
     first: u32,
@@ -186,7 +186,7 @@ fn with_whole_rows(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Like [`with_whole_rows`], and with all heads of all sequences equally spaced.
+/// Like [`with_whole_rows`], but also spaces all heads of all sequences equally.
 ///
 /// A single batched product can then serve all sequences.
 fn with_even_heads(x: &Tensor) -> Result<Tensor> {
@@ -315,12 +315,12 @@ impl AttentionSizes {
         Rows { values, strides: Strides::in_one_piece(self.heads, self.queries, self.keys) }
     }
 
-    /// Sizes of `(queries, inner)` times `(inner, columns)` for each head.
+    /// Sizes of one product per head, `(queries, inner)` × `(inner, columns)`.
     fn product(self, inner: usize, columns: usize) -> Sizes {
         Sizes { count: self.heads, rows: self.queries, inner, columns }
     }
 
-    /// Sizes of `(keys, queries)` times `(queries, columns)` for each head.
+    /// Sizes of one product per head, `(keys, queries)` × `(queries, columns)`.
     fn transposed_product(self, columns: usize) -> Sizes {
         Sizes { count: self.heads, rows: self.keys, inner: self.queries, columns }
     }
@@ -330,7 +330,7 @@ impl AttentionSizes {
         self.batch > 1 && self.scores() <= FEW_SCORES
     }
 
-    /// Returns a function that makes tensors readable for products.
+    /// Returns the function that lays out tensors for products.
     ///
     /// Small sequences get equally spaced heads, so that one product serves several of them.
     fn readable(self) -> fn(&Tensor) -> Result<Tensor> {
@@ -354,7 +354,7 @@ impl<'a, T: Element> Rows<'a, T> {
         Rows { values: self.values.slice(sequences.start * self.strides.batch..), strides: self.strides }
     }
 
-    /// Matrices of all heads, starting at sequence `sequence`.
+    /// Matrices of all heads, starting with the given sequence.
     fn from(&self, sequence: usize) -> Matrices<'_, T> {
         let Strides { batch, head, token } = self.strides;
         Matrices { values: self.values.slice(sequence * batch..), row: token, each: head }
@@ -363,7 +363,7 @@ impl<'a, T: Element> Rows<'a, T> {
 
 /// Computes `result = factor * left * right` for the heads of `sequences` sequences.
 ///
-/// If all heads are equally spaced this is one batched product, else one for each sequence.
+/// If all heads are equally spaced, this is one batched product, otherwise one for each sequence.
 fn products<T: Product, R: Product>(
     device: &CudaDevice,
     (sequences, sizes): (usize, Sizes),
@@ -387,7 +387,7 @@ fn products<T: Product, R: Product>(
 }
 
 impl ManyQueries<'_> {
-    /// Attention weights of a range of sequences, the softmax of their scores: `(sequences, H, T, S)`.
+    /// Attention weights for a range of sequences, the softmax of their scores: `(sequences, H, T, S)`.
     fn weights<T: Product>(
         self,
         [queries, keys]: [&Rows<'_, T>; 2],
@@ -422,13 +422,13 @@ impl ManyQueries<'_> {
         Ok(weights)
     }
 
-    /// Visible keys of the queries of a range of sequences.
+    /// Numbers of visible keys for all queries in a range of sequences.
     fn list_of(&self, sequences: &Range<usize>, sizes: AttentionSizes) -> Option<Read<'_, u32>> {
         let list = self.visible.list.as_ref()?;
         Some(list.slice(sequences.start * sizes.queries..sequences.end * sizes.queries))
     }
 
-    /// Applies dropout to the weights, or to their gradients, of a range of sequences.
+    /// Applies dropout to the weights, or their gradients, for a range of sequences.
     ///
     /// Returns `None` if there is no dropout.
     fn dropped<T: Element>(
@@ -445,7 +445,7 @@ impl ManyQueries<'_> {
         launch_drop(weights, dropout, &draws, device).map(Some)
     }
 
-    /// Gradient of the scores of a range of sequences, from the gradient of their softmax.
+    /// Gradient of the scores for a range of sequences, from the gradient of their softmax.
     fn softmax_backward<T: Element>(
         &self,
         weights: &CudaSlice<T>,
@@ -586,7 +586,7 @@ fn attend_many_backward<T: Product>(
     Ok(())
 }
 
-/// Attention in training: each query sees its first `visible` keys.
+/// Attention for training, in which each query sees its first `visible` keys.
 ///
 /// `q` is `(B, H, T, D)`, `k` `(B, H, S, D)` and `v` `(B, H, S, Dv)`, all constants. Returns `(B, T, H ·
 /// Dv)`.

@@ -33,7 +33,7 @@ impl Element for bf16 {
     const NAME: &str = "bf16";
 }
 
-/// Calls a generic function with the element type of a dtype.
+/// Calls a generic function with the element type for a dtype.
 macro_rules! by_type {
     ($dtype:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         match $dtype {
@@ -77,7 +77,7 @@ impl<'a> TensorMemory<'a> {
         Self { storage, layout }
     }
 
-    /// Elements, starting at the tensor's first one.
+    /// Elements, starting at the tensor's first element.
     pub(super) fn values<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
         let Storage::Cuda(storage) = &*self.storage else {
             candle_core::bail!("expected a tensor on a GPU");
@@ -102,10 +102,10 @@ pub(super) type Read<'a, T> = CudaView<'a, T>;
 /// Device memory that a kernel writes.
 pub(super) type Written<'a, T> = CudaViewMut<'a, T>;
 
-/// Memory of a tensor that has other owners and that a kernel writes.
+/// Device memory that a kernel writes, although its tensor has other owners.
 pub(super) struct Shared<'a, T>(pub(super) CudaView<'a, T>);
 
-/// Strides of a `(B, H, T, D)` tensor, whose rows are contiguous; the kernels have the same struct.
+/// Strides of a `(B, H, T, D)` tensor with contiguous rows; the kernels declare the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Strides {

@@ -21,22 +21,22 @@ use half::{bf16, f16};
 use super::launch::{Element, TensorMemory, applies, by_type, counted, tensor};
 use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, MAX_ROWS, ROW_THREADS, RowProduct};
 
-/// Number of bytes that a thread loads at once in a product of a few rows.
+/// Number of bytes that a thread loads at once in a few-row product.
 const LOAD_BYTES: usize = 16;
 /// Numbers of threads that can share a row of the weight: powers of two.
 ///
 /// Fewer threads make more blocks.
 const LANES: [u32; 3] = [MAX_LANES, MAX_LANES / 2, MAX_LANES / 4];
-/// Minimum number of blocks that saturates the memory bandwidth of a large GPU.
+/// Minimum number of blocks that saturate a large GPU's memory bandwidth.
 const ENOUGH_BLOCKS: usize = 128;
 
-/// Maximum number of blocks of an elementwise kernel, whose threads loop over the rest.
+/// Maximum number of blocks for an elementwise kernel; its threads loop over any further elements.
 const MAX_BLOCKS: usize = 1 << 15;
 
 /// Size of the cuBLAS workspace: the recommended size for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Gives cuBLAS its workspace and disables reduced-precision reductions.
+/// Sets the cuBLAS workspace and disables reduced-precision reductions.
 ///
 /// Without a workspace, cuBLAS would allocate one inside a recording. f16 and bf16 products accumulate
 /// entirely in f32.
@@ -119,7 +119,7 @@ pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<
     }
 }
 
-/// Work distribution of the kernels for products of a few rows.
+/// Work distribution of the kernels for few-row products.
 ///
 /// These kernels read a weight in the checkpoint layout `(in, out)` at full memory bandwidth.
 #[derive(Clone, Copy)]
@@ -132,7 +132,7 @@ struct RowGrid {
 }
 
 impl RowGrid {
-    /// Returns `None` if no kernel supports this product.
+    /// Computes the work distribution; `None` if no kernel supports this product.
     fn of<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Option<Self>> {
         let (columns, inner) = weight.dims2()?;
         let width = LOAD_BYTES / size_of::<T>();
@@ -219,12 +219,12 @@ fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result
     Ok(result)
 }
 
-/// Number of blocks of an elementwise kernel for `count` elements.
+/// Number of blocks for an elementwise kernel over `count` elements.
 pub(super) fn blocks_for(count: usize) -> Result<u32> {
     counted(count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS))
 }
 
-/// Adds bias and epilogue to the sums of a product and rounds once.
+/// Adds the bias to the f32 result of a matrix product, applies the epilogue and rounds once.
 fn add_bias<T: Element>(
     finish: &str,
     sums: &CudaSlice<f32>,
@@ -336,7 +336,7 @@ pub(super) enum Write {
     Added,
 }
 
-/// Sizes of `count` products of `(rows, inner)` and `(inner, columns)`.
+/// Sizes of `count` products `(rows, inner)` × `(inner, columns)`.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) count: usize,

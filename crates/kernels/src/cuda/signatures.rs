@@ -1,7 +1,8 @@
 //! Signatures of the kernels in `kernels.cu`: names, ordered parameters and threads per block.
 //!
-//! The compiler checks launches against these declarations. Tests check the declarations against the source
-//! and, with the feature `cuda`, against the compiled kernels.
+//! The compiler checks launches against these declarations. Tests check the declarations against the source,
+//! the launches in this folder and the CPU test of the kernels. With the feature `cuda`, they also check them
+//! against the compiled kernels.
 
 #![cfg_attr(
     feature = "cuda",
@@ -22,9 +23,9 @@ pub(super) const ROW_THREADS: u32 = 256;
 pub(super) const HEAD_THREADS: u32 = 64;
 /// Number of threads in a block that multiplies a few rows by a matrix.
 pub(super) const PRODUCT_THREADS: u32 = 512;
-/// Maximum number of threads that share a row of the weight in a product of a few rows.
+/// Maximum number of threads that share a row of the weight in a few-row product.
 pub(super) const MAX_LANES: u32 = 8;
-/// Maximum number of rows in a product of a few rows in f32; other dtypes allow one row.
+/// Maximum number of rows in a few-row product in f32; other dtypes allow one row.
 pub(super) const MAX_ROWS: u32 = 4;
 /// Number of threads in a block that computes attention for one query.
 pub(super) const ATTENTION_THREADS: u32 = 512;
@@ -32,12 +33,14 @@ pub(super) const ATTENTION_THREADS: u32 = 512;
 pub(super) const ATTENTION_KEYS: u32 = 64;
 /// Maximum number of columns for each thread in the backward pass of a layer norm.
 pub(super) const NORM_COLUMNS: u32 = 8;
-/// Maximum number of blocks in a launch whose blocks share the keys of a query.
+/// Maximum number of blocks in a launch that splits each query's keys between blocks.
 pub(super) const SPLIT_BLOCKS: u32 = 256;
 
 /// Declaration of a kernel, for tests.
 #[cfg(test)]
 struct KernelDeclaration {
+    /// Name of the struct with the parameters.
+    structure: &'static str,
     names: &'static [&'static str],
     threads: (&'static str, u32),
     /// Names and types of the parameters.
@@ -66,6 +69,8 @@ macro_rules! kernels {
             impl<T: Element> $kernel<'_, T> {
                 /// Launches the kernel `name` for this element type.
                 ///
+                /// Panics if another struct declares the name, because the parameters would not match.
+                ///
                 /// # Safety
                 /// The parameters and the grid must meet the requirements in the kernel's source.
                 pub(super) unsafe fn launch(
@@ -74,7 +79,8 @@ macro_rules! kernels {
                     name: &str,
                     grid_dim: (u32, u32, u32),
                 ) -> candle_core::Result<()> {
-                    debug_assert!([$($name),*].contains(&name), "kernel `{name}` has different parameters");
+                    // Comparing up to three names is negligible next to the driver's lookup and launch.
+                    assert!([$($name),*].contains(&name), "kernel `{name}` has different parameters");
                     let name = format!("{name}_{}", T::NAME);
                     let function = device.get_or_load_custom_func(&name, MODULE, KERNELS)?;
                     let mut launch = function.builder();
@@ -90,6 +96,7 @@ macro_rules! kernels {
 
         #[cfg(test)]
         const DECLARATIONS: &[KernelDeclaration] = &[$(KernelDeclaration {
+            structure: stringify!($kernel),
             names: &[$($name),*],
             threads: (stringify!($threads), $threads),
             parameters: &[$((stringify!($parameter), stringify!($type))),*],
@@ -98,7 +105,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    /// Bias and epilogue for the sums of a product.
+    /// Adds the bias to the f32 result of a matrix product and applies the epilogue.
     AddBias ["add_bias", "add_bias_gelu", "add_bias_residual"] ROW_THREADS {
         sums: Read<'a, f32>,
         bias: Read<'a, T>,
@@ -252,7 +259,7 @@ kernels! {
         rows: u32,
     }
 
-    /// Losses of rows of logits, and the gradients of the logits.
+    /// Loss of each row of logits, and the gradient of the logits.
     Losses ["losses"] ROW_THREADS {
         logits: Read<'a, f32>,
         targets: Read<'a, u32>,
@@ -262,7 +269,7 @@ kernels! {
         distance: u32,
     }
 
-    /// Sums of rows, for the gradient of an embedding.
+    /// Sums of groups of rows, for the gradient of an embedding.
     AddRows ["add_rows"] ROW_THREADS {
         rows: Read<'a, T>,
         table_rows: Read<'a, u32>,
@@ -272,7 +279,7 @@ kernels! {
         width: u32,
     }
 
-    /// Sums of squares.
+    /// Sum of squares over each block's elements.
     Squares ["squares"] ROW_THREADS {
         x: Read<'a, T>,
         sums: Written<'a, f32>,
@@ -311,15 +318,23 @@ kernels! {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
+    use crate::widths::WIDEST_SINGLE_QUERY;
 
     const SOURCE: &str = include_str!("kernels.cu");
+    /// Test that runs the kernels on the CPU.
+    const CPU_TEST: &str = include_str!("../../tests/cuda_on_cpu/main.cpp");
+    /// Source files with launches.
+    const ATTENTION: &str = include_str!("attention.rs");
+    const NORM: &str = include_str!("mod.rs");
+    const PRODUCTS: &str = include_str!("products.rs");
+    const TRAINING: &str = include_str!("training.rs");
     /// Suffix of the kernel names for each element type, with its name in C++.
     const ELEMENTS: [(&str, &str); 3] = [("f32", "float"), ("f16", "__half"), ("bf16", "__nv_bfloat16")];
 
-    /// Macro with parameters in the kernel source.
+    /// Function-like macro in the kernel source.
     struct Macro<'a> {
         parameters: Vec<&'a str>,
         body: String,
@@ -329,7 +344,7 @@ mod tests {
         letter.is_alphanumeric() || letter == '_'
     }
 
-    /// First token of `text`: a word or a single other character.
+    /// First token of `text`: a word, or any other single character.
     fn first_token(text: &str) -> Option<&str> {
         let first = text.chars().next()?;
         let word = text.find(|letter| !is_word(letter)).unwrap_or(text.len());
@@ -364,13 +379,20 @@ mod tests {
         panic!("unclosed parenthesis: {}", &text[..text.len().min(80)]);
     }
 
-    /// Returns the source without comments, with its macros expanded.
-    fn expanded_source() -> String {
-        let joined = SOURCE.replace("\\\n", " ");
+    /// Returns C++ code without comments, with continued lines joined.
+    fn logical_lines(source: &str) -> Vec<String> {
+        let joined = source.replace("\\\n", " ");
+        let code = |line: &str| line.split("//").next().unwrap_or_default().trim().to_owned();
+        joined.lines().map(code).collect()
+    }
+
+    /// Returns C++ code without comments, with its macros expanded.
+    fn expanded(source: &str) -> String {
+        let lines = logical_lines(source);
         let (mut macros, mut text) = (BTreeMap::new(), String::new());
-        for line in joined.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
+        for line in &lines {
             let Some(definition) = line.strip_prefix("#define ") else {
-                text.extend(["\n", line]);
+                text.extend(["\n", line.as_str()]);
                 continue;
             };
             let (name, rest) = definition.split_at(definition.find('(').expect("a macro with parameters"));
@@ -406,7 +428,7 @@ mod tests {
     type Signatures = BTreeMap<String, (String, Vec<(String, String)>)>;
 
     fn source_signatures() -> Signatures {
-        let text = expanded_source();
+        let text = expanded(SOURCE);
         let kernels = text.split("extern \"C\" __global__ void __launch_bounds__").skip(1).map(|text| {
             let (bound, rest) = arguments(text);
             let (name, rest) = rest.split_at(rest.find('(').expect("parameters"));
@@ -446,6 +468,118 @@ mod tests {
         }
     }
 
+    /// Text after `start`, up to `end`.
+    fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
+        let (_, rest) = text.split_once(start).unwrap_or_else(|| panic!("`{start}` is missing"));
+        rest.split_once(end).unwrap_or_else(|| panic!("`{end}` is missing after `{start}`")).0
+    }
+
+    /// Declared pairs of a struct and a kernel, without the suffix for the element type.
+    fn declared_pairs() -> BTreeSet<(String, String)> {
+        let mut pairs = BTreeSet::new();
+        for kernel in DECLARATIONS {
+            pairs.extend(kernel.names.iter().map(|name| (kernel.structure.to_owned(), (*name).to_owned())));
+        }
+        pairs
+    }
+
+    /// Pairs of a struct and a kernel in the launches, with every value of a composed name.
+    fn launched_pairs() -> BTreeSet<(String, String)> {
+        let widths = between(ATTENTION, "const HEAD_WIDTHS: [usize; 3] = [", "]");
+        let widths = widths.replace("WIDEST_SINGLE_QUERY", &WIDEST_SINGLE_QUERY.to_string());
+        let widths: Vec<&str> = widths.split(", ").collect();
+        let epilogues = between(PRODUCTS, "let (name, residual) = match finish {", "};");
+        let epilogues: Vec<&str> =
+            epilogues.split("=> (\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        let mut pairs = BTreeSet::new();
+        for source in [ATTENTION, NORM, PRODUCTS, TRAINING] {
+            for (at, call) in source.match_indices("parameters.launch(device, ") {
+                let (_, parameters) = source[..at].rsplit_once("let parameters = ").expect("a struct");
+                let structure = first_token(parameters).expect("a struct").to_owned();
+                let name = source[at + call.len()..].split('"').nth(1).expect("a name");
+                let (prefix, values) = match name.split_once('{') {
+                    None => (name, &[""][..]),
+                    Some((prefix, "width}")) => (prefix, &widths[..]),
+                    Some((prefix, "finish}")) => (prefix, &epilogues[..]),
+                    Some(_) => panic!("unknown part of the name `{name}`"),
+                };
+                pairs.extend(values.iter().map(|value| (structure.clone(), format!("{prefix}{value}"))));
+            }
+        }
+        pairs
+    }
+
+    /// A launch with a wrong name fails only on a GPU, so this test finds it on the CPU.
+    #[test]
+    fn launches_match_the_declarations() {
+        assert_eq!(launched_pairs(), declared_pairs());
+    }
+
+    /// Kernels without the suffix for the element type, by their names in the CPU test.
+    ///
+    /// A function that selects a kernel by width has several.
+    fn cpu_test_names(definition: &str) -> Vec<(&str, &str)> {
+        let (mut found, mut name) = (Vec::new(), "");
+        let words: Vec<&str> = tokens(definition).filter(|token| !token.trim().is_empty()).collect();
+        for window in words.windows(3) {
+            match *window {
+                ["auto" | ",", next, "=" | "("] => name = next,
+                [kernel, "#", "#"] => found.push((name, kernel.strip_suffix('_').expect("a suffix"))),
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// The emulated kernels are the only kernel tests without a GPU, so they must include every kernel.
+    #[test]
+    fn cpu_test_launches_every_kernel() {
+        const DEFINITION: &str = "#define KERNELS_OF(NAME, T)";
+        let lines = logical_lines(CPU_TEST);
+        let definition = lines.iter().find_map(|line| line.strip_prefix(DEFINITION)).expect("the kernels");
+        let others = lines.iter().filter(|line| !line.starts_with(DEFINITION));
+        let text = others.map(String::as_str).collect::<Vec<_>>().join("\n");
+        let launched: BTreeSet<&str> = text
+            .match_indices("launch(")
+            .flat_map(|(at, _)| {
+                let call = &text[at + "launch".len()..];
+                let call = &call[..call.len() - arguments(call).1.len()];
+                call.split("Kernels<T>::").skip(1).filter_map(first_token)
+            })
+            .collect();
+        let names = cpu_test_names(definition);
+        let names = names.iter().filter(|(name, _)| launched.contains(name));
+        let tested: BTreeSet<String> = names.map(|(_, kernel)| (*kernel).to_owned()).collect();
+        let declared: BTreeSet<String> = declared_pairs().into_iter().map(|(_, name)| name).collect();
+        assert_eq!(tested, declared);
+        for (element, c_element) in ELEMENTS {
+            for line in [format!("KERNELS_OF({element}, {c_element})"), format!("all<{c_element}>(")] {
+                assert!(lines.iter().any(|found| found.starts_with(&line)), "`{line}` is missing");
+            }
+        }
+    }
+
+    #[test]
+    fn macros_expand_in_macros_and_in_joined_lines() {
+        let source = [
+            "#define ONE(NAME, T) void f_##NAME(T x);",
+            "#define BOTH(NAME) ONE(a_##NAME, int) \\",
+            "  ONE(b_##NAME, float)",
+            "BOTH(z) // ONE(c, int)",
+            "ONE + BOTH",
+        ];
+        let text = expanded(&source.join("\n"));
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(words.join(" "), "void f_a_z(int x); void f_b_z(float x); ONE + BOTH");
+    }
+
+    #[test]
+    fn arguments_end_at_top_level_commas() {
+        assert_eq!(arguments("(a, f(b, c) , (d)) rest"), (vec!["a", "f(b, c)", "(d)"], " rest"));
+        assert_eq!(arguments("(T x)"), (vec!["T x"], ""));
+        assert_eq!(tokens("a_##B*").collect::<Vec<_>>(), ["a_", "#", "#", "B", "*"]);
+    }
+
     #[test]
     fn kernel_source_matches_the_declarations() {
         let mut declared = Signatures::new();
@@ -469,12 +603,12 @@ mod tests {
 
     #[test]
     fn constants_match_the_kernel_source() {
-        let text = expanded_source();
+        let text = expanded(SOURCE);
         let constant = |name: &str| -> Option<u32> {
             let (_, after) = text.split_once(&format!(" {name} = "))?;
             after.split(|letter| !is_word(letter)).next()?.parse().ok()
         };
-        let widest = u32::try_from(crate::widths::WIDEST_SINGLE_QUERY).unwrap();
+        let widest = u32::try_from(WIDEST_SINGLE_QUERY).unwrap();
         let others = [
             ("MAX_LANES", MAX_LANES),
             ("MAX_ROWS", MAX_ROWS),

@@ -24,7 +24,7 @@ use crate::on_gpu::{Draws, LOSS_ROWS, LossOnGpu};
 /// These saturate the memory bandwidth of a large GPU.
 const MAX_SUMS: usize = 512;
 
-/// Applies dropout to the constant `x`, with the draws of [`Dropout::draw`].
+/// Applies dropout to a constant `x`, with the draws of [`Dropout::draw`].
 pub(crate) fn dropout(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Option<Tensor>> {
     if !applies(&[x]) || x.elem_count() != draws.rows * draws.width {
         return Ok(None);
@@ -109,10 +109,10 @@ fn launch_gelu_backward<T: Element>(x: &Tensor, gradient: &Tensor) -> Result<Ten
 
 /// Maximum number of blocks in a layer norm's backward pass.
 ///
-/// That is four blocks per multiprocessor on a large GPU.
+/// This is four blocks per multiprocessor on a large GPU.
 const NORM_BLOCKS: usize = 528;
 
-/// Whether the training kernels for layer norm, which need f32 parameters, apply.
+/// Whether the layer norm kernels for training apply; they need f32 parameters.
 fn norm_applies(x: &Tensor, parameters: &[&Tensor]) -> bool {
     let width = x.dims().last().copied().unwrap_or(0);
     let fits = |parameter: &&Tensor| parameter.dims() == [width] && parameter.dtype() == DType::F32;
@@ -288,9 +288,9 @@ fn losses_of_rows<T: Product>(
     })
 }
 
-/// Gradient of a table with `rows` rows, from the gradients `(…, width)` of the rows `row_indices`.
+/// Gradient of a table with `rows` rows, from gradients `(…, width)` for the rows at `row_indices`.
 ///
-/// Gradients of the same row are added in order.
+/// Gradients for the same row are added in order.
 pub(crate) fn add_rows(gradient: &Tensor, row_indices: &[usize], rows: usize) -> Result<Option<Tensor>> {
     if !applies(&[gradient]) {
         return Ok(None);
@@ -381,7 +381,7 @@ fn launch_adamw<T: Element>(
     unsafe { parameters.launch(device, "adamw", (blocks_for(count)?, 1, 1)) }
 }
 
-/// Sum of the squares of all elements of all tensors; the host waits only once.
+/// Sum of squares over all elements of all tensors; the host waits only once.
 ///
 /// Returns `None` if the kernel does not apply to every tensor.
 pub(crate) fn sum_of_squares(tensors: &[Tensor]) -> Result<Option<f64>> {

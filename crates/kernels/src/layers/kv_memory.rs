@@ -42,7 +42,7 @@ pub struct KvMemory {
 /// Slots in use: the end of each slot by its start.
 type Taken = BTreeMap<usize, usize>;
 
-/// RAII guard of a slot, which no other caller can take until the guard is dropped.
+/// RAII guard of a slot; no other caller can take the slot until the guard is dropped.
 ///
 /// [`KvMemory::take`] and [`KvMemory::claim`] return it.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Drop for SlotGuard {
 
 #[derive(Debug, Clone)]
 enum Storage {
-    /// Layout of the CPU kernel.
+    /// Keys and values in the layout of the CPU kernel.
     Panels(Arc<RwLock<arithmetic::KvMemory>>),
     /// Keys and values, `(N, H · D)` each; a slot is viewed as `(H, S, D)`, where `S` is its padded size.
     Tensors([Tensor; 2]),
@@ -106,7 +106,7 @@ impl KvMemory {
             // A failed allocation of a vector aborts the process, so this checks first.
             let can_allocate = |bytes| !device.is_cpu() || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
             bytes.filter(|bytes| can_allocate(*bytes)).ok_or_else(no_memory)?;
-            let zeros = || Tensor::zeros((tokens, width), tensor_dtype, device);
+            let zeros = || using(device, || Tensor::zeros((tokens, width), tensor_dtype, device));
             Storage::Tensors([zeros()?, zeros()?])
         };
         Ok(Self { num_heads, head_dim, dtype, storage, taken: Arc::default() })
@@ -166,7 +166,7 @@ impl KvMemory {
         Arc::ptr_eq(&self.taken, &slot.taken)
     }
 
-    /// Whether both share the same memory.
+    /// Whether `other` shares this storage's memory.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.taken, &other.taken)
     }
@@ -321,9 +321,9 @@ impl KvMemory {
         Tensor::from_vec(context, (batch, tokens, heads, head_dim), &Device::Cpu)?.transpose(1, 2)
     }
 
-    /// Returns the keys and the values of a token range of a slot, `(1, H, T, D)` each.
+    /// Returns the keys and values of a token range in a slot, `(1, H, T, D)` each.
     ///
-    /// They are f32 if the storage has the layout of the CPU kernel, else the storage dtype.
+    /// They are f32 if the storage has the layout of the CPU kernel, otherwise the storage dtype.
     ///
     /// # Errors
     /// If the slot is outside this storage or the tokens are outside the slot.
@@ -344,7 +344,7 @@ impl KvMemory {
         }
     }
 
-    /// Copies a token range of a slot of `from` to the same positions of a slot of this storage.
+    /// Copies a token range from a slot of `from` to the same positions in a slot of this storage.
     ///
     /// `from` may be this storage. The tokens before the range must be the same in both slots. Tokens after
     /// the range in the target slot become meaningless.

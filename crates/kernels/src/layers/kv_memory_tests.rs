@@ -111,7 +111,7 @@ fn copies_preserve_the_tokens() {
     }
 }
 
-/// Rows in separate slots are bit-identical to each row alone in an f32 storage of the same values.
+/// Rows in separate slots give the same bits as each row alone, in f32 storage of the same values.
 ///
 /// Memory outside a row's own tokens never affects its result.
 #[test]

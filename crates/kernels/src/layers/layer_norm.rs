@@ -134,7 +134,7 @@ impl LayerNorm {
         self.bias.as_ref()
     }
 
-    /// Size of scale and shift.
+    /// Size of the scale and the shift.
     pub fn size(&self) -> ParameterSize {
         [Some(&self.weight), self.bias.as_ref()].into_iter().flatten().map(ParameterSize::from).sum()
     }
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// Rows with NaN, infinite, huge and subnormal values, and constant rows.
+    /// Covers rows with NaN, infinite, huge and subnormal values, and constant rows.
     ///
     /// Widths cover full vectors and remainders.
     #[test]

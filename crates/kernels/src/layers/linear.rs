@@ -6,8 +6,8 @@
 //! A dense weight is a tensor. It works on any device, is trainable, and serves as the reference. A packed
 //! weight is for inference on the CPU.
 //!
-//! A dense layer computes in the dtype of its input, whatever the dtype of its weights. So f32
-//! weights can be trained with bf16 products.
+//! A dense layer computes in the dtype of its input, whatever the dtype of its weights. This allows f32
+//! weights to be trained with bf16 products.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -156,7 +156,7 @@ impl Linear {
     /// `x` `(…, in)`; returns `(…, outputs.len())`.
     ///
     /// # Errors
-    /// Same as [`Linear::forward`], and if the range is empty or out of bounds.
+    /// Same as [`Linear::forward`]. Also if the range is empty or out of bounds.
     pub fn forward_outputs(&self, x: &Tensor, outputs: Range<usize>) -> Result<Tensor> {
         if outputs.is_empty() || outputs.end > self.out_features() {
             let what = format!(
@@ -265,7 +265,7 @@ impl Linear {
         training::add(&self.forward(x)?, residual)
     }
 
-    /// Looks up the rows `ids` of the weight: an embedding that shares its matrix with the output head.
+    /// Looks up weight rows by ID: an embedding that shares its matrix with the output head.
     ///
     /// # Shapes
     /// `ids` `(…)` of u32; returns `(…, in)`.
@@ -300,8 +300,8 @@ impl Linear {
     /// Same as [`Linear::embedding`].
     ///
     /// # Errors
-    /// If the weight cannot serve as an embedding table on this device. On devices other than GPUs, also if
-    /// an ID is not below `out`.
+    /// If the weight cannot serve as an embedding table on this device. On a CPU, also if an ID is not below
+    /// `out`.
     pub fn embedding_on_device(&self, ids: &Tensor) -> Result<Tensor> {
         let rows_of =
             |weight: &Tensor| weight.embedding(&ids.flatten_all()?)?.reshape(self.embedding_shape(ids));
@@ -344,7 +344,7 @@ impl Linear {
         }
     }
 
-    /// Size of weight and bias.
+    /// Size of the weight and the bias.
     pub fn size(&self) -> ParameterSize {
         self.weight.size() + self.bias.iter().map(ParameterSize::from).sum()
     }

@@ -58,7 +58,7 @@ impl Matrix {
         packed.map(|packed| Self::Packed(packed.into())).map_err(candle_core::Error::wrap)
     }
 
-    /// Output width and input width.
+    /// Output width, then input width.
     pub(super) fn shape(&self) -> (usize, usize) {
         match self {
             Self::Dense(weight) => {
@@ -77,7 +77,7 @@ impl Matrix {
         }
     }
 
-    /// Size of the weights; adapters count as trainable values and as bytes.
+    /// Size of the weights; adapters count toward `trainable` and `bytes`.
     pub fn size(&self) -> ParameterSize {
         match self {
             Self::Dense(weight) => weight.into(),
@@ -95,7 +95,7 @@ impl Matrix {
 
     /// Dtype for caching values computed from these weights, with at least the weights' precision.
     ///
-    /// A dense weight's own dtype, f32 for packed f32 weights, and f16 for all other packed weights.
+    /// This is a dense weight's own dtype, f32 for packed f32 weights, and f16 for all other packed weights.
     pub fn kept_dtype(&self) -> DType {
         match self {
             Self::Dense(weight) => weight.dtype(),

@@ -52,7 +52,7 @@ pub trait ParameterSource: Clone {
         self.parameter((out_features, in_features), name, init).map(Matrix::Dense)
     }
 
-    /// Returns the weight `name` of an embedding or the head, `(out, in)`, which may keep more bits.
+    /// Returns the weight `name` of an embedding or the head, `(out, in)`, possibly in higher precision.
     ///
     /// # Errors
     /// If it is missing or has the wrong shape.
@@ -136,7 +136,7 @@ impl ParameterSource for ByOutput<'_> {
     }
 }
 
-/// A source whose matrices are packed for inference on the CPU, in 4 to 32 bits per weight.
+/// A source whose matrices are packed for inference on the CPU, at 4 to 32 bits per weight.
 ///
 /// Packed matrices are faster than dense ones, have no gradients, and cannot be trained. The embedding and the
 /// head get the type [`NumberType::of_tables`].

@@ -18,9 +18,9 @@ use candle_core::Tensor;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ParameterSize {
-    /// Number of distinct values, without adapters.
+    /// Number of distinct parameters, excluding adapters.
     pub count: usize,
-    /// Number of values that gradients reach, including adapters.
+    /// Number of trainable parameters, including adapters.
     pub trainable: usize,
     /// Bytes in memory, in the dtype and layout of each parameter, including adapters.
     pub bytes: usize,

@@ -47,6 +47,9 @@ use crate::error::KernelError;
 ///
 /// - The projection has no bias, or a gradient is needed.
 /// - A head is wider than 256.
+/// - [`open_cuda`](crate::open_cuda) has not opened the device, so it may have several streams.
+/// - The weight is neither contiguous nor a transposed view of a contiguous tensor.
+/// - The slots are not adjacent, or `positions` is not contiguous.
 /// - A row has more new tokens than its slot holds, or all rows together have more than 65,535.
 /// - The dtypes differ or are not f32, f16 or bf16.
 pub fn step_attention(

@@ -85,7 +85,7 @@ fn fused<T: CpuFloat>(
     })??
 }
 
-/// Euclidean norm of all gradients, concatenated.
+/// Euclidean norm of the concatenated gradients.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -24,7 +24,7 @@ pub struct HeadsAttention {
     pub heads: usize,
     /// Factor for the products of queries and keys; greater than 0.
     pub scale: f64,
-    /// Range of visible keys for each of the `T` queries of a sequence: at least one of the `S` keys.
+    /// Range of visible keys for each of a sequence's `T` queries; at least one of the `S` keys.
     pub visible: Vec<Range<usize>>,
     /// Values added to the scaled products, in a shape that broadcasts to `(B, H, T, S)`.
     pub added: Option<Tensor>,
@@ -292,7 +292,7 @@ impl HeadsAttention {
 }
 
 impl HeadsAttention {
-    /// Number of visible keys for each query of each sequence, if all are prefixes and nothing is added.
+    /// Number of visible keys for each query, if every range is a prefix and no scores are added.
     fn prefixes(&self, batch: usize) -> Option<Vec<usize>> {
         let is_prefix = |seen: &Range<usize>| seen.start == 0 && seen.end > 0;
         let is_plain = self.added.is_none() && self.visible.iter().all(is_prefix);

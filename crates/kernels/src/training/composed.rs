@@ -1,6 +1,6 @@
 //! Compositions of candle operations, for devices and dtypes without a kernel.
 //!
-//! These are Apple GPUs, bf16 on a CPU, and some operations on NVIDIA GPUs.
+//! These run on Apple GPUs, in bf16 on a CPU, and for some operations on NVIDIA GPUs.
 //!
 //! Values between layers may be half precision. Sums over many rows, and functions that would lose precision,
 //! are still computed in f32. candle keeps every intermediate of a composition until the backward pass, so

@@ -44,7 +44,7 @@ pub(crate) fn row_indices(ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
     }
 }
 
-/// Looks up the rows `ids` of a table on the CPU.
+/// Looks up table rows by ID on the CPU.
 ///
 /// # Shapes
 /// `table` `(rows, width)`, `ids` of any shape; returns that shape followed by `width`.
@@ -60,7 +60,7 @@ pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     for_float!(table.dtype(), forward(table, ids))
 }
 
-/// Looks up the rows `ids` of a table on a GPU; `row_indices` are the same row indices on the host.
+/// Looks up table rows by ID on a GPU; `row_indices` are the same indices on the host.
 ///
 /// # Shapes
 /// Same as [`embedding`].

@@ -70,11 +70,11 @@ impl CpuFloat for f64 {
     }
 
     fn packed_product(_: &PackedMatrix, _: &[Self], _: Option<&[Self]>) -> Result<Vec<Self>> {
-        candle_core::bail!("products with packed weights are computed in f32")
+        candle_core::bail!("packed weights do not support f64; convert the input to f32")
     }
 
     fn expanded(_: &PackedMatrix) -> Result<Vec<Self>> {
-        candle_core::bail!("products with packed weights are computed in f32")
+        candle_core::bail!("packed weights do not support f64; convert the input to f32")
     }
 }
 

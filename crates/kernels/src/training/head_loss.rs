@@ -128,7 +128,7 @@ fn in_chunks(hidden: &Tensor, weight: &Tensor, targets: &[u32], (rows, _): (usiz
     Tensor::stack(&losses, 0)?.sum_all()? / rows as f64
 }
 
-/// Sum of the losses of rows `(rows, C)`.
+/// Sum of the losses over the rows of `hidden`, `(rows, C)`.
 fn summed(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let logits = composed_linear(hidden, weight, None)?;
     let logits = logits.to_dtype(wide(logits.dtype()))?;
@@ -156,7 +156,7 @@ fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, us
 
 /// Loss operation whose gradients are computed together with the loss.
 struct HeadLoss {
-    /// Gradients of hidden states and head, `None` for a frozen one; taken by the backward pass.
+    /// Gradients of the hidden states and the head (`None` if frozen); the backward pass takes them.
     gradients: Mutex<Option<[Option<Tensor>; 2]>>,
 }
 

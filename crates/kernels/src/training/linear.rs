@@ -14,7 +14,7 @@ use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
 use crate::per_thread::Sums;
 
-/// Computes the outputs `outputs` of `x Wᵀ + b`.
+/// Computes the outputs of `x Wᵀ + b` in the range `outputs`.
 ///
 /// # Shapes
 /// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, outputs.len())`. Callers must check the
@@ -62,7 +62,7 @@ impl Stored {
         Ok(Self { tensor: if is_transposed { transposed } else { weight.clone() }, is_transposed })
     }
 
-    /// View of some rows of the weight `(out, in)`.
+    /// View of a range of rows in the weight `(out, in)`.
     fn rows<'a, T>(&self, values: &'a [T], rows: &Range<usize>) -> Result<MatrixView<'a, T>> {
         let (height, width) = self.tensor.dims2()?;
         let view = MatrixView::new(values, height, width);
@@ -110,7 +110,7 @@ impl FloatOperation for Linear {
     }
 }
 
-/// Rows `rows` of a gradient sum, `width` wide; the other rows of a fresh sum are set to zero.
+/// Returns a range of rows in a gradient sum, `width` wide; other rows of a fresh sum are zeroed.
 fn part_of<'a, T: CpuFloat>(
     sum: &'a mut [T],
     rows: &Range<usize>,

@@ -158,7 +158,7 @@ impl Sums {
         }
     }
 
-    /// Like [`Sums::take`], in memory that has no other owner.
+    /// Like [`Sums::take`], but in memory that has no other owner.
     fn take_owned(&mut self, id: TensorId) -> Result<Option<Tensor>> {
         match self.0.remove(&id) {
             Some(Sum::Owned(sum)) => Ok(Some(sum)),
@@ -296,14 +296,14 @@ impl Node {
     }
 }
 
-/// Expands to the type once per input.
+/// Expands to the type, once for each input.
 macro_rules! for_input {
     ($input:ident, $type:ty) => {
         $type
     };
 }
 
-/// Implements candle's custom op for one number of inputs; the output was computed before.
+/// Implements candle's custom op trait for one input count; the output is already computed.
 macro_rules! custom_op {
     ($custom_op:ident: $($input:ident)+ => $gradients:ty, $result:expr) => {
         impl $custom_op for Node {

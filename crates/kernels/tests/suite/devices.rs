@@ -9,12 +9,12 @@ use candle_gpt2_kernels::{Activation, KvMemory, LayerNorm, Linear, prefix_attent
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
 use candle_nn::ops::softmax;
 
-/// Two f32 computations of sums of 20 products with values below 1.
+/// Tolerance for two f32 sums of 20 products of values below 1.
 const TIGHT: f64 = 2e-6;
-/// Sums of up to 1,100 products in different orders, with results up to 30.
+/// Tolerance for sums of up to 1,100 products in different orders, with results up to 30.
 const LONG_SUMS: f64 = 5e-5;
 
-/// Values that are equal on the device and on the CPU, because they are rounded to the tested dtype.
+/// Values rounded to the tested dtype, so they are equal on the device and the CPU.
 fn rounded(shape: &[usize], scale: f64, offset: u64) -> Result<Tensor> {
     pattern(shape, scale, offset).to_dtype(dtype())?.to_dtype(DType::F32)
 }
@@ -152,7 +152,7 @@ fn steps_at_positions_in_device_memory() -> Result<()> {
     Ok(())
 }
 
-/// Attention with the GPU's kernels on a GPU, else with the CPU's kernels.
+/// Computes attention with the GPU's kernels on a GPU, otherwise with the CPU's kernels.
 fn attended(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, visible: &[usize]) -> Result<Tensor> {
     if let Some(context) = prefix_attention_on_gpu(q, k, v, scale, visible)? {
         return Ok(context);
@@ -215,7 +215,7 @@ fn attention_over_a_prefix_of_the_keys() -> Result<()> {
     Ok(())
 }
 
-/// Covers three cases of sequence sizes on a GPU.
+/// Covers three ranges of sequence sizes on a GPU.
 ///
 /// A sequence with more than 2^20 scores has its own products, and smaller sequences share products. Batches
 /// with more than 2^26 scores are split into chunks.

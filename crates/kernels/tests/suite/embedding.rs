@@ -7,7 +7,7 @@ use candle_gpt2_arithmetic::NumberType;
 use candle_gpt2_kernels::{AdaptedMatrix, Linear, Matrix, expect_ids};
 use candle_gpt2_testing::{pattern, values};
 
-/// Every kind of weight checks IDs itself.
+/// Every kind of weight must check IDs itself.
 ///
 /// candle would return zeros for the largest value of the index dtype.
 #[test]

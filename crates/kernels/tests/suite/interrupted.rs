@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use candle_gpt2_arithmetic::{MatrixBytes, NumberType, PackedMatrix, StoredOrder};
 use candle_gpt2_kernels::{Activation, Linear, Matrix, interruptible};
 
-/// One part has 2³³ multiply-adds, which is 128 rows of this width.
+/// Number of rows, more than fit into one part: 2³³ multiply-adds, or 128 rows of this width.
 const ROWS: usize = 150;
 const WIDTHS: (usize, usize) = (8192, 8192);
 

@@ -16,10 +16,10 @@ use candle_gpt2_kernels::{
 };
 use candle_gpt2_testing::{assert_close, pattern, values};
 
-/// Step of the central differences; in f64 their error is about 1e-9 for values near 1.
+/// Step size of the central differences; in f64, their error is about 1e-9 for values near 1.
 const STEP: f64 = 1e-5;
 const DIFFERENCE_TOLERANCE: f64 = 1e-7;
-/// Sums of up to a few hundred terms in a different order, in f32.
+/// Tolerance for f32 sums of up to a few hundred terms in a different order.
 const F32_TOLERANCE: f64 = 2e-5;
 
 /// Checks every gradient of `function` at `inputs`, in f64, against central differences.
@@ -56,7 +56,7 @@ fn assert_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Te
     Ok(())
 }
 
-/// Value and gradients of a function of variables.
+/// Computes the value and gradients of a function of variables.
 fn with_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
     let variables: Vec<Var> = inputs.iter().map(Var::from_tensor).collect::<Result<_>>()?;
     let tracked: Vec<Tensor> = variables.iter().map(|variable| variable.as_tensor().clone()).collect();
@@ -130,7 +130,7 @@ fn dropout_masks_the_gradient_like_the_value() -> Result<()> {
 
 const ATTENTION_DROPOUT: Dropout = Dropout { rate: 0.3, seed: 11 };
 
-/// Visible keys of the queries for each kind of mask.
+/// Kinds of masks, each with the visible keys of its queries.
 fn masks(queries: usize, keys: usize) -> [(&'static str, Vec<Range<usize>>); 3] {
     let causal = (0..queries).map(|query| 0..(query + 1).min(keys)).collect();
     let window =
@@ -381,7 +381,7 @@ fn adapter_gradients_match_and_the_base_stays_frozen() -> Result<()> {
     Ok(())
 }
 
-/// Packed weights stay packed, and the result matches their unpacked values.
+/// Packed weights stay packed under an adapter, and the result matches their unpacked values.
 #[test]
 fn adapters_equal_merged_weights() -> Result<()> {
     let (weight, bias) = (pattern(&[48, 64], 2.0, 99), pattern(&[48], 2.0, 5));
@@ -462,7 +462,7 @@ fn runs_as_in_training_if_tracked_or_without_gradients() -> Result<()> {
     Ok(())
 }
 
-/// Covers candle's own operations, which record a graph in any case, and the operations of this crate.
+/// Covers candle's own operations, which always record a graph, and this crate's operations.
 #[test]
 fn results_without_gradients_are_constants() -> Result<()> {
     let x = Var::from_tensor(&pattern(&[2, 3], 1.0, 0))?;
@@ -564,7 +564,7 @@ fn recomputation_does_not_change_gradients() -> Result<()> {
     Ok(())
 }
 
-/// Includes a loss and intermediate steps that only candle computes, and a variable used by both.
+/// Includes a loss and steps that only candle computes, and a variable used by candle and this crate.
 #[test]
 fn gradients_pass_through_candle_operations() -> Result<()> {
     let variables =

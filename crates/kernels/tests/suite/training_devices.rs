@@ -14,9 +14,9 @@ use candle_gpt2_kernels::{
 };
 use candle_gpt2_testing::{assert_close_absolute, device, pattern, skipped, values};
 
-/// f32 sums of up to a few thousand products in a different order, relative to the largest value.
+/// Tolerance for f32 sums of a few thousand products in another order, relative to the largest value.
 const F32_TOLERANCE: f64 = 5e-5;
-/// Norm of the differences relative to the norm of the values, for bf16.
+/// Tolerance for bf16: norm of the differences, relative to the norm of the values.
 ///
 /// bf16 has 8 significant bits, so a value has a relative error of 2^-9. After a few operations, the error is
 /// a few times as large.
