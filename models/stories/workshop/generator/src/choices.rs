@@ -1,11 +1,11 @@
 //! Random choices from a seed.
 //!
 //! The generator is SplitMix64 (Steele, Lea and Flood, 2014) over a counter. All arithmetic uses integers, so
-//! a seed gives the same bytes on every machine.
+//! a seed yields the same bytes on every machine.
 
 use std::collections::HashMap;
 
-/// Prior weight of each alternative of a habit, in fifths of a use.
+/// Prior weight of each of a habit's alternatives, in fifths of a use.
 ///
 /// This is a Dirichlet prior of 0.4.
 const PRIOR_FIFTHS: u64 = 2;
@@ -39,7 +39,7 @@ pub(crate) fn mixed(number: u64) -> u64 {
 }
 
 impl Choices {
-    /// Creates the choices of a seed.
+    /// Creates a source of choices from a seed.
     pub fn new(seed: u64) -> Self {
         Self { state: mixed(seed ^ 0x5bf0_3635_dead_1e37), habits: HashMap::new() }
     }
@@ -59,7 +59,7 @@ impl Choices {
         usize::try_from(self.draw(bound as u64)).unwrap_or_default()
     }
 
-    /// Uniform random number from `low` to `high`, both included.
+    /// Uniform random number from `low` to `high`, inclusive.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
@@ -72,7 +72,7 @@ impl Choices {
         &items[self.below(items.len())]
     }
 
-    /// Returns true with a probability of `percent` in 100.
+    /// Returns true with a probability of `percent` percent.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.weighted(&[percent, 100 - percent.min(100)]) == 0
     }
@@ -92,7 +92,7 @@ impl Choices {
         chosen
     }
 
-    /// Picks an alternative of a habit, in which earlier choices become more likely.
+    /// Picks an alternative of a habit; earlier choices become more likely.
     ///
     /// This is a Pólya urn, so a story's preferences follow a Dirichlet distribution.
     pub fn habit(&mut self, habit: usize, alternatives: usize) -> usize {
@@ -103,7 +103,7 @@ impl Choices {
         chosen
     }
 
-    /// Samples `count` distinct numbers below `bound`, in the order of sampling.
+    /// Samples `count` distinct numbers below `bound`, in the order sampled.
     pub fn distinct(&mut self, count: usize, bound: usize) -> Vec<usize> {
         let mut left: Vec<usize> = (0..bound).collect();
         (0..count.min(bound))

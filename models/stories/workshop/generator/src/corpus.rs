@@ -21,11 +21,11 @@ enum Part {
     ShortRows,
     Rows,
     Of(Exercise),
-    /// An exercise that is always framed.
+    /// An exercise that always begins with a frame.
     Page(Exercise),
 }
 
-/// Parts with their proportions, in percent.
+/// Parts and their proportions, in percent.
 type Shares = &'static [(Part, u64)];
 
 const STORIES: Shares =
@@ -48,7 +48,7 @@ const EXERCISES: Shares = &[
     (Part::Of(Exercise::Brackets), 2),
 ];
 
-/// Proportions in favor of what stories alone do not teach: who gets what, agreement, copying of rows.
+/// Proportions that favor skills stories do not teach: who gets what, agreement, copying rows.
 const PRACTICE: Shares = &[
     (Part::Rows, 15),
     (Part::Of(Exercise::Brief), 15),
@@ -65,19 +65,20 @@ const PRACTICE: Shares = &[
     (Part::Of(Exercise::Nesting), 1),
 ];
 
-/// Two people, one of whom does something for the other, in sentences with an answer every few words.
+/// Exercises about one person doing something for another, with an answer every few words.
 ///
-/// Scattered among stories, too few answers meet in a step for a model to learn which of two names comes next.
+/// If they are scattered among stories, a training step has too few answers for a model to learn which of two
+/// names comes next.
 const PEOPLE: Shares =
     &[(Part::Of(Exercise::Brief), 40), (Part::Of(Exercise::TwoPeople), 30), (Part::Of(Exercise::Later), 30)];
 
-/// Proportions in favor of short stories.
+/// Proportions that favor short stories.
 const LAST_STORIES: Shares =
     &[(Part::Story(Shelf::Core), 92), (Part::Story(Shelf::Books), 7), (Part::Story(Shelf::Plain), 1)];
 
-/// Exercises of [`PRACTICE`], each on a page of its own.
+/// Exercises of [`PRACTICE`], each on its own page.
 ///
-/// Without a frame, no opening of a text leads to an exercise.
+/// Every exercise begins with a frame, so an ordinary opening never leads to an exercise.
 const LAST_PRACTICE: Shares = &[
     (Part::Rows, 18),
     (Part::Page(Exercise::Brief), 16),
@@ -111,7 +112,7 @@ pub enum Lesson {
     People,
     /// Stories with 15% exercises, in the proportions of `PRACTICE`.
     Late,
-    /// Stories, more of them short, with 8% exercises on pages of their own.
+    /// Stories, more of them short, with 8% exercises on their own pages.
     Last,
 }
 
@@ -128,7 +129,7 @@ impl Lesson {
         ("last", Self::Last),
     ];
 
-    /// Parts with their proportions of all tokens, in ten-thousandths.
+    /// Parts and their fractions of all tokens, in ten-thousandths.
     fn shares(self, stories: &Stories) -> Vec<(Part, u64)> {
         let (rows, exercises, mix, of_stories) = match self {
             Self::Rows => return vec![(Part::ShortRows, 10_000)],
@@ -207,7 +208,7 @@ pub struct Corpus<'a> {
 }
 
 impl<'a> Corpus<'a> {
-    /// Creates the documents of a seed.
+    /// Creates the corpus of a lesson from a seed.
     ///
     /// Rows of random tokens use tokens below `vocab_size`.
     pub fn new(seed: u64, lesson: Lesson, split: Split, vocab_size: u32, stories: &'a mut Stories) -> Self {
@@ -253,7 +254,7 @@ impl<'a> Corpus<'a> {
         line
     }
 
-    /// Writes documents of at least `tokens` tokens, one per line, and returns the number of documents.
+    /// Writes documents with at least `tokens` tokens in total, one per line, and returns their number.
     ///
     /// # Errors
     /// If the file cannot be written.

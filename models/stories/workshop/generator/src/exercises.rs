@@ -1,4 +1,4 @@
-//! Exercises, each of which practices a single ability.
+//! Exercises that each practice a single ability.
 //!
 //! The abilities are copying, indirect objects, gender, agreement, numbers, quotation marks and brackets.
 
@@ -63,7 +63,7 @@ impl Exercise {
         }
     }
 
-    /// Generates the document of a seed.
+    /// Generates a document from a seed.
     ///
     /// Half of the documents are pages of a book or a game, as their first sentence states. This keeps
     /// stories from continuing like them. The others are a few sentences about the same people.
@@ -73,7 +73,7 @@ impl Exercise {
         self.written(choices, is_framed)
     }
 
-    /// Generates the page of a book or a game of a seed.
+    /// Generates a page of a book or a game from a seed.
     pub fn page(self, seed: u64) -> String {
         self.written(Choices::new(seed), true)
     }
@@ -134,7 +134,7 @@ impl Exercise {
     }
 }
 
-/// Invented words of two or three syllables, so that no tokenizer has a single token for one of them.
+/// Invented words of two or three syllables, so that no tokenizer encodes one as a single token.
 pub(crate) fn invented() -> &'static [String] {
     static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
         const ONSETS: [&str; 17] =
@@ -176,7 +176,7 @@ pub fn is_held_out(words: &[&str]) -> bool {
     hash.is_multiple_of(SHARE)
 }
 
-/// Orders a pair, so that both orders are the same combination.
+/// Sorts a pair, so that both orders count as the same combination.
 pub(crate) fn pair<'a>(one: &'a str, other: &'a str) -> [&'a str; 2] {
     if one < other { [one, other] } else { [other, one] }
 }
@@ -506,7 +506,8 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
         2 => (choices.between(41, 120), 2),
         _ => (choices.between(8, 40), 1),
     };
-    // Few tokens teach the heads what to look for. All tokens teach them that it holds for every token.
+    // A small alphabet teaches the heads what to look for. The whole vocabulary teaches them that this holds
+    // for every token.
     let alphabet = choices.chance(60).then(|| 1 << choices.between(4, 9));
     let row = random_row(&mut choices, vocab_size, length, alphabet);
     let mut ids = row.repeat(times);
@@ -518,7 +519,7 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> Vec<u32> {
     ids
 }
 
-/// Pieces of a row of 3 to 8 random tokens in random order, until a window of 32 tokens is full.
+/// Pieces of a row of 3 to 8 random tokens, in random order, that fill a window of 32 tokens.
 ///
 /// In random order, the distance to the beginning of the row carries no information. Only the token that
 /// followed the same token earlier does. Rows are short because a model learns this more slowly from longer

@@ -45,10 +45,10 @@ pub(crate) enum VerbForm {
 /// Variant of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variant {
-    /// Flags, and whether each must be set or unset.
+    /// Flags, each with whether it must be set or unset.
     pub(crate) conditions: Vec<(&'static str, bool)>,
     pub(crate) pieces: Vec<Piece>,
-    /// Roles in the variant itself, all of which must be bound.
+    /// Roles in the variant itself; all of them must be bound.
     pub(crate) roles: Vec<&'static str>,
 }
 
@@ -88,7 +88,7 @@ fn same() -> &'static [Vec<&'static str>] {
     &SAME
 }
 
-/// The grammar, which is parsed once.
+/// Returns the grammar, parsed on first use.
 pub(crate) fn grammar() -> &'static Grammar {
     static GRAMMAR: LazyLock<Grammar> =
         LazyLock::new(|| Grammar::parse(include_str!("../english/exercises.txt"), same()));
@@ -205,7 +205,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Parses plain text, in which some words are interchangeable with others.
+    /// Parses plain text; some words are interchangeable with others.
     fn plain(&self, mut text: &'static str, pieces: &mut Vec<Piece>) {
         let is_edge = |letter: Option<char>| letter.is_none_or(|letter| !letter.is_alphanumeric());
         let found = |text: &str, word: &str| {
@@ -252,7 +252,7 @@ impl Reader<'_> {
             })
         };
         let (number, words) = self.same.iter().enumerate().find(|(_, words)| is_one(words))?;
-        // Text after the verb, such as "{O", only restricts when the verb is interchangeable.
+        // Text after the verb, such as "{O", only limits where the verb is interchangeable.
         let own = |word: &'static str| word.split(['{', '<']).next().unwrap_or_default().trim_end();
         self.rest = &self.rest[own(words[0]).len()..];
         let alternatives = words.iter().map(|word| {

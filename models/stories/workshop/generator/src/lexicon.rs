@@ -62,7 +62,7 @@ pub struct Lexicon {
     pub world_verbs: Vec<&'static str>,
 }
 
-/// The lexicon, which is parsed once.
+/// Returns the lexicon, parsed on first use.
 ///
 /// ```
 /// let lexicon = story_generator::lexicon();
@@ -79,12 +79,12 @@ fn words(line: &'static str) -> Vec<&'static str> {
     line.split_whitespace().collect()
 }
 
-/// Field `place` of a line with semicolons between fields, or an empty text if it is missing.
+/// Returns field `place` of a semicolon-separated line, or an empty string if it is missing.
 fn field(line: &'static str, place: usize) -> &'static str {
     line.split(';').nth(place).unwrap_or_default().trim()
 }
 
-/// Lines of a list by section, each of which begins with its name in brackets.
+/// Groups the lines of a list by section; a section begins with its name in brackets.
 pub(crate) fn sections(text: &'static str) -> HashMap<&'static str, Vec<&'static str>> {
     let mut sections: HashMap<&str, Vec<&'static str>> = HashMap::new();
     let mut section = "";
@@ -141,12 +141,12 @@ impl Lexicon {
         }
     }
 
-    /// Forms of a verb, which is regular unless it is listed.
+    /// Returns the forms of a verb; verbs that are not listed are regular.
     pub fn verb(&self, base: &str) -> Verb {
         self.verbs.get(base).copied().unwrap_or_else(|| Verb::parse(base.to_owned().leak()))
     }
 
-    /// A number in words, or in digits from 100 up.
+    /// Returns a number in words, or in digits if it is 100 or more.
     pub fn number(&self, number: usize) -> String {
         const TENS: [&str; 8] =
             ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
@@ -159,7 +159,7 @@ impl Lexicon {
         }
     }
 
-    /// All words of `world.json`, each of which should be a single token.
+    /// All words of `world.json`; each should be a single token.
     pub fn world_words(&self) -> Vec<&'static str> {
         let nouns =
             [&self.objects, &self.places, &self.animals].into_iter().flatten().map(|noun| noun.singular);

@@ -28,10 +28,10 @@ enum Command {
         /// files
         #[arg(long, value_name = "DIR")]
         stories: PathBuf,
-        /// Seed of every choice
+        /// Seed for all random choices
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Tokens of each lesson after the second, counted as 4.1 bytes
+        /// Tokens of each lesson after the second, estimated at 4.1 bytes per token
         #[arg(long, value_name = "N", default_value_t = 9_000_000)]
         tokens: u64,
         /// Folder to write to; it must be new or empty

@@ -8,7 +8,7 @@ use crate::lexicon::{lexicon, sections};
 
 /// Percentage of copies that keep their names.
 const UNCHANGED: u64 = 25;
-/// Percentage of replaced names that become held-out names, which few exercises contain.
+/// Percentage of replaced names that become held-out names, which few exercises use.
 const HELD_OUT: u64 = 30;
 /// Percentage of the other copies in which colors are replaced too.
 const RECOLORED: u64 = 50;
@@ -20,7 +20,7 @@ struct Lists {
     /// Names that are also words.
     words: HashSet<&'static str>,
     never: HashSet<&'static str>,
-    /// Groups of names that may belong to one person.
+    /// Groups of names that may belong to the same person.
     same: Vec<Vec<&'static str>>,
     colors: Vec<&'static str>,
     things: HashSet<&'static str>,
@@ -131,7 +131,7 @@ impl<'a> Cast<'a> {
         Self { text, people, colors, present, capitalized }
     }
 
-    /// Copies the story with other names, always the same name for one person.
+    /// Copies the story with other names, one for each person.
     pub(crate) fn copy(&self, choices: &mut Choices) -> String {
         let lists = lists();
         let is_unchanged = choices.chance(UNCHANGED);
@@ -171,7 +171,7 @@ impl<'a> Cast<'a> {
 }
 
 impl Lists {
-    /// Whether two names may belong to one person, such as Tim and Timmy, or Bill and William.
+    /// Whether two names may belong to the same person, such as Tim and Timmy, or Bill and William.
     fn is_one_person(&self, one: &str, other: &str) -> bool {
         self.same.iter().any(|names| names.contains(&one) && names.contains(&other))
             || self.is_she.contains_key(other) && shares_beginning(one, other)

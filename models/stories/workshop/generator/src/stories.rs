@@ -13,7 +13,7 @@ use crate::unwanted::is_unwanted;
 /// Line that ends a story in the files.
 const END: &str = "<|endoftext|>";
 
-/// Training or held-out documents, which share no seeds.
+/// Training or held-out documents; the two share no seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// Documents to train on.
@@ -120,7 +120,7 @@ impl Stories {
     }
 }
 
-/// Stories of a file, trimmed and without those that contain unwanted words.
+/// Stories of a file, trimmed, except stories with unwanted words.
 fn in_file(text: &str) -> impl Iterator<Item = String> {
     let stories = text.split(END).map(str::trim);
     stories.filter(|story| !story.is_empty() && !is_unwanted(story)).map(str::to_owned)

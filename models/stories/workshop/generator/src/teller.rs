@@ -87,7 +87,7 @@ pub(crate) struct Teller {
     /// Source of random choices.
     pub(crate) choices: Choices,
     entities: Vec<Entity>,
-    /// Flags that conditions of rules test.
+    /// Flags that the conditions of variants test.
     pub(crate) flags: HashSet<&'static str>,
     /// Values of the roles.
     pub(crate) standing: Vec<(&'static str, Bound)>,

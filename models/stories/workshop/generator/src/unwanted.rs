@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Words and phrases in lower case, which the file encodes in ROT13.
+/// Returns the words and phrases in lower case, decoded from a ROT13 file.
 fn phrases() -> &'static HashSet<String> {
     static PHRASES: LazyLock<HashSet<String>> =
         LazyLock::new(|| include_str!("../english/unwanted.txt").lines().map(rotated).collect());

@@ -10,7 +10,7 @@ fn stories() -> Stories {
     Stories::new(1, [(0..50).map(story).collect(), Vec::new(), Vec::new()])
 }
 
-/// Checks the checksum of a seed's bytes.
+/// Checks the checksum of the corpus generated from a seed.
 ///
 /// A new value means a new corpus and a new model.
 #[test]
