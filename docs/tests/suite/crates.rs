@@ -226,7 +226,7 @@ fn crates_avoid_forbidden_names() {
                     if path.ends_with("grammar/src/process.rs") {
                         continue;
                     }
-                    // This file contains only tests, which write the API description on request.
+                    // This file contains only tests; they write the API description on request.
                     if path.ends_with("api/src/description.rs") {
                         continue;
                     }

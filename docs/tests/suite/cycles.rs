@@ -1,6 +1,6 @@
-//! Checks that no files of a crate depend on each other in a cycle.
+//! Checks that the files of a crate do not depend on each other in a cycle.
 //!
-//! This lets readers of a file read its dependencies first. A re-export (`use crate::{Name}`) is followed to
+//! Readers of a file can thus read its dependencies first. A re-export (`use crate::{Name}`) is followed to
 //! the file that defines the name.
 //!
 //! **The rule.** File A needs file B when A's code names an item that B defines, in a `use` or by a path such
@@ -275,13 +275,13 @@ fn defined(
     found
 }
 
-/// Returns the paths of at least two names in code.
+/// Returns the paths in code that consist of at least two names.
 fn paths(words: &str) -> BTreeSet<Vec<String>> {
     let letters = words.split(|letter: char| !is_word(letter) && letter != ':');
     letters.map(segments).filter(|path| path.len() > 1).collect()
 }
 
-/// Returns the dependencies of each file: the other files, each with an item that is named.
+/// Maps each file to the files it depends on, each with one item used from it.
 fn needs(name: &str) -> BTreeMap<PathBuf, BTreeMap<PathBuf, String>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates").join(name).join("src");
     let mut modules = Modules::new();

@@ -21,7 +21,7 @@ use super::options::{expect_file, generation_sections, with_between};
 
 /// Lines of the stub before and after the views.
 const STUB: [&str; 2] = ["    # Generated from the options of the analyses.\n", "    # Other methods.\n"];
-/// Evaluation options that Python replaces by other parameters; its base is a model.
+/// Evaluation options that Python replaces with other parameters; its `base` is a model.
 const EXCLUDED_FROM_EVALUATE: [&str; 4] = ["protocols", "data", "base", "base_dtype"];
 /// Reserved words of Python.
 const RESERVED: [&str; 3] = ["as", "from", "with"];
@@ -35,7 +35,7 @@ fn command<T: Args>() -> Command {
 /// `named` lists the parameters with types given here, and `without` the options that are not keywords.
 struct Method {
     name: &'static str,
-    /// Type of the details in its picture.
+    /// Python type of the details in the method's picture.
     details: &'static str,
     options: Command,
     named: &'static [(&'static str, &'static str)],

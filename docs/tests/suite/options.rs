@@ -42,7 +42,7 @@ fn default_of(option: &OptionRow) -> String {
     }
 }
 
-/// Lock for the files, because several tests own parts of the same file.
+/// Lock on the files, because several tests write parts of the same file.
 static FILES: Mutex<()> = Mutex::new(());
 
 pub(crate) fn expect_file(path: &str, change: impl Fn(&str) -> String) {

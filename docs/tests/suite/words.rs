@@ -13,7 +13,7 @@ const PHRASES: [(&str, &str); 49] = [
     ("goes on", "continues, is resumed"),
     (" go on", "continue, resume"),
     ("gone on with", "resumed"),
-    ("by heart", "memorised"),
+    ("by heart", "memorized"),
     ("held to", "restricted to"),
     ("held against", "checked against"),
     ("the most that can be", "the upper bound"),
@@ -78,7 +78,7 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// Returns the files of some kinds in folders, below subfolders except the skipped ones.
+/// Returns the files of the given kinds in folders and their subfolders, except the skipped ones.
 fn files(mut folders: Vec<PathBuf>, skipped: &[&str], kinds: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
